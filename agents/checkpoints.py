@@ -1,0 +1,174 @@
+"""Checkpoints as sealed folders: weights and optimizer state in safetensors, everything else in JSON, no pickle.
+
+A checkpoint is written beside its final place, sealed by a manifest (size and SHA-256 of every file), flushed to disk
+and renamed; only then are older ones removed. A process killed at any moment therefore leaves the previous checkpoint,
+the new one, or both. `newest` skips folders whose seal is broken.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, load_model, save_file
+from torch import nn
+
+from ..errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as JSON. Floats survive exactly: their text reads back to the same bits."""
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CheckpointError: If the file is missing or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}. Expected a JSON file of a checkpoint.") from error
+
+
+def publish(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder, seal it and move it to `folder` in one rename."""
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    write(draft)
+    write_json(draft / MANIFEST, {"files": _fingerprints(draft)})
+    for path in sorted(draft.rglob("*")):
+        _flush(path)
+    _flush(draft)
+    if folder.exists():  # only ever one that was found damaged
+        shutil.rmtree(folder)
+    draft.rename(folder)
+    _flush(folder.parent)
+
+
+def check(folder: Path) -> None:
+    """Compare a checkpoint with its seal.
+
+    Raises:
+        CheckpointError: If the manifest or a file is missing, or a file differs from what was written.
+    """
+    expected = read_json(folder / MANIFEST).get("files", {})
+    found = _fingerprints(folder)
+    broken = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if broken or not expected:
+        raise CheckpointError(f"{folder} is damaged: {', '.join(broken) or 'no files'} differ from its {MANIFEST}.")
+
+
+def newest(out: Path) -> Path | None:
+    """The newest complete `checkpoint-<step>` of `out`, or None; a warning names each damaged one skipped."""
+    for step in sorted(steps(out), reverse=True):
+        folder = out / f"checkpoint-{step}"
+        try:
+            check(folder)
+        except CheckpointError as error:
+            warnings.warn(f"Skipping a checkpoint: {error}", stacklevel=2)
+        else:
+            return folder
+    return None
+
+
+def steps(out: Path) -> list[int]:
+    """The steps that have a checkpoint folder in `out`, in no order."""
+    matches = (_NAME.fullmatch(path.name) for path in (out.iterdir() if out.is_dir() else ()))
+    return [int(match[1]) for match in matches if match]
+
+
+def prune(out: Path, *, keep: int) -> None:
+    """Remove all checkpoints of `out` but the `keep` newest."""
+    for step in sorted(steps(out), reverse=True)[keep:]:
+        shutil.rmtree(out / f"checkpoint-{step}")
+
+
+def remove_leftovers(out: Path, *, step: int) -> None:
+    """Remove what a killed or damaged run left behind: unfinished drafts, and (damaged) checkpoints beyond `step`."""
+    for later in filter(lambda found: found > step, steps(out)):
+        shutil.rmtree(out / f"checkpoint-{later}")
+    for draft in out.glob(".checkpoint-*.tmp"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Write the optimizer's state, one tensor for each parameter name and moment, to `optimizer.safetensors`."""
+    state = {
+        f"{name}:{moment}": value.detach().cpu().contiguous()
+        for name, parameter in parameters.items()
+        for moment, value in optimizer.state[parameter].items()
+    }
+    save_file(state, folder / "optimizer.safetensors")
+    write_json(folder / "optimizer.json", {"name": type(optimizer).__name__, "parameters": list(parameters)})
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Restore what `save_optimizer` wrote.
+
+    Raises:
+        CheckpointError: If it was written for another optimizer or other parameters.
+    """
+    expected = {"name": type(optimizer).__name__, "parameters": list(parameters)}
+    if read_json(folder / "optimizer.json") != expected:
+        raise CheckpointError(f"The optimizer state of {folder} belongs to other parameters than this agent's model.")
+    for key, value in load_file(folder / "optimizer.safetensors").items():
+        name, moment = key.rsplit(":", 1)
+        parameter = parameters[name]
+        # AdamW keeps its step counter on the CPU, and its moments beside the parameter.
+        moved = value if moment == "step" else value.to(parameter.device)
+        optimizer.state[parameter][moment] = moved
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Read a folder that `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights.
+
+    Raises:
+        CheckpointError: If the folder holds no safetensors weights, or weights of another model.
+    """
+    adapter, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
+    if hasattr(model, "peft_config"):
+        if not adapter.is_file():
+            raise CheckpointError(f"Expected the adapter weights {adapter}, found none: was {folder} saved with LoRA?")
+        from peft import set_peft_model_state_dict  # only those who train adapters need peft
+
+        set_peft_model_state_dict(cast(Any, model), load_file(adapter))
+        return
+    if not whole.is_file():
+        raise CheckpointError(f"Expected the weights {whole}, found none.")
+    try:
+        load_model(model, whole)
+    except RuntimeError as error:
+        raise CheckpointError(f"{whole} does not fit this model: {error}") from error
+
+
+def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each file below `folder` but the manifest, by its relative path."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): _fingerprint(path) for path in paths}
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Force a file, or a folder's list of names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,125 @@
+"""One batch of experience from an environment: instructions in, sampled responses and their scores out."""
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from ..errors import UnscoredError
+from ..seeding import keyed_rng
+from .language_model import LanguageModel
+from .loop import Loop, keyed_generator
+from .masked import masked_moments
+from .rollouts import Rollouts
+
+
+class Collector:
+    """Samples responses to an environment's instructions and lets it score them.
+
+    All draws are keyed on (seed, step): a step's instructions are the same however they are dealt out to processes and
+    to rounds of the environment, and a resumed run gets the same responses.
+
+    Args:
+        env: A vector environment of instructions that does not reset by itself; each process has its own.
+        policy: Answers.
+        loop: Gives processes, seed, and the times "sample" and "score".
+        batch_size: Responses in a step, all processes together.
+        temperature: Of sampling.
+        max_response_tokens: Longest response; None: the policy's limit.
+
+    Raises:
+        ValueError: If the environment resets by itself, or its size does not divide the batch.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        policy: LanguageModel,
+        loop: Loop,
+        *,
+        batch_size: int,
+        temperature: float,
+        max_response_tokens: int | None,
+    ) -> None:
+        mode = env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.DISABLED:
+            raise ValueError(
+                f"Agents reset the environment themselves: expected AutoresetMode.DISABLED, got {mode!r}. "
+                'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
+            )
+        at_once = env.num_envs * loop.processes.count
+        if batch_size % at_once:
+            raise ValueError(
+                f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got {batch_size!r}. "
+                "Change rollout_batch_size or num_envs."
+            )
+        self._env, self._policy, self._loop = env, policy, loop
+        self._num_rounds = batch_size // at_once
+        self._temperature, self._max_new_tokens = temperature, max_response_tokens
+
+    def collect(self, step: int) -> tuple[Rollouts, Tensor, dict[str, float]]:
+        """This process's responses of a step.
+
+        Returns:
+            Those that have a score; their scores, float64 [B]; and metrics over all processes: score/mean, score/std,
+            score/unscored (share without a score), length/mean (tokens), finished (share), and info/<key>, the mean of
+            each float the environment reports (info/gold_reward) and of the length in characters.
+
+        Raises:
+            UnscoredError: If no response has a score.
+        """
+        first = int(keyed_rng(self._loop.seed, "instructions", step).integers(2**62))
+        rounds = [self._round(step, turn, first) for turn in range(self._num_rounds)]
+        rewards = torch.cat([reward for _, reward, _ in rounds])
+        scored = ~rewards.isnan()
+        if not scored.any():
+            raise UnscoredError(f"Step {step}: none of {len(rewards)} responses has a score to learn from.")
+        rollouts = Rollouts.cat([responses for responses, _, _ in rounds])[scored.to(self._policy.device)]
+        infos = [info for _, _, info in rounds]
+        processes = self._loop.processes
+        metrics = processes.means(
+            {
+                "score/mean": rewards,
+                "score/unscored": rewards.isnan(),
+                "length/mean": rollouts.lengths,
+                "finished": rollouts.finished,
+                **{name: torch.cat([i[name] for i in infos if name in i]) for name in chain.from_iterable(infos)},
+            }
+        )
+        metrics["score/std"] = float(masked_moments(rewards, scored, reduce=processes.reduce)[1].sqrt())
+        return rollouts, rewards[scored].to(self._policy.device), metrics
+
+    def _round(self, step: int, turn: int, first: int) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
+        """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
+        processes = self._loop.processes
+        position = turn * processes.count + processes.rank
+        # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
+        instructions, _ = self._env.reset(seed=first + position * self._env.num_envs)
+        with self._loop.timed("sample"):
+            responses = self._policy.generate(
+                instructions,
+                generator=keyed_generator(self._loop.seed, "sample", step, position),
+                temperature=self._temperature,
+                max_new_tokens=self._max_new_tokens,
+            )
+        with self._loop.timed("score"):
+            _, rewards, _, _, info = self._env.step(responses.texts)
+        scores = np.where(info.get("scored", True), rewards, math.nan).astype(np.float64)
+        return responses, torch.from_numpy(scores), _float_columns(info)
+
+
+def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:
+    """What the environment reports as floats of each response, and the responses' length, without absent entries."""
+    columns: dict[str, Tensor] = {}
+    for key, values in info.items():
+        if isinstance(values, Mapping):
+            columns |= _float_columns(values, f"{prefix}{key}/")
+        elif isinstance(values, np.ndarray) and (values.dtype.kind == "f" or key == "response_length"):
+            present = info.get(f"_{key}", np.ones(len(values), dtype=bool))
+            columns[prefix + key] = torch.from_numpy(values[present].astype(np.float64))
+    return columns

@@ -1,0 +1,362 @@
+"""The one training loop: processes, optimizer, schedule, clipping, metrics, checkpoints, resume. It knows no algorithm.
+
+Three laws make a run a function of its config, seed and number of processes:
+
+- **Sums over a global count.** An agent gives *sums* over the real items (tokens, pairs) of a micro-batch; the loop
+  divides them by the number of items of the whole batch on all processes and adds gradients up. Gradients then depend
+  neither on padding, nor on how a batch is cut into micro-batches, nor on how many processes share it.
+- **Keyed randomness.** Nothing draws from a stream that lives across steps: each draw is keyed on (seed, purpose, step,
+  rank). So no random state needs saving, and a resumed run makes the same draws.
+- **No clocks in metrics.jsonl.** Times go to timing.jsonl. A resumed run cuts metrics.jsonl back to its checkpoint, and
+  rewrites the same bytes an uninterrupted run would have written.
+
+Processes are started by `accelerate launch` or `torchrun`. Gradients are added up by one all-reduce a parameter after
+the last micro-batch, instead of by a DistributedDataParallel wrapper: the modules stay bare, so generation, adapters
+that are switched off and parameters unused in a step need no special care, and the sum is the mean over the global
+count that we want.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.tracking import TensorBoardTracker
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from .. import __version__
+from ..errors import CheckpointError
+from ..seeding import keyed_rng
+from . import checkpoints
+from .processes import Processes
+
+Sums = Callable[[Tensor], dict[str, Tensor]]
+"""Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means."""
+
+Resume = Literal["auto", "never"]
+"""What a run does with a folder that has checkpoints: continue the newest complete one, or refuse."""
+
+
+Schedule = Literal["linear", "cosine", "constant"]
+"""How the learning rate falls after the warm-up: to 0 at the end of all configured steps, or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What every algorithm's config has: optimizer, schedule, micro-batches, checkpoints."""
+
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+    schedule: Schedule = "linear"
+    """How the rate goes from its peak to 0 over all configured steps, wherever training is stopped."""
+    warmup_steps: float = 0.0
+    """Steps of linear warm-up; below 1, a share of all steps. The first step's rate is not 0 (AlpacaFarm's is)."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    adam_eps: float = 1e-8
+    """AdamW's epsilon, added after the bias correction."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this global norm; the norm before that is logged. None: never."""
+    micro_batch_tokens: int = 16384
+    """Padded tokens that go through a model at once: memory and speed only, results differ by rounding."""
+    mixed_precision: Literal["no", "bf16"] = "no"
+    """Autocast of forward passes. Weights and optimizer keep their own precision."""
+    save_every: int = 20
+    """Steps between checkpoints, 0 for the last step only. The last step is always saved."""
+    keep_checkpoints: int = 2
+    """How many checkpoints to keep, at least 1."""
+
+    def __post_init__(self) -> None:
+        self.require(self.learning_rate > 0, "learning_rate", "above 0")
+        self.require(self.warmup_steps >= 0, "warmup_steps", "0 or more")
+        self.require(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0, or None")
+        self.require(self.micro_batch_tokens >= 1, "micro_batch_tokens", "1 or more")
+        self.require(self.save_every >= 0, "save_every", "0 or more")
+        self.require(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more")
+        self.require(self.schedule in get_args(Schedule), "schedule", f"one of {get_args(Schedule)}")
+        self.require(self.mixed_precision in ("no", "bf16"), "mixed_precision", "'no' or 'bf16'")
+
+    def require(self, holds: bool, field: str, expected: str) -> None:
+        """Raise a ValueError that names the field, what it may be and what it is."""
+        if not holds:
+            raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
+
+
+FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints"})
+"""Fields that a resumed run may change: they decide what is kept, not what is learned."""
+
+
+def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:
+    """The share of the peak learning rate in the step after `completed` of `total` steps, in (0, 1]."""
+    num_warmup = math.ceil(warmup * total) if warmup < 1 else int(warmup)
+    if completed < num_warmup:
+        return (completed + 1) / (num_warmup + 1)
+    progress = (completed - num_warmup) / max(1, total - num_warmup)
+    return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}[kind]
+
+
+def epoch_batch(step: int, *, num_items: int, batch_size: int, seed: int) -> NDArray[np.int64]:
+    """The items of batch `step` (from 1) when every epoch goes through all of them once, in an order of its own."""
+    epoch, position = divmod(step - 1, math.ceil(num_items / batch_size))
+    order = keyed_rng(seed, "order", epoch).permutation(num_items)
+    return order[position * batch_size : (position + 1) * batch_size]
+
+
+def keyed_generator(seed: int, *content: str | int) -> torch.Generator:
+    """A fresh CPU generator for (seed, content), independent of all others."""
+    return torch.Generator().manual_seed(int(keyed_rng(seed, *content).integers(2**62)))
+
+
+SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
+"""The metrics beside the progress bar."""
+
+
+def show_progress(updates: Iterable[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
+    """Run `updates` to the end behind a progress bar with an ETA (only on a terminal); returns the last metrics."""
+    metrics: dict[str, float] = {}
+    disable = None if PartialState().is_main_process else True
+    with tqdm(total=total, initial=done, desc=label, unit="step", disable=disable, dynamic_ncols=True) as bar:
+        for metrics in updates:
+            bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
+            bar.update()
+    return metrics
+
+
+class Loop:
+    """Trains `modules` step by step and keeps the run's folder.
+
+    Attributes:
+        step: Completed steps.
+        total: Steps of the whole run, the horizon of the schedule.
+        state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
+        processes: The processes that train together.
+
+    Args:
+        modules: By name, what is trained: every parameter that requires a gradient.
+        config: The agent's config.
+        total: Steps of the run.
+        seed: The agent's seed, part of what must agree on resume.
+        out: The run's folder; None keeps nothing.
+        inputs: What else decides the result (data size, environment), JSON-able, compared on resume.
+        write: Writes the model's weights into a folder.
+        read: Reads them back in place.
+        resume: "auto" continues the newest complete checkpoint of `out`; "never" refuses a folder that has one.
+
+    Raises:
+        CheckpointError: If the checkpoint to resume is damaged or belongs to another run.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        *,
+        config: TrainingConfig,
+        total: int,
+        seed: int,
+        out: Path | None,
+        inputs: Mapping[str, Any],
+        write: Callable[[Path], None],
+        read: Callable[[Path], None],
+        resume: Resume = "auto",
+    ) -> None:
+        self.parameters = {
+            f"{role}.{name}": parameter
+            for role, module in modules.items()
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        if not self.parameters:
+            raise ValueError(f"Nothing to train: no parameter of {', '.join(modules)} requires a gradient.")
+        device = next(iter(self.parameters.values())).device
+        self.processes = Processes(device, mixed_precision=config.mixed_precision)
+        self.config, self.total, self.seed, self.out = config, total, seed, out
+        self.step, self.state = 0, dict[str, float]()
+        self._write, self._read = write, read
+        self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
+        self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
+        self._seconds: dict[str, float] = {}
+        self._board: TensorBoardTracker | None = None
+        self._optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay
+        )
+        for parameter in self.parameters.values():  # fresh adapters and heads are drawn by each process for itself
+            self.processes.copy_from_main(parameter)
+        if out is not None:
+            self._open(out, resume)
+
+    # ------------------------------------------------------------------------------------------------------- one update
+
+    def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
+        """One optimizer update on a batch.
+
+        Args:
+            micro_batches: This process's rows, cut into micro-batches; may be empty.
+            sums: Sums over the real items of a micro-batch, "loss" among them.
+            count: Real items in this process's share of the batch.
+
+        Returns:
+            Means over the real items of all processes, and "grad_norm" before clipping.
+
+        Raises:
+            FloatingPointError: If the loss or the gradient is no longer finite.
+        """
+        means = self.accumulate(micro_batches, sums, count=count)
+        limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), limit))
+        if not math.isfinite(norm) or not math.isfinite(means["loss"]):
+            saved = "no checkpoint yet" if self.out is None else f"checkpoints are in {self.out}"
+            raise FloatingPointError(
+                f"Training diverged in step {self.step + 1}: loss {means['loss']!r}, gradient norm {norm!r} ({saved}). "
+                f"Lower learning_rate (now {self.config.learning_rate!r}) or look at the rewards."
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return {**means, "grad_norm": norm}
+
+    def accumulate(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
+        """Add up the gradients of mean(loss) over all micro-batches and processes; the means of all sums."""
+        total = self.processes.add_up({"count": count})["count"]
+        if total == 0:
+            raise ValueError("Expected at least one real item in the batch of all processes, got none.")
+        totals: dict[str, float] = {}
+        for rows in micro_batches:
+            with self.processes.autocast():
+                parts = sums(rows)
+            (parts["loss"] / total).backward()  # type: ignore[no-untyped-call]
+            for name, part in parts.items():
+                totals[name] = totals.get(name, 0.0) + float(part.detach())
+        for parameter in self.parameters.values():
+            self.processes.add_gradients(parameter)
+        return {name: value / total for name, value in self.processes.add_up(totals).items()}
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the step that is under way."""
+        config = self.config
+        factor = schedule_factor(self.step, self.total, warmup=config.warmup_steps, kind=config.schedule)
+        return config.learning_rate * factor
+
+    # -------------------------------------------------------------------------------------------------------- the run
+
+    def run(self, make_step: Callable[[int], dict[str, float]]) -> Iterator[dict[str, float]]:
+        """Make the remaining steps; yields each step's metrics after they, and a checkpoint when due, are on disk."""
+        while self.step < self.total:
+            began = perf_counter()
+            learning_rate = self.learning_rate
+            metrics = {"step": self.step + 1, **make_step(self.step + 1), "learning_rate": learning_rate}
+            self.step += 1
+            self._log(metrics, perf_counter() - began)
+            due = self.config.save_every and self.step % self.config.save_every == 0
+            if due or self.step == self.total:
+                self.save()
+            yield metrics
+        if self._board is not None:
+            self._board.finish()
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds of the block as `part` of the step in timing.jsonl."""
+        began = perf_counter()
+        yield
+        self._seconds[part] = self._seconds.get(part, 0.0) + perf_counter() - began
+
+    def save(self) -> None:
+        """Write `out/checkpoint-<completed steps>`; older ones beyond `keep_checkpoints` are removed afterwards."""
+        if self.out is not None and self.processes.is_main:
+            checkpoints.publish(self.out / f"checkpoint-{self.step}", self._fill)
+            checkpoints.prune(self.out, keep=self.config.keep_checkpoints)
+        self.processes.wait()
+
+    def _fill(self, folder: Path) -> None:
+        self._write(folder)
+        checkpoints.save_optimizer(folder, self._optimizer, self.parameters)
+        checkpoints.write_json(folder / "config.json", self._identity)
+        state = {"step": self.step, "metrics_bytes": self._metrics_bytes(), "agent": self.state, "version": __version__}
+        checkpoints.write_json(folder / "state.json", state)
+
+    def _open(self, out: Path, resume: Resume) -> None:
+        """Make or continue the run's folder."""
+        out.mkdir(parents=True, exist_ok=True)
+        folder = checkpoints.newest(out) if resume == "auto" else None
+        if folder is None and checkpoints.steps(out):
+            why = "and resume='never' would overwrite them" if resume == "never" else "but none is complete"
+            raise CheckpointError(f"{out} holds checkpoints, {why}. Take another folder, or remove them to start over.")
+        metrics_bytes = 0 if folder is None else self._restore(folder)
+        self.processes.wait()
+        if self.processes.is_main:
+            self._cut_metrics(out / "metrics.jsonl", metrics_bytes)
+            checkpoints.remove_leftovers(out, step=self.step)
+            if find_spec("tensorboard"):
+                self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
+                self._board.start()
+        self.processes.wait()
+
+    def _restore(self, folder: Path) -> int:
+        """Read a checkpoint; returns how long metrics.jsonl was."""
+        saved = checkpoints.read_json(folder / "config.json")
+        names = (saved.keys() | self._identity.keys()) - FREE_TO_CHANGE
+        missing = "(not set)"
+        changed = [
+            f"{name}: {saved.get(name, missing)!r} -> {self._identity.get(name, missing)!r}"
+            for name in sorted(names)
+            if saved.get(name, missing) != self._identity.get(name, missing)
+        ]
+        if changed:
+            raise CheckpointError(
+                f"{folder} was trained with other settings. Changed: {'; '.join(changed)}. "
+                "Set them back to resume it, or use another folder for a new run."
+            )
+        state = checkpoints.read_json(folder / "state.json")
+        self._read(folder)
+        checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
+        self.step, self.state = int(state["step"]), dict(state["agent"])
+        return int(state["metrics_bytes"])
+
+    # ---------------------------------------------------------------------------------------------------------- metrics
+
+    def _log(self, metrics: Mapping[str, float], seconds: float) -> None:
+        parts = {name: round(value, 4) for name, value in self._seconds.items()}
+        self._seconds = {}
+        if self.out is None or not self.processes.is_main:
+            return
+        with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+            known = {name: None if math.isnan(value) else value for name, value in metrics.items()}
+            file.write(json.dumps(known, allow_nan=False) + "\n")
+        with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
+        if self._board is not None:
+            self._board.log(dict(metrics), step=int(metrics["step"]))
+
+    def _metrics_bytes(self) -> int:
+        """Length of metrics.jsonl, which is forced to disk first: a checkpoint must not outlive its metrics."""
+        assert self.out is not None
+        path = self.out / "metrics.jsonl"
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    @staticmethod
+    def _cut_metrics(path: Path, length: int) -> None:
+        """Cut metrics.jsonl back to what it was at the checkpoint."""
+        found = path.stat().st_size if path.exists() else 0
+        if found < length:
+            raise CheckpointError(
+                f"{path} has {found} bytes, but had {length} at the checkpoint: was it edited or removed?"
+            )
+        with path.open("ab") as file:
+            file.truncate(length)

@@ -1,0 +1,322 @@
+"""The arithmetic of RLHF: KL estimates, shaped rewards, returns and losses, as pure tensor functions.
+
+Nothing here owns a model, a random stream or a process group. Conventions, for every function:
+
+- B rows (responses), T response tokens, V vocabulary. A `mask` is True where a token counts; padding may stand on
+  either side. What stands outside a mask, NaN included, never reaches a result; results are 0 there.
+- Losses come back per token (or per pair), unreduced. Divide their sum by the number of real tokens of the *global*
+  minibatch: the gradient then depends neither on padding, nor on micro-batch size, nor on the number of processes.
+- Normalisation and means over all processes (`whiten`, `masked_mean`, ...) live in `masked.py`, exported here too.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import did_you_mean
+from .masked import Reduce, check_shapes, masked_mean, masked_moments, scale_to_unit_std, whiten, zero_outside
+
+__all__ = [
+    "KL_ESTIMATORS",
+    "Reduce",
+    "adaptive_kl_coef",
+    "exact_kl",
+    "gae",
+    "kl_estimate",
+    "masked_mean",
+    "masked_moments",
+    "missing_eos_penalty",
+    "nll_loss",
+    "pairwise_loss",
+    "place_scores",
+    "policy_clipped",
+    "ppo_policy_loss",
+    "ppo_value_loss",
+    "scale_to_unit_std",
+    "shape_rewards",
+    "stops_after",
+    "value_clipped",
+    "whiten",
+]
+
+# ------------------------------------------------------------------------------------------------------------------- KL
+
+KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda log_ratio: log_ratio,
+    "k2": lambda log_ratio: log_ratio.square() / 2,
+    # expm1 keeps the digits of a small log ratio, where exp(−d) − 1 + d would cancel to noise below 0.
+    "k3": lambda log_ratio: torch.expm1(-log_ratio) + log_ratio,
+    "clamped_k1": lambda log_ratio: log_ratio.clamp(min=0),
+}
+"""Estimators of KL(π ‖ ref) from d = log π − log ref of tokens sampled from π."""
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:
+    """Per-token estimate of KL(π ‖ ref) in nats, from tokens sampled from π; d = log π − log ref.
+
+    | kind | value | under π |
+    |---|---|---|
+    | k1 | d | unbiased, either sign |
+    | k2 | d²/2 | biased, ≥ 0 |
+    | k3 | exp(−d) − 1 + d | unbiased, ≥ 0 |
+    | clamped_k1 | max(d, 0) | far too large near 0 (8.5 x at σ(d) = 0.1); what AlpacaFarm's released code penalises |
+
+    A number to penalise or to log. As a *loss* the gradient of k1 is not that of the KL.
+    Source: Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html).
+
+    Args:
+        logprobs: log π of the sampled tokens, any shape.
+        ref_logprobs: The reference's, same shape.
+        kind: A key of `KL_ESTIMATORS`.
+
+    Raises:
+        ValueError: On an unknown kind (`UnknownNameError`), or if the shapes differ.
+    """
+    check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    if kind not in KL_ESTIMATORS:
+        raise did_you_mean("KL estimator", kind, KL_ESTIMATORS)
+    return KL_ESTIMATORS[kind](logprobs - ref_logprobs)
+
+
+def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """KL(π ‖ ref) = Σ_v π(v) (log π(v) − log ref(v)) over the whole vocabulary, in nats, ≥ 0; differentiable.
+
+    A token forbidden by a logit of −inf in π (or in both) contributes 0.
+
+    Args:
+        logits: [..., V], unnormalised, already divided by the temperature.
+        ref_logits: The same shape.
+
+    Returns:
+        [...].
+    """
+    check_shapes(logits=logits, ref_logits=ref_logits)
+    log_pi, log_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return (log_pi.exp() * (log_pi - log_ref).masked_fill(log_pi == -torch.inf, 0)).sum(-1)
+
+
+def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, step_size: float) -> float:
+    """The next KL coefficient: β · (1 + step_size · clip(kl / target − 1, ±0.2)).
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), sec. 2.2, where step_size = rollouts / horizon = 512 / 10000;
+    AlpacaFarm's k_beta is 0.1.
+
+    Args:
+        kl_coef: β of the step just made.
+        kl: Mean over all processes' responses of the KL *per sequence*, in nats.
+        target: The KL aimed at, nats per sequence, > 0.
+        step_size: The largest relative change is 0.2 times this.
+    """
+    if not target > 0:
+        raise ValueError(f"target must be a positive KL in nats per sequence, got {target!r}")
+    return kl_coef * (1 + step_size * min(max(kl / target - 1, -0.2), 0.2))
+
+
+# ----------------------------------------------------------------------------------------------------- rewards, returns
+
+
+def stops_after(tokens: Tensor, stop_tokens: Collection[int], *, index: int = -1) -> Tensor:
+    """Whether each row of `tokens` [B, T] has one of `stop_tokens` behind position `index`; bool [B].
+
+    AlpacaFarm's `truncate_tokens` and `truncate_after`; the default takes a stop token anywhere. Pads must not be one.
+    """
+    stops = torch.isin(tokens, torch.tensor(sorted(stop_tokens), dtype=tokens.dtype, device=tokens.device))
+    return stops[:, index + 1 :].any(-1)
+
+
+def missing_eos_penalty(
+    scores: Tensor, finished: Tensor, *, value: float, how: Literal["set", "subtract"] = "set"
+) -> Tensor:
+    """Scores [B] with the penalty for responses that never ended.
+
+    Source: "set" is the EOS trick of Stiennon et al. 2020 (arXiv:2009.01325) and AlpacaFarm's penalty_reward_value
+    (value −1); "subtract" is TRL's missing_eos_penalty (value 1).
+
+    Args:
+        scores: [B]; NaN (unscored) stays NaN.
+        finished: Bool [B], True if the response ended with EOS.
+        value: The score of an unfinished response ("set"), or what is taken off its score ("subtract").
+        how: "set" or "subtract".
+    """
+    check_shapes(scores=scores, finished=finished)
+    if how not in ("set", "subtract"):
+        raise did_you_mean("missing-EOS penalty", how, ("set", "subtract"))
+    penalised = scores - value if how == "subtract" else torch.full_like(scores, value)
+    return torch.where(finished | scores.isnan(), scores, penalised)
+
+
+def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
+    """Token rewards [B, T]: each row's score at its last real token (EOS, or where the length limit cut), 0 elsewhere.
+
+    Args:
+        scores: [B].
+        mask: Bool [B, T].
+
+    Raises:
+        ValueError: If a score is NaN (leave unscored rows out first) or a row has no real token.
+    """
+    if scores.shape != mask.shape[:1] or mask.ndim != 2:
+        raise ValueError(f"expected scores [B] and mask [B, T], got {tuple(scores.shape)} and {tuple(mask.shape)}")
+    if scores.isnan().any():
+        rows = scores.isnan().nonzero().flatten().tolist()
+        raise ValueError(f"expected a score for every row, got NaN (no verdict) in rows {rows}; leave them out first")
+    if not mask.any(-1).all():
+        rows = (~mask.any(-1)).nonzero().flatten().tolist()
+        raise ValueError(f"expected at least one real token a row (EOS is one), got none in rows {rows}")
+    tokens_left = mask.flip(1).cumsum(1).flip(1)
+    return torch.where(mask & (tokens_left == 1), scores[:, None], 0)
+
+
+def shape_rewards(
+    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coef: float, kind: str = "k1"
+) -> tuple[Tensor, Tensor]:
+    """Token rewards r_t = −β · kl_t, plus the score at the last real token; and the kl_t.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; AlpacaFarm (arXiv:2305.14387), appendix B.
+
+    Args:
+        scores: [B], no NaN.
+        logprobs: log π of the sampled tokens, [B, T].
+        ref_logprobs: The reference's, [B, T].
+        mask: Bool [B, T].
+        kl_coef: β ≥ 0, score per nat.
+        kind: A key of `KL_ESTIMATORS`.
+
+    Returns:
+        (token_rewards, kl), both [B, T] in the dtype of `logprobs`, 0 where `mask` is False, without gradient.
+    """
+    check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    kl = zero_outside(kl_estimate(logprobs.detach(), ref_logprobs.detach(), kind), mask)
+    return place_scores(scores.to(kl.dtype), mask) - kl_coef * kl, kl
+
+
+def gae(
+    token_rewards: Tensor, values: Tensor, mask: Tensor | None = None, *, gamma: float = 1.0, lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimates and the returns A + V; the value after a row's last real token is 0.
+
+    δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1}. With γ = λ = 1, A_t = Σ_{s≥t} r_s − V_t.
+    Source: Schulman et al. 2016 (arXiv:1506.02438), eqs. 11-16.
+
+    Args:
+        token_rewards: [B, T].
+        values: V_t, the value of the state *before* token t, [B, T].
+        mask: Bool [B, T]; masked tokens are stepped over, so t + 1 means the next real token. None: all are real.
+        gamma: Discount per token, in [0, 1].
+        lam: λ, in [0, 1].
+
+    Returns:
+        (advantages, returns), both [B, T], 0 where `mask` is False, without gradient.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    check_shapes(token_rewards=token_rewards, values=values, mask=mask)
+    rewards, values = zero_outside(token_rewards.detach(), mask), zero_outside(values.detach(), mask)
+    advantages = torch.zeros_like(values)
+    advantage = next_value = values.new_zeros(len(values))
+    for t in reversed(range(values.shape[1])):
+        real = mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = torch.where(real, delta + gamma * lam * advantage, advantage)
+        next_value = torch.where(real, values[:, t], next_value)
+        advantages[:, t] = torch.where(real, advantage, 0)
+    return advantages, advantages + values
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+def ppo_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
+    """max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)) per token, with ρ = exp(log π − log π_old).
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
+
+    Args:
+        logprobs: log π now, with gradient; any shape.
+        old_logprobs: log π when sampled, same shape.
+        advantages: Same shape.
+        clip: ε > 0; `math.inf` for none.
+
+    Returns:
+        The shape of `logprobs`.
+    """
+    return torch.maximum(*_surrogates(logprobs, old_logprobs, advantages, clip))
+
+
+def policy_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
+    """Where the clip decides `ppo_policy_loss` (gradient 0 there); bool. The `masked_mean` is the clip fraction."""
+    unclipped, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip)
+    return clipped > unclipped
+
+
+def ppo_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
+    """½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) per token.
+
+    Source: OpenAI baselines' ppo2; Ziegler et al. 2019 and AlpacaFarm, released code.
+
+    Args:
+        values: V now, with gradient; any shape.
+        old_values: V when sampled, same shape.
+        returns: R, same shape.
+        clip: ε > 0, in units of the return; `math.inf` for none.
+
+    Returns:
+        The shape of `values`.
+    """
+    return torch.maximum(*_squared_errors(values, old_values, returns, clip)) / 2
+
+
+def value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
+    """Where the clip decides `ppo_value_loss`; bool. The `masked_mean` is the value clip fraction."""
+    unclipped, clipped = _squared_errors(values.detach(), old_values, returns, clip)
+    return clipped > unclipped
+
+
+def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = None) -> Tensor:
+    """−p log σ(Δ) − (1 − p) log σ(−Δ) per pair, with Δ = chosen − rejected; −log σ(Δ) without targets.
+
+    Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; AlpacaFarm's reward model.
+
+    Args:
+        chosen: Scores [B] of the responses preferred.
+        rejected: Scores [B] of the others.
+        targets: p, the probability [B] that the label is right: 1 − flip rate, or a judge's own. None means 1.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: If shapes differ or a target is outside [0, 1].
+    """
+    if targets is None:
+        check_shapes(chosen=chosen, rejected=rejected)
+        return nn.functional.softplus(rejected - chosen)
+    check_shapes(chosen=chosen, rejected=rejected, targets=targets)
+    if not ((targets >= 0) & (targets <= 1)).all():
+        raise ValueError(
+            f"targets are probabilities in [0, 1], got {targets.min().item()!r} to {targets.max().item()!r}"
+        )
+    return nn.functional.binary_cross_entropy_with_logits(chosen - rejected, targets.to(chosen.dtype), reduction="none")
+
+
+def nll_loss(logprobs: Tensor) -> Tensor:
+    """−log π(y_t) per token in nats, the shape of `logprobs`: supervised fine-tuning, over response tokens only."""
+    return -logprobs
+
+
+# ------------------------------------------------------------------------------------------------------------- plumbing
+
+
+def _surrogates(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(unclipped, clipped) negated surrogate objectives of PPO."""
+    check_shapes(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = (logprobs - old_logprobs).exp()
+    return -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)
+
+
+def _squared_errors(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(unclipped, clipped) squared errors of the value."""
+    check_shapes(values=values, old_values=old_values, returns=returns)
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return (values - returns).square(), (clipped - returns).square()

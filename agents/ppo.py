@@ -1,0 +1,380 @@
+"""Proximal policy optimization (PPO) from a reward, with a KL penalty towards the model it starts from.
+
+Source: Schulman et al. 2017 (arXiv:1707.06347); as used for language models by Ziegler et al. 2019 (arXiv:1909.08593)
+and AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), appendix B, whose numbers are `PPOConfig.paper()`. One step:
+
+1. sample responses to instructions of the environment, and let it score them;
+2. token rewards: −β (log π − log π_ref), plus the score at the last token;
+3. advantages and returns by GAE; advantages normalised once over all real tokens of the step, on all processes;
+4. epochs of minibatches: clipped policy loss + c · clipped value loss, one optimizer update each.
+
+Deviations from AlpacaFarm's released code:
+
+1. The KL is estimated by log π − log π_ref (k1). The released code clamps each token's at 0
+   (`kl_estimator="clamped_k1"`), which is no KL, and too large.
+2. Padding counts nowhere: not in advantages, losses, metrics or denominators. Theirs counts up to 300 slots a response.
+3. Whitened rewards are only scaled (`whiten_rewards`), since a shifted mean would reward or punish length once pads are
+   out.
+4. Normalisation and metrics are over all processes instead of each one's share; each samples with a stream of its own.
+5. The first step's learning rate is not 0; checkpoint-k holds the policy after k steps; the last step is saved.
+6. The score is the environment's. A response it could not score is left out of the step and counted (`score/unscored`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+
+from ..errors import did_you_mean
+from ..seeding import keyed_rng
+from .checkpoints import load_weights
+from .collecting import Collector
+from .language_model import LanguageModel
+from .loop import Loop, Resume, TrainingConfig, keyed_generator, show_progress
+from .losses import (
+    KL_ESTIMATORS,
+    adaptive_kl_coef,
+    gae,
+    kl_estimate,
+    masked_moments,
+    missing_eos_penalty,
+    policy_clipped,
+    ppo_policy_loss,
+    ppo_value_loss,
+    scale_to_unit_std,
+    shape_rewards,
+    value_clipped,
+    whiten,
+)
+from .processes import default_device
+from .rollouts import Rollouts, length_mask, micro_batches, pad_rows, unpad
+from .value_model import ValueModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(TrainingConfig):
+    """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences."""
+
+    total_steps: int = 390
+    """PPO steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints are those of steps 20 to 80)."""
+    rollout_batch_size: int = 512
+    """Responses in a step, all processes together; a multiple of the environments' number."""
+    minibatch_size: int = 256
+    """Responses in an update, all processes together; divides rollout_batch_size."""
+    num_epochs: int = 2
+    """Passes over the responses of a step."""
+    temperature: float = 1.0
+    """Of sampling, and of every log-probability."""
+    max_response_tokens: int | None = None
+    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
+    adam_eps: float = 1e-5
+    """AdamW's epsilon, added after the bias correction."""
+    kl_coef: float = 0.002
+    """β, reward units per nat. AlpacaFarm: 0.002 for simulated, 0.02 for human preferences."""
+    kl_estimator: str = "k1"
+    """Per-token KL estimate that is penalised, a key of `losses.KL_ESTIMATORS`."""
+    target_kl: float | None = None
+    """Adapts β towards this KL per response, in nats (Ziegler et al.: 6). None: β is fixed."""
+    adaptive_kl_step: float = 0.1
+    """β changes by at most 0.2 times this share in a step; only with target_kl."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lam: float = 1.0
+    """λ of the generalized advantage estimate."""
+    clip: float | None = 0.2
+    """The probability ratio's distance from 1 beyond which the policy loss is flat. None: never."""
+    value_clip: float | None = 0.2
+    """How far the value may move from its old one in a step, in reward units. None: any distance."""
+    value_coef: float = 0.1
+    """c, the weight of the value loss."""
+    whiten_rewards: bool = False
+    """Divide token rewards by their standard deviation over the step."""
+    missing_eos_score: float | None = None
+    """The score of a response that did not end within the limit, instead of the environment's (Stiennon et al.: -1)."""
+    recompute_logprobs: bool | None = None
+    """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
+    float32, where the two agree."""
+    act_temperature: float = 0.7
+    """Sampling temperature of `act`; 0 is greedy. Source: AlpacaFarm, sec. 4."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs"):
+            self.require(getattr(self, field) >= 1, field, "1 or more")
+        for field in ("kl_coef", "value_coef", "adaptive_kl_step", "act_temperature"):
+            self.require(getattr(self, field) >= 0, field, "0 or more")
+        for field in ("clip", "value_clip", "target_kl"):
+            self.require(getattr(self, field) is None or getattr(self, field) > 0, field, "above 0, or None")
+        for field in ("gamma", "lam"):
+            self.require(0 <= getattr(self, field) <= 1, field, "in [0, 1]")
+        self.require(self.temperature > 0, "temperature", "above 0")
+        divides = self.rollout_batch_size % self.minibatch_size == 0
+        self.require(divides, "minibatch_size", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
+        if self.kl_estimator not in KL_ESTIMATORS:
+            raise did_you_mean("KL estimator", self.kl_estimator, KL_ESTIMATORS)
+
+    @classmethod
+    def paper(cls, *, kl_coef: float = 0.002, kl_estimator: str = "k1") -> Self:
+        """AlpacaFarm's appendix B, and its released script where that is silent (warm-up, reward whitening).
+
+        Args:
+            kl_coef: 0.002 for simulated preferences (the released script: 0.0067), 0.02 for human ones.
+            kl_estimator: "clamped_k1" is what the released code penalises.
+        """
+        return cls(
+            kl_coef=kl_coef, kl_estimator=kl_estimator, max_response_tokens=300, warmup_steps=5, whiten_rewards=True
+        )
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small policy on two CPU cores."""
+        return cls(
+            total_steps=30,
+            rollout_batch_size=256,
+            minibatch_size=128,
+            learning_rate=2e-4,
+            kl_coef=0.05,
+            max_response_tokens=64,
+            micro_batch_tokens=2048,
+        )
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Scored responses and all that the losses need; columns are [B, T], 0 beyond a row's length."""
+
+    rollouts: Rollouts
+    """B rows."""
+    old_logprobs: Tensor
+    """log π when sampled."""
+    old_values: Tensor
+    """V when sampled."""
+    advantages: Tensor
+    """Normalised over the whole step."""
+    returns: Tensor
+    """What V should have been, in reward units."""
+
+
+def ppo_sums(
+    policy: LanguageModel, value_model: ValueModel, experience: Experience, rows: Tensor, config: PPOConfig
+) -> dict[str, Tensor]:
+    """Sums over response tokens of some rows: "loss" (policy loss + c · value loss), its two parts, diagnostics."""
+    rollouts = experience.rollouts[rows]
+    columns = (experience.old_logprobs, experience.old_values, experience.advantages, experience.returns)
+    old_logprobs, old_values, advantages, returns = (unpad(column[rows], rollouts.lengths) for column in columns)
+    clip, value_clip = config.clip or math.inf, config.value_clip or math.inf
+    logprobs = policy.logprobs(rollouts, temperature=config.temperature)
+    values = value_model.values(rollouts)
+    policy_loss = ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
+    value_loss = ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
+    return {
+        "loss": policy_loss + config.value_coef * value_loss,
+        "loss/policy": policy_loss,
+        "loss/value": value_loss,
+        "clip/policy": policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
+        "clip/value": value_clipped(values, old_values, returns, clip=value_clip).sum(),
+        "kl/update": kl_estimate(old_logprobs, logprobs.detach(), "k3").sum(),
+    }
+
+
+class PPO:
+    """Trains a policy by PPO in a batched environment; a step is one batch of responses.
+
+    Args:
+        env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
+            own.
+        policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
+            reference.
+        value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
+        config: Settings.
+        seed: Decides instructions, samples and minibatches; keyed by step, so that a resumed run makes the same draws.
+        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
+
+    Raises:
+        ValueError: If the environment resets by itself, or its size does not divide the rollout batch.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        policy: LanguageModel | str | Path,
+        *,
+        value_init: str | Path | None = None,
+        config: PPOConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        if not isinstance(policy, LanguageModel):
+            policy = LanguageModel.from_pretrained(policy, device=default_device())
+        self.env, self.policy, self.config, self.seed = env, policy, config or PPOConfig(), seed
+        policy.add_reference()
+        if value_init is None:
+            self.value_model = ValueModel.from_policy(policy)
+        else:
+            self.value_model = ValueModel.from_pretrained(value_init, policy=policy)
+        self._loop = Loop(
+            {"policy": policy.model, "value": self.value_model},
+            config=self.config,
+            total=self.config.total_steps,
+            seed=seed,
+            out=None if out is None else Path(out),
+            inputs={"env": env.spec.id if env.spec else type(env.unwrapped).__name__, "num_envs": env.num_envs},
+            write=self._write,
+            read=self._read,
+            resume=resume,
+        )
+        self._loop.state.setdefault("kl_coef", self.config.kl_coef)
+        self._collector = Collector(
+            env,
+            policy,
+            self._loop,
+            batch_size=self.config.rollout_batch_size,
+            temperature=self.config.temperature,
+            max_response_tokens=self.config.max_response_tokens,
+        )
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one PPO step at a time.
+
+        Yields:
+            step, learning_rate, grad_norm (before clipping) and, over all processes:
+            score/mean, score/std: the environment's rewards; score/unscored: share of responses left out;
+            reward/mean: score (or the EOS penalty) minus the KL penalty, a response;
+            kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates; kl/coef: β; kl/update: nats a
+            token by which the step's updates have moved the policy, averaged over them;
+            entropy: estimate in nats a token; length/mean: tokens; finished: share that ended with EOS;
+            loss, loss/policy, loss/value, clip/policy, clip/value: a token, averaged over the updates;
+            value/explained_variance of the old values; advantage/std before normalisation;
+            info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
+        """
+        return self._loop.run(self._step)
+
+    def learn(self) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="PPO")
+
+    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """Sample a response for each instruction; equal calls give equal answers."""
+        generator = keyed_generator(self.seed, "act", *instructions)
+        samples = self.policy.generate(
+            instructions,
+            generator=generator,
+            temperature=self.config.act_temperature,
+            max_new_tokens=self.config.max_response_tokens,
+        )
+        return samples.texts
+
+    def save(self, folder: str | Path) -> None:
+        """Write the policy as a Hugging Face folder with tokenizer and prompt template."""
+        self.policy.save(folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Read weights that `save` wrote back into the policy."""
+        load_weights(Path(folder), self.policy.model)
+
+    # ----------------------------------------------------------------------------------------------------------- a step
+
+    def _step(self, step: int) -> dict[str, float]:
+        rollouts, scores, collected = self._collector.collect(step)
+        with self._loop.timed("prepare"):
+            experience, prepared = self._prepare(rollouts, scores)
+        with self._loop.timed("update"):
+            improved = self._improve(step, experience)
+        metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
+        if self.config.target_kl is not None:
+            self._loop.state["kl_coef"] = adaptive_kl_coef(
+                metrics["kl/coef"],
+                metrics["kl/k1"],
+                target=self.config.target_kl,
+                step_size=self.config.adaptive_kl_step,
+            )
+        return metrics
+
+    @torch.no_grad()
+    def _prepare(self, rollouts: Rollouts, scores: Tensor) -> tuple[Experience, dict[str, float]]:
+        """Token rewards, advantages and returns, and metrics."""
+        config, reduce = self.config, self._loop.processes.reduce
+        mask = length_mask(rollouts.lengths)
+        if self._recomputes():
+            old_logprobs = self._columns(rollouts, lambda r: self.policy.logprobs(r, temperature=config.temperature))
+        else:
+            old_logprobs = pad_rows(rollouts.logprobs, rollouts.lengths)
+        ref_logprobs = self._columns(
+            rollouts, lambda r: self.policy.logprobs(r, role="reference", temperature=config.temperature)
+        )
+        values = self._columns(rollouts, self.value_model.values)
+        if config.missing_eos_score is not None:
+            scores = missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
+        rewards, _ = shape_rewards(
+            scores, old_logprobs, ref_logprobs, mask, kl_coef=self._loop.state["kl_coef"], kind=config.kl_estimator
+        )
+        scaled = scale_to_unit_std(rewards, mask, reduce=reduce) if config.whiten_rewards else rewards
+        advantages, returns = gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
+        experience = Experience(rollouts, old_logprobs, values, whiten(advantages, mask, reduce=reduce), returns)
+        unexplained, spread = (masked_moments(x, mask, reduce=reduce)[1].item() for x in (returns - values, returns))
+        metrics = self._loop.processes.means(
+            {
+                "reward/mean": rewards.sum(1),
+                "kl/k1": kl_estimate(old_logprobs, ref_logprobs, "k1").sum(1),
+                "kl/k3": kl_estimate(old_logprobs, ref_logprobs, "k3").sum(1),
+                "entropy": -old_logprobs[mask],
+            }
+        )
+        metrics["advantage/std"] = masked_moments(advantages, mask, reduce=reduce)[1].sqrt().item()
+        metrics["value/explained_variance"] = 1 - unexplained / spread if spread > 0 else math.nan
+        return experience, metrics
+
+    def _improve(self, step: int, experience: Experience) -> dict[str, float]:
+        """Epochs of minibatch updates; their mean metrics."""
+        config, processes = self.config, self._loop.processes
+        num_minibatches = config.rollout_batch_size // config.minibatch_size
+        lengths, total_lengths = experience.rollouts.lengths.cpu(), experience.rollouts.total_lengths.cpu()
+        updates = []
+        for epoch in range(config.num_epochs):
+            order = keyed_rng(self.seed, "minibatches", step, epoch, processes.rank).permutation(len(lengths))
+            for rows in map(torch.from_numpy, np.array_split(order, num_minibatches)):
+                cut = micro_batches(total_lengths[rows], config.micro_batch_tokens)
+                micro = [rows[part].to(self.policy.device) for part in cut]
+                updates.append(
+                    self._loop.update(
+                        micro,
+                        lambda part: ppo_sums(self.policy, self.value_model, experience, part, config),
+                        count=int(lengths[rows].sum()),
+                    )
+                )
+        return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
+
+    # ---------------------------------------------------------------------------------------------------------- details
+
+    def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
+        """What `compute` gives for each response token, [B, T], in micro-batches."""
+        columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
+        for rows in micro_batches(rollouts.total_lengths, self.config.micro_batch_tokens):
+            part = rollouts[rows.to(self.policy.device)]
+            with self._loop.processes.autocast():
+                columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
+        return columns
+
+    def _recomputes(self) -> bool:
+        """Whether the old log-probabilities are computed by the code that computes the new ones."""
+        if self.config.recompute_logprobs is not None:
+            return self.config.recompute_logprobs
+        exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
+        return not (exact and self.policy.device.type == "cpu")
+
+    def _write(self, folder: Path) -> None:
+        self.policy.save(folder / "policy")
+        save_model(self.value_model, str(folder / "value.safetensors"))
+
+    def _read(self, folder: Path) -> None:
+        load_weights(folder / "policy", self.policy.model)
+        load_model(self.value_model, folder / "value.safetensors", device=str(self.policy.device))

@@ -1,0 +1,273 @@
+"""Reward modeling: a score r(x, y) such that P(y preferred to y') = σ(r(x, y) − r(x, y')), fitted to preferences.
+
+Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; numbers from AlpacaFarm (Dubois et al.
+2023, arXiv:2305.14387), released code. Loss of a pair: −log σ(r(chosen) − r(rejected)). Deviations from that code:
+
+1. The head starts at N(0, 1/√(d + 1)) without bias (Stiennon et al.), not at torch's default: the first scores have
+   variance of about 1.
+2. The score is read at an end-of-sequence token, so the model sees whether a response ended (`end_with_eos`;
+   AlpacaFarm's models read the last word). The choice travels with the model, as `alpacafarm_end_with_eos` in its
+   config.json.
+3. Soft targets: P(the label is right) of each pair, e.g. 0.75 under 25 % flips.
+4. A text that is too long loses its middle, as in `oracles.RewardModel`, instead of the response's end.
+5. Calibration: mean and standard deviation of the scores of given texts can be stored beside the weights, as
+   `alpacafarm_reward_mean` and `alpacafarm_reward_std`; the weights stay as they are.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging as hf_logging
+
+from ..instructions import Preference
+from ..oracles.reward_model import cut_middle
+from ..templates import PromptTemplate
+from .checkpoints import load_weights
+from .language_model import check_folder, check_special_tokens, save_files, turn_off_dropout
+from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
+from .losses import pairwise_loss
+from .processes import default_device
+from .rollouts import micro_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelingConfig(TrainingConfig):
+    """Settings of reward modeling; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, one epoch)."""
+
+    epochs: int = 1
+    """Passes over the preferences."""
+    batch_size: int = 16
+    """Pairs in an update, all processes together."""
+    learning_rate: float = 3e-6
+    """Peak learning rate of AdamW."""
+    schedule: Schedule = "cosine"
+    """How the rate goes from its peak to 0."""
+    warmup_steps: float = 0.03
+    """Steps of linear warm-up; below 1, a share of all steps."""
+    max_length: int = 512
+    """Tokens of prompt and response; longer texts lose their middle, with a warning that counts them."""
+    end_with_eos: bool = True
+    """Whether texts end with the end-of-sequence token, where the score is read. AlpacaFarm's do not."""
+    eval_every: int = 0
+    """Steps between evaluations on the held-out preferences; 0 for the last step only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.epochs >= 1, "epochs", "1 or more")
+        self.require(self.batch_size >= 1, "batch_size", "1 or more")
+        self.require(self.max_length >= 2, "max_length", "2 or more")
+        self.require(self.eval_every >= 0, "eval_every", "0 or more")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """AlpacaFarm's settings for LLaMA 7B."""
+        return cls(end_with_eos=False)
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small model on two CPU cores."""
+        return cls(
+            epochs=2,
+            batch_size=32,
+            learning_rate=1e-3,
+            schedule="linear",
+            weight_decay=0.01,
+            micro_batch_tokens=1024,
+            save_every=200,
+        )
+
+
+class RewardModeling:
+    """Fits a reward model to preferences; a step is one update.
+
+    Args:
+        init: Folder or hub name of the model to start from, usually the SFT policy; a sequence-classification folder
+            keeps its head.
+        preferences: Settled comparisons.
+        targets: P(the label is right) of each preference, in [0, 1]; None means 1.
+        validation: Held-out preferences, evaluated while training.
+        config: Settings.
+        seed: Decides the head's start and the order of the pairs.
+        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+        device: Where to train; None takes the accelerator if there is one.
+        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
+    """
+
+    def __init__(
+        self,
+        init: str | Path,
+        preferences: Sequence[Preference],
+        *,
+        targets: Sequence[float] | None = None,
+        validation: Sequence[Preference] = (),
+        config: RewardModelingConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        device: str | torch.device | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        if not preferences:
+            raise ValueError("RewardModeling needs at least one preference, got none.")
+        if targets is not None and len(targets) != len(preferences):
+            raise ValueError(f"Expected a target for each of {len(preferences)} preferences, got {len(targets)}.")
+        self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
+        check_folder(init)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(init)
+        self.template = PromptTemplate.load(init)
+        self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
+        self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
+        self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)
+        self._pairs = self._encode_pairs(preferences)
+        self._loop = Loop(
+            {"reward": self.model},
+            config=self.config,
+            total=self.config.epochs * math.ceil(len(preferences) / self.config.batch_size),
+            seed=seed,
+            out=None if out is None else Path(out),
+            inputs={"preferences": len(preferences), "tokens": sum(len(text) for pair in self._pairs for text in pair)},
+            write=lambda folder: self.save(folder / "reward"),
+            read=lambda folder: self.load(folder / "reward"),
+            resume=resume,
+        )
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one update at a time.
+
+        Yields:
+            step, loss (nats a pair), accuracy and margin on the batch before its update, grad_norm, learning_rate; and
+            eval/loss, eval/accuracy, eval/margin when the held-out preferences were evaluated.
+        """
+        return self._loop.run(self._step)
+
+    def learn(self) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="Reward model")
+
+    @torch.no_grad()
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Raw (uncalibrated) scores [B] of responses."""
+        texts = self._encode(instructions, responses)
+        scores = torch.zeros(len(texts), dtype=torch.float64)
+        for rows in micro_batches([len(text) for text in texts], self.config.micro_batch_tokens):
+            scores[rows] = self._forward([texts[row] for row in rows.tolist()]).double().cpu()
+        return scores.numpy()
+
+    @torch.no_grad()
+    def evaluate(self, preferences: Sequence[Preference]) -> dict[str, float]:
+        """Mean loss (nats), accuracy (share of pairs with the chosen response scored higher, ties half) and margin."""
+        pairs = self._encode_pairs(preferences)
+        totals = {"loss": 0.0, "accuracy": 0.0, "margin": 0.0}
+        for rows in self._cut(pairs):
+            for name, part in self._sums([pairs[row] for row in rows.tolist()]).items():
+                totals[name] += float(part)
+        return {name: total / len(pairs) for name, total in totals.items()}
+
+    def calibrate(self, instructions: Sequence[str], responses: Sequence[str]) -> tuple[float, float]:
+        """Store mean and standard deviation of these responses' scores in the model's config; returns them.
+
+        An oracle that reads them gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one
+        KL coefficient suits all reward models. Source: Stiennon et al. 2020, appendix C (mean 0).
+
+        Raises:
+            ValueError: If the scores have no spread.
+        """
+        scores = self.score(instructions, responses)
+        mean, std = (float(scores.mean()), float(scores.std())) if len(scores) else (math.nan, 0.0)
+        if not std > 0:
+            raise ValueError(
+                f"Expected at least two responses that differ in score, got {len(scores)} with std {std!r}."
+            )
+        self.model.config.alpacafarm_reward_mean, self.model.config.alpacafarm_reward_std = mean, std
+        return mean, std
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face sequence-classification folder (one label) with tokenizer and prompt template."""
+        save_files(folder, self.model, self.tokenizer, self.template)
+
+    def load(self, folder: str | Path) -> None:
+        """Read weights that `save` wrote back into the model."""
+        load_weights(Path(folder), self.model)
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _step(self, step: int) -> dict[str, float]:
+        size = self.config.batch_size
+        batch = self._loop.processes.share(
+            epoch_batch(step, num_items=len(self._pairs), batch_size=size, seed=self.seed)
+        )
+        pairs = [self._pairs[row] for row in batch.tolist()]
+        targets = None if self._targets is None else self._targets[batch]
+
+        def sums(rows: Tensor) -> dict[str, Tensor]:
+            return self._sums([pairs[row] for row in rows.tolist()], None if targets is None else targets[rows])
+
+        metrics = self._loop.update(self._cut(pairs), sums, count=len(pairs))
+        due = step == self._loop.total or (self.config.eval_every and step % self.config.eval_every == 0)
+        if self.validation and due:
+            metrics |= {f"eval/{name}": value for name, value in self.evaluate(self.validation).items()}
+        return metrics
+
+    def _sums(self, pairs: Sequence[tuple[list[int], list[int]]], targets: Tensor | None = None) -> dict[str, Tensor]:
+        """Sums over pairs (chosen, rejected) of the loss, of right orders and of score differences."""
+        scores = self._forward([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs])
+        chosen, rejected = scores.chunk(2)
+        losses = pairwise_loss(chosen, rejected, None if targets is None else targets.to(scores.device))
+        right = (chosen > rejected).float() + (chosen == rejected).float() / 2
+        return {"loss": losses.sum(), "accuracy": right.sum(), "margin": (chosen - rejected).sum()}
+
+    def _forward(self, texts: Sequence[list[int]]) -> Tensor:
+        """Scores [B] of tokenized texts; padded on the right, read at the last real token."""
+        padded = self.tokenizer.pad({"input_ids": list(texts)}, padding_side="right", return_tensors="pt")
+        inputs = {name: padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+        return torch.as_tensor(self.model(**inputs, use_cache=False).logits)[:, 0].float()
+
+    def _cut(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
+        return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)
+
+    def _encode_pairs(self, preferences: Sequence[Preference]) -> list[tuple[list[int], list[int]]]:
+        instructions = [preference.instruction for preference in preferences]
+        chosen = self._encode(instructions, [preference.chosen for preference in preferences])
+        rejected = self._encode(instructions, [preference.rejected for preference in preferences])
+        return list(zip(chosen, rejected, strict=True))
+
+    def _encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
+        """Tokens of prompt, response and, if so configured, the end of sequence: what `oracles.RewardModel` reads."""
+        texts = [self.template.render(x) + y for x, y in zip(instructions, responses, strict=True)]
+        # Special tokens are added by their ids; spelled out in a text they are letters like any others.
+        rows = self.tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"] if texts else []
+        if self.config.end_with_eos:
+            eos = self.tokenizer.eos_token_id
+            rows = [row if row[-1:] == [eos] else [*row, eos] for row in rows]
+        limit = self.config.max_length
+        if num_cut := sum(len(row) > limit for row in rows):
+            warnings.warn(f"{num_cut} of {len(rows)} texts lose their middle to max_length={limit}.", stacklevel=4)
+        return [cut_middle(row, limit) for row in rows]
+
+
+def _scoring_model(init: str | Path, tokenizer: Any, seed: int) -> Any:
+    """A sequence-classification model with one label; a head that the folder lacks starts at N(0, 1/√(d + 1))."""
+    check_special_tokens(tokenizer)  # the score is read at the last token that is not a pad
+    verbosity = hf_logging.get_verbosity()
+    # Or it warns that the head is new, which is the point.
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            init, num_labels=1, pad_token_id=tokenizer.pad_token_id, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        hf_logging.set_verbosity(verbosity)
+    if "score.weight" in info["missing_keys"]:
+        width = model.score.weight.shape[1]
+        generator = keyed_generator(seed, "reward head")
+        with torch.no_grad():
+            model.score.weight.normal_(0, 1 / math.sqrt(width + 1), generator=generator)
+    return turn_off_dropout(model)

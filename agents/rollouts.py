@@ -1,0 +1,216 @@
+"""Rollouts: instructions with their sampled responses, stored ragged.
+
+A batch of B responses of lengths T_0 ... T_{B-1} is one flat vector of sum(T) tokens and a vector of lengths, so every
+mean over tokens is a mean over real tokens. Pads exist only where a forward pass or a scan over time needs a rectangle:
+`pad_rows` makes one, `unpad` takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """B instructions and responses; all tensors share one device.
+
+    Attributes:
+        instructions: B instructions as the environment gave them.
+        texts: B responses as text, without the end-of-sequence token.
+        prompt_tokens: [sum P] int64, the templated instructions, row after row.
+        prompt_lengths: [B] int64, each at least 1.
+        tokens: [sum T] int64, the responses; the end-of-sequence token is kept where it was emitted.
+        lengths: [B] int64, tokens of each response (0 is legal).
+        logprobs: [sum T] float32, the sampler's log-probability of each token at the sampling temperature.
+        finished: [B] bool, whether the response ended with the end-of-sequence token.
+    """
+
+    instructions: tuple[str, ...]
+    texts: tuple[str, ...]
+    prompt_tokens: Tensor
+    prompt_lengths: Tensor
+    tokens: Tensor
+    lengths: Tensor
+    logprobs: Tensor
+    finished: Tensor
+
+    def __post_init__(self) -> None:
+        rows = {len(self.instructions), len(self.texts), len(self.prompt_lengths), len(self.lengths)}
+        if len(rows | {len(self.finished)}) != 1:
+            raise ValueError(f"Rollouts: fields differ in their number of rows: {sorted(rows | {len(self.finished)})}")
+        if len(self.tokens) != len(self.logprobs):
+            raise ValueError(f"Rollouts: {len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
+
+    def __len__(self) -> int:
+        """Number of rows B."""
+        return len(self.instructions)
+
+    def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Rollouts:
+        """Returns the chosen rows, in the order given.
+
+        Args:
+            index: Row numbers (repeats allowed, negative ones count from the end), a [B] bool mask, or a slice.
+        """
+        rows = _row_numbers(index, len(self), self.lengths.device)
+        numbers = rows.tolist()
+        tokens = _positions(self.lengths, rows)
+        return Rollouts(
+            instructions=tuple(self.instructions[i] for i in numbers),
+            texts=tuple(self.texts[i] for i in numbers),
+            prompt_tokens=self.prompt_tokens[_positions(self.prompt_lengths, rows)],
+            prompt_lengths=self.prompt_lengths[rows],
+            tokens=self.tokens[tokens],
+            lengths=self.lengths[rows],
+            logprobs=self.logprobs[tokens],
+            finished=self.finished[rows],
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[Rollouts]) -> Rollouts:
+        """Joins rollouts row-wise, in order.
+
+        Raises:
+            ValueError: There are no parts.
+        """
+        if not parts:
+            raise ValueError("Rollouts.cat: expected at least one part, got none")
+        return Rollouts(
+            instructions=tuple(text for part in parts for text in part.instructions),
+            texts=tuple(text for part in parts for text in part.texts),
+            prompt_tokens=torch.cat([part.prompt_tokens for part in parts]),
+            prompt_lengths=torch.cat([part.prompt_lengths for part in parts]),
+            tokens=torch.cat([part.tokens for part in parts]),
+            lengths=torch.cat([part.lengths for part in parts]),
+            logprobs=torch.cat([part.logprobs for part in parts]),
+            finished=torch.cat([part.finished for part in parts]),
+        )
+
+    @property
+    def total_lengths(self) -> Tensor:
+        """[B] int64: prompt plus response tokens of each row, what a forward pass reads."""
+        return self.prompt_lengths + self.lengths
+
+    def to(self, device: torch.device | str) -> Rollouts:
+        """Returns the same rollouts with their tensors on another device."""
+        return Rollouts(
+            instructions=self.instructions,
+            texts=self.texts,
+            prompt_tokens=self.prompt_tokens.to(device),
+            prompt_lengths=self.prompt_lengths.to(device),
+            tokens=self.tokens.to(device),
+            lengths=self.lengths.to(device),
+            logprobs=self.logprobs.to(device),
+            finished=self.finished.to(device),
+        )
+
+
+def ragged_split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    """Cuts a flat [sum T] tensor into B views of lengths [B]."""
+    return torch.split(flat, lengths.tolist())
+
+
+def length_mask(lengths: Tensor, width: int | None = None) -> Tensor:
+    """[B, width] bool, True on the first `lengths` slots of each row; width defaults to the longest."""
+    size = width if width is not None else int(lengths.max()) if len(lengths) else 0
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def pad_rows(flat: Tensor, lengths: Tensor, value: float = 0.0, *, width: int | None = None) -> Tensor:
+    """Lays a flat [sum T] tensor out as [B, width], filled with `value` on the right. Gradients pass through."""
+    mask = length_mask(lengths, width)
+    return flat.new_full(mask.shape, value).masked_scatter(mask, flat)
+
+
+def unpad(padded: Tensor, lengths: Tensor) -> Tensor:
+    """Takes the real slots of a right-padded [B, width] tensor back as a flat [sum T] one."""
+    return padded[length_mask(lengths, padded.shape[1])]
+
+
+def segment_sum(flat: Tensor, lengths: Tensor) -> Tensor:
+    """Sums each row of a flat [sum T] tensor: [B]; 0 for an empty row.
+
+    Adds along a padded row and not by scattering, so that the order of additions, hence the last bit, is the same on
+    every run on a GPU too.
+    """
+    return pad_rows(flat, lengths).sum(dim=1)
+
+
+def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Tensor]:
+    """Lays prompts and responses out for one forward pass without a mask.
+
+    The fill is on the right, where a causal model cannot see it. Fill with EOS rather than the padding token: some
+    models warn of a padding token that comes without a mask.
+
+    Returns:
+        Token ids [B, L] and the mask [B, L] of the positions that predict a response token; read row by row its True
+        slots are in the order of the flat [sum T] tensors.
+    """
+    real = length_mask(rollouts.total_lengths)
+    is_response = real & ~length_mask(rollouts.prompt_lengths, real.shape[1])
+    ids = torch.full(real.shape, fill_token_id, dtype=torch.int64, device=real.device)
+    ids[real & ~is_response] = rollouts.prompt_tokens
+    ids[is_response] = rollouts.tokens
+    # Token t is predicted one position before it. A prompt has a token at least, so nothing rolls around the end.
+    return ids, is_response.roll(-1, dims=1)
+
+
+def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+    """Joins rows of ids into a flat [sum T] int64 tensor and their lengths [B]."""
+    flat = torch.tensor([token for row in rows for token in row], dtype=torch.int64, device=device)
+    return flat, torch.tensor([len(row) for row in rows], dtype=torch.int64, device=device)
+
+
+def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> list[Tensor]:
+    """Groups rows into micro-batches whose padded size stays within a token budget.
+
+    Rows are sorted by length, longest first: little padding, and a budget that is too large for the memory shows at
+    once.
+
+    Args:
+        total_lengths: [B] tokens of each row, prompt and response.
+        max_tokens: Largest rows x longest row of a micro-batch.
+
+    Returns:
+        Index tensors [b] int64 that together hold each row once.
+
+    Raises:
+        ValueError: A single row is longer than the budget.
+    """
+    lengths = torch.as_tensor(total_lengths, dtype=torch.int64, device="cpu")
+    order = torch.argsort(lengths, descending=True, stable=True)
+    if len(order) and int(lengths[order[0]]) > max_tokens:
+        raise ValueError(
+            f"Row {int(order[0])} has {int(lengths[order[0]])} tokens, more than a micro-batch may hold "
+            f"(max_tokens={max_tokens}); raise max_tokens or shorten prompts and responses"
+        )
+    batches = []
+    start = 0
+    while start < len(order):
+        # The first row of a group is its longest, so it fixes how many fit.
+        count = max_tokens // max(1, int(lengths[order[start]]))
+        batches.append(order[start : start + count])
+        start += count
+    return batches
+
+
+def _row_numbers(index: Tensor | Sequence[int] | slice, size: int, device: torch.device) -> Tensor:
+    if isinstance(index, slice):
+        return torch.arange(size, device=device)[index]
+    rows = torch.as_tensor(index, device=device)
+    if rows.dtype == torch.bool:
+        if rows.shape != (size,):
+            raise IndexError(f"A row mask must have shape ({size},), got {tuple(rows.shape)}")
+        return rows.nonzero()[:, 0]
+    return torch.arange(size, device=device)[rows.to(torch.int64)]
+
+
+def _positions(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Flat positions of the tokens of the chosen rows."""
+    starts = lengths.cumsum(0) - lengths
+    chosen = lengths[rows]
+    firsts = torch.repeat_interleave(starts[rows] - (chosen.cumsum(0) - chosen), chosen)
+    return firsts + torch.arange(len(firsts), device=lengths.device)

@@ -1,0 +1,96 @@
+"""AlpacaFarm as Gymnasium environments: instruction following with pluggable reward oracles.
+
+Importing registers the environments' ids and loads neither torch nor transformers; they come with the oracle or the
+agent that needs them.
+
+    import gymnasium as gym
+    import alpacafarm_env
+
+    env = gym.make("AlpacaFarm-PPO-v0")
+    instruction, info = env.reset(seed=0)
+    instruction, reward, terminated, truncated, info = env.step("A response.")
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# In a checkout, agents/, wrappers/ and benchmarks/ stand beside this folder; installed, they stand in it and the
+# test below is false. setup.cfg holds the same mapping for the build.
+_root = Path(__file__).resolve().parent.parent
+if (_root / "setup.cfg").is_file() and (_root / "agents" / "__init__.py").is_file():
+    __path__.append(str(_root))
+
+from .envs.registration import register_envs  # noqa: E402  # the path comes first
+from .errors import (  # noqa: E402
+    AlpacaFarmError,
+    CheckpointError,
+    DataError,
+    InvalidResponseError,
+    InvalidResponseTypeError,
+    UnknownNameError,
+    UnscoredError,
+)
+from .instructions import Demonstration, Instruction, Preference  # noqa: E402
+from .spaces import UnicodeText  # noqa: E402
+
+if TYPE_CHECKING:
+    from .data import Dataset, load_dataset
+    from .envs.instruction import InstructionEnv
+    from .envs.token import TokenEnv
+    from .envs.vector import InstructionVectorEnv
+    from .oracles.base import PreferenceOracle, RewardOracle
+    from .oracles.registry import make_judge, make_oracle
+
+__version__ = "0.1.0"
+
+# Loaded at first use: each brings data loading or an oracle registry along.
+_LAZY = {
+    "Dataset": ".data",
+    "InstructionEnv": ".envs.instruction",
+    "InstructionVectorEnv": ".envs.vector",
+    "PreferenceOracle": ".oracles.base",
+    "RewardOracle": ".oracles.base",
+    "TokenEnv": ".envs.token",
+    "load_dataset": ".data",
+    "make_judge": ".oracles.registry",
+    "make_oracle": ".oracles.registry",
+}
+
+__all__ = [
+    "AlpacaFarmError",
+    "CheckpointError",
+    "DataError",
+    "Dataset",
+    "Demonstration",
+    "Instruction",
+    "InstructionEnv",
+    "InstructionVectorEnv",
+    "InvalidResponseError",
+    "InvalidResponseTypeError",
+    "Preference",
+    "PreferenceOracle",
+    "RewardOracle",
+    "TokenEnv",
+    "UnicodeText",
+    "UnknownNameError",
+    "UnscoredError",
+    "__version__",
+    "load_dataset",
+    "make_judge",
+    "make_oracle",
+    "register_envs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register_envs()

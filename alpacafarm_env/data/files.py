@@ -1,0 +1,120 @@
+"""Reads records from JSON, JSON Lines and Parquet files, plain or gzip. No other format, nothing that runs code."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .schema import Malformed, shown
+
+SUFFIXES = tuple(suffix + end for suffix in (".json", ".jsonl", ".parquet") for end in ("", ".gz"))
+
+MAX_BYTES = 2 * 1024**3
+"""Largest file read, in bytes after decompression: a guard against decompression bombs."""
+
+
+def stem_of(path: Path) -> str | None:
+    """The name of a data file without its format's suffixes ("eval" for eval.jsonl.gz); None for another format."""
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if path.name.endswith(suffix):
+            return path.name.removesuffix(suffix)
+    return None
+
+
+def read_records(path: Path) -> list[object]:
+    """The records of a file, in order. A record that cannot be read is a `Malformed`, which `check_rows` reports.
+
+    Raises:
+        DataError: The file is missing, of another format, too large, damaged, or not a list of records as a whole.
+    """
+    stem = stem_of(path)
+    if stem is None:
+        raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}, got {path.name!r}.")
+    suffix = path.name[len(stem) :].removesuffix(".gz")
+    content = _read_bytes(path, compressed=path.name.endswith(".gz"))
+    if suffix == ".parquet":
+        return _parquet(content, path)
+    try:
+        text = content.decode("utf-8-sig")  # tolerates the byte order mark some editors add
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: expected UTF-8, got byte 0x{content[error.start]:02x} at offset {error.start}. "
+            "Save the file as UTF-8."
+        ) from error
+    return _json_lines(text) if suffix == ".jsonl" else _json(text, path)
+
+
+def _read_bytes(path: Path, *, compressed: bool) -> bytes:
+    try:
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            content: bytes = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        expected = "a gzip file" if compressed and path.is_file() else "a file that can be read"
+        raise DataError(f"{path}: expected {expected}, got {type(error).__name__}: {error}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path}: expected at most {MAX_BYTES} bytes, got more. Split the file.")
+    return content
+
+
+def _json(text: str, path: Path) -> list[object]:
+    try:
+        value = _parse(text)
+    except ValueError as error:
+        raise DataError(
+            f"{path}: expected JSON (a list of objects), got a syntax error: {error}. "
+            "One object a line belongs in a .jsonl file."
+        ) from error
+    if not isinstance(value, list):
+        raise DataError(f"{path}: expected a list of objects, got {type(value).__name__}: {shown(value)}.")
+    return value
+
+
+def _json_lines(text: str) -> list[object]:
+    # Not splitlines(): a JSON string may hold U+2028 and other separators that JSON does not count as line ends.
+    lines = text.split("\n")
+    if lines and not lines[-1].strip():
+        lines.pop()
+    records: list[object] = []
+    for line in lines:
+        try:
+            records.append(_parse(line))
+        except ValueError as error:
+            records.append(Malformed(f"{shown(line)} ({error})", "one JSON object on the line"))
+    return records
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> object:
+    """An object with a doubled key has two meanings; which one a reader takes is an accident."""
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
+    names = [name for name, _ in pairs]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    return Malformed(f"the field{'s' * (len(doubled) > 1)} {', '.join(map(repr, doubled))} twice", "each field once")
+
+
+def _parquet(content: bytes, path: Path) -> list[object]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(
+            f"{path}: reading Parquet needs the package pyarrow. Install it (pip install pyarrow), or "
+            "save the file as .jsonl."
+        ) from error
+    try:
+        return list(parquet.read_table(io.BytesIO(content)).to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: expected a Parquet file, got {type(error).__name__}: {error}") from error

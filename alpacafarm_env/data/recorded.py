@@ -1,0 +1,221 @@
+"""The recorded level: published responses of real models and a real judge's verdicts on them, replayed.
+
+A folder holds `eval_instructions`, `davinci003` (the reference responses), `outputs/outputs_<generator>` and one
+`preferences_<judge>` file whose rows are (index, generator, preference: credit of the generator in [0, 1] or null).
+A verdict belongs to the texts that were judged: no other response has one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, did_you_mean
+from .dataset import REFERENCE_FILE, FolderDataset, data_files, read_outputs
+from .files import read_records
+from .schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+
+DAVINCI003_SHA256 = "a4079dcd28239e8ff7ee5ea6d76b0ec3b58086c9710054e5ae6ed7d2cd975980"
+"""`reference_digest` of the Davinci003 responses that the published judgements compare with. Two other files of that
+name are in circulation, shorter ones, and give win rates up to 28 points too high."""
+PIN_FILE = "recorded"
+"""`recorded.json` in a folder of one's own: {"reference_sha256": ...} instead of Davinci003's."""
+
+
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_credit(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and 0 <= float(value) <= 1)  # type: ignore[arg-type]
+
+
+INDEX = Field("index", "an integer of 0 or more", _is_index)
+JUDGEMENT = (INDEX, Field("generator", TEXT, is_text), Field("preference", "a number in [0, 1] or null", _is_credit))
+
+
+class RecordedDataset(FolderDataset):
+    """A folder of published responses and recorded judgements; its only split is eval.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        DataError: A file is missing, a row faulty, an instruction unknown or missing, or the reference responses are
+            not those the judgements were made against (their sha256 is pinned).
+    """
+
+    level = "recorded"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        files = data_files(self.path)
+        if "eval" not in self.splits or REFERENCE_FILE not in files:
+            raise DataError(
+                f"{self.path}: expected the files eval_instructions and {REFERENCE_FILE} beside the "
+                f"judgements, got {sorted(file.name for file in files.values())}."
+            )
+        self.reference = self._read_reference(files)
+        self.judge, self._judgements = self._read_judgements(files)
+        outputs = data_files(self.path / "outputs")
+        self._output_files = {
+            stem.removeprefix("outputs_"): file for stem, file in outputs.items() if stem.startswith("outputs_")
+        }
+        self._outputs: dict[str, tuple[str, ...]] = {}
+        self._files = [
+            file for stem, file in files.items() if stem.startswith(("eval", REFERENCE_FILE, "preferences_"))
+        ]
+        absent = sorted(set(self._judgements) - set(self._output_files))
+        if absent:
+            raise DataError(
+                f"{self.path}: expected outputs/outputs_<generator> for each judged generator, "
+                f"got none for {', '.join(absent)}."
+            )
+
+    @property
+    def generators(self) -> tuple[str, ...]:
+        """Every generator with stored outputs, sorted."""
+        return tuple(sorted(self._output_files))
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The generators with stored judgements, sorted."""
+        return tuple(sorted(self._judgements))
+
+    def outputs(self, generator: str) -> tuple[str, ...]:
+        """A generator's responses, aligned with `instructions("eval")`.
+
+        Raises:
+            UnknownNameError: No outputs of that generator.
+            DataError: Its file is faulty or does not match the instructions.
+        """
+        if generator not in self._output_files:
+            raise did_you_mean("generator", generator, self.generators)
+        if generator not in self._outputs:
+            self._outputs[generator] = read_outputs(self._output_files[generator], self.instructions("eval"))
+        return self._outputs[generator]
+
+    def judgements(self, generator: str) -> NDArray[np.float64]:
+        """The judge's credits of a generator's responses, [number of eval instructions] in [0, 1]; NaN = no verdict.
+
+        Raises:
+            UnknownNameError: No judgements of that generator.
+        """
+        if generator not in self._judgements:
+            raise did_you_mean("judged generator", generator, self.judged)
+        return self._judgements[generator].copy()
+
+    def recorded_verdicts(self, generator: str | None = None) -> dict[tuple[str, str], float]:
+        """(instruction, response) -> the recorded credit in [0, 1] against the reference, NaN if there is none.
+
+        The judge was stochastic: it judged the same text of two generators twice, and now and then differently. So the
+        verdict on a text is NaN where its recorded verdicts contradict each other, unless `generator` says whose
+        judgements are meant. A judgement that could not be parsed is no verdict: another one of the same text decides.
+        The reference itself ties (0.5) unless judged otherwise.
+
+        Raises:
+            UnknownNameError: No judgements of that generator.
+        """
+        names = self.judged if generator is None else (generator,)
+        instructions = [str(instruction) for instruction in self.instructions("eval")]
+        verdicts: dict[tuple[str, str], float] = {}
+        found: dict[tuple[str, str], set[float]] = {}
+        for name in names:
+            credits = self.judgements(name).tolist()
+            for text, response, credit in zip(instructions, self.outputs(name), credits, strict=True):
+                if not math.isnan(credit):
+                    found.setdefault((text, response), set()).add(credit)
+                else:
+                    verdicts[text, response] = math.nan
+        verdicts |= {key: credits.pop() if len(credits) == 1 else math.nan for key, credits in found.items()}
+        for text, response in zip(instructions, self.references("eval"), strict=True):
+            verdicts.setdefault((text, response), 0.5)
+        return verdicts
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the files that a replay reads, as they are on the disk: for a study's manifest and its resumption."""
+        digest = hashlib.sha256()
+        for file in (*self._files, *(self._output_files[generator] for generator in self.judged)):
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)} ".encode() + content)
+        return digest.hexdigest()
+
+    def _read_reference(self, files: dict[str, Path]) -> str:
+        """Checks the reference responses' hash and returns their generator's name."""
+        path = files[REFERENCE_FILE]
+        expected = _pinned(files[PIN_FILE]) if PIN_FILE in files else DAVINCI003_SHA256
+        found = reference_digest(self.instructions("eval"), self.references("eval"))
+        if found != expected:
+            raise DataError(
+                f"{path}: expected the reference responses with sha256 {expected}, got {found}: the recorded "
+                "judgements compare with other texts than these. Use the file that belongs to them; for "
+                f'judgements of your own put {{"reference_sha256": "{found}"}} into {PIN_FILE}.json beside it.'
+            )
+        rows = check_rows(read_records(path), (Field("generator", TEXT, is_text, REFERENCE_FILE),), str(path))
+        return str(rows[0]["generator"])
+
+    def _read_judgements(self, files: dict[str, Path]) -> tuple[str, dict[str, NDArray[np.float64]]]:
+        """The judge's name and each judged generator's credits, aligned with the instructions."""
+        stems = [stem for stem in files if stem.startswith("preferences_")]
+        if len(stems) != 1:
+            raise DataError(f"{self.path}: expected one file preferences_<judge>, got {stems}.")
+        instructions = _file_of(files, "eval_instructions", "eval")
+        indices = [row["index"] for row in check_rows(read_records(instructions), (INDEX,), str(instructions))]
+        position = {index: place for place, index in enumerate(indices)}
+        if len(position) < len(indices):
+            raise DataError(f"{instructions}: expected each index once, got {len(indices) - len(position)} repeated.")
+        path = files[stems[0]]
+        rows = check_rows(read_records(path), JUDGEMENT, str(path))
+        credits: dict[str, NDArray[np.float64]] = {}
+        seen: set[tuple[str, int]] = set()
+        faults = []
+        for number, row in enumerate(rows, start=1):
+            key = (row["generator"], row["index"])
+            if row["index"] not in position:
+                faults.append(
+                    Fault(number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}")
+                )
+            elif key in seen:
+                faults.append(
+                    Fault(number, "index", f"{row['index']} again", f"one judgement of {row['generator']!r} for it")
+                )
+            else:
+                column = credits.setdefault(row["generator"], np.full(len(indices), np.nan))
+                column[position[row["index"]]] = np.nan if row["preference"] is None else row["preference"]
+            seen.add(key)
+        raise_faults(faults, str(path))
+        return stems[0].removeprefix("preferences_"), credits
+
+
+def is_recorded(path: Path) -> bool:
+    """True for a folder that holds recorded judgements."""
+    return any(stem.startswith("preferences_") for stem in data_files(path))
+
+
+def reference_digest(instructions: Sequence[str], references: Sequence[str]) -> str:
+    """sha256 over all (instruction, reference), sorted by instruction: the order of a file does not matter."""
+    pairs: list[Any] = sorted(zip(map(str, instructions), references, strict=True))
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _pinned(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["reference_sha256"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(
+            f'{path}: expected {{"reference_sha256": "<64 hex digits>"}}, got {type(error).__name__}: {error}'
+        ) from error
+
+
+def _file_of(files: dict[str, Path], *stems: str) -> Path:
+    return next(files[stem] for stem in stems if stem in files)

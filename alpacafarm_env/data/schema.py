@@ -1,0 +1,168 @@
+"""The kinds of rows AlpacaFarm's files hold, and the check that names every faulty row at once.
+
+| kind | fields |
+|---|---|
+| instruction | instruction, input |
+| demonstration, eval | instruction, input, output (+ generator, dataset: "" if absent) |
+| multisample | instruction, input, output: list of str |
+| preference | instruction, input, output_1, output_2, preference in {1, 2} |
+
+`input` may be absent (AlpacaEval merges it into the instruction); further fields are allowed and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DataError
+
+MAX_LISTED = 20
+"""Faults listed in one error; the rest is counted."""
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with one record. Records count from 1; `field` is "" when the record as a whole is meant."""
+
+    record: int
+    field: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        where = f"record {self.record}" + (f" field {self.field!r}" if self.field else "")
+        return f"{where}: expected {self.expected}, got {self.found}"
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """Stands in a list of records for one that could not be read as a JSON object."""
+
+    found: str
+    expected: str = "a JSON object"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a row: what is expected in words, a check that says whether a value is that, a default if optional."""
+
+    name: str
+    expected: str
+    check: Callable[[Any], bool]
+    default: Any = MISSING
+
+
+def is_text(value: object) -> bool:
+    """True for a str that is real Unicode: a lone surrogate cannot be encoded, hashed by content or tokenized."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_filled_text(value: object) -> bool:
+    return is_text(value) and bool(str(value).strip())
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_text, value))
+
+
+def _is_choice(value: object) -> bool:
+    # Parquet files often store the label as a float; True is not a label although True == 1.
+    return isinstance(value, int | float) and not isinstance(value, bool) and value in (1, 2)
+
+
+TEXT = "a string (Unicode without lone surrogates)"
+INSTRUCTION = (Field("instruction", "a non-empty string", _is_filled_text), Field("input", TEXT, is_text, ""))
+DEMONSTRATION = (
+    *INSTRUCTION,
+    Field("output", TEXT, is_text),
+    Field("generator", TEXT, is_text, ""),
+    Field("dataset", TEXT, is_text, ""),
+)
+MULTISAMPLE = (*INSTRUCTION, Field("output", "a non-empty list of strings", _is_texts))
+PREFERENCE = (
+    *INSTRUCTION,
+    Field("output_1", TEXT, is_text),
+    Field("output_2", TEXT, is_text),
+    Field("preference", "1 or 2", _is_choice),
+)
+EVAL = DEMONSTRATION
+
+KINDS: dict[str, tuple[Field, ...]] = {
+    "instruction": INSTRUCTION,
+    "demonstration": DEMONSTRATION,
+    "multisample": MULTISAMPLE,
+    "preference": PREFERENCE,
+}
+
+
+def kind_of(records: Iterable[object]) -> str:
+    """The kind of a file's rows, told by the fields that any of them has. Each row is then held to it."""
+    objects = [record for record in records if isinstance(record, Mapping)]
+    if any(not record.keys().isdisjoint(("output_1", "output_2", "preference")) for record in objects):
+        return "preference"
+    outputs = [record["output"] for record in objects if "output" in record]
+    if not outputs:
+        return "instruction"
+    num_lists = sum(isinstance(output, list | tuple) for output in outputs)
+    return "multisample" if 2 * num_lists > len(outputs) else "demonstration"
+
+
+def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) -> list[dict[str, Any]]:
+    """The records with exactly `fields`, defaults filled in.
+
+    Raises:
+        DataError: One error that names every faulty record of `source` (its number, field, what was found and
+        expected).
+    """
+    if not records:
+        raise DataError(f"{source}: expected one record or more, got none.")
+    rows: list[dict[str, Any]] = []
+    faults: list[Fault] = []
+    for number, record in enumerate(records, start=1):
+        rows.append({})
+        if isinstance(record, Malformed):
+            faults.append(Fault(number, "", record.found, record.expected))
+        elif not isinstance(record, Mapping):
+            faults.append(Fault(number, "", shown(record), "a JSON object"))
+        else:
+            for field in fields:
+                value = record.get(field.name, field.default)
+                if value is MISSING or not field.check(value):
+                    faults.append(Fault(number, field.name, shown(value), field.expected))
+                rows[-1][field.name] = value
+    raise_faults(faults, source)
+    return rows
+
+
+def raise_faults(faults: Sequence[Fault], source: str) -> None:
+    """Raises one DataError that lists the faults of `source`, if there are any."""
+    if not faults:
+        return
+    lines = [str(fault) for fault in faults[:MAX_LISTED]]
+    if len(faults) > MAX_LISTED:
+        lines.append(f"... and {len(faults) - MAX_LISTED} more")
+    num_records = len({fault.record for fault in faults})
+    raise DataError(
+        f"{source}: {num_records} faulty record{'s' * (num_records > 1)}; correct or remove them:\n  "
+        + "\n  ".join(lines)
+    )
+
+
+def shown(value: object, width: int = 60) -> str:
+    """The repr of a found value, shortened in the middle; "nothing" for a missing field, "null" for None."""
+    if value is MISSING:
+        return "nothing (the field is missing)"
+    if value is None:
+        return "null"
+    text = ascii(value) if isinstance(value, str) and not is_text(value) else repr(value)
+    return text if len(text) <= width else f"{text[: width // 2]}...{text[-(width // 4) :]}"

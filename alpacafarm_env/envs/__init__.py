@@ -1,0 +1,1 @@
+"""Instruction following as Gymnasium environments: single, batched and token by token."""

@@ -1,0 +1,250 @@
+"""What every AlpacaFarm environment shares: its instructions, and who scores the responses to them.
+
+Reward wrappers do not compute rewards. While their `step` runs they tell the base environment whom to ask, by
+`scored_by`, and the base environment asks once. Calls nest from the outside in, so the first one, the outermost
+wrapper's, decides; the environment's own oracle is then neither asked nor even built.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data import load_dataset
+from ..errors import (
+    DataError,
+    InvalidResponseError,
+    InvalidResponseTypeError,
+    UnknownNameError,
+    UnscoredError,
+    did_you_mean,
+)
+from ..instructions import Instruction
+from ..oracles.base import UNSCORED_REASON, Verdicts, judge, shorten
+from ..spaces import MAX_TEXT_LENGTH, find_surrogate
+from .infos import Column, Columns, column
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from ..oracles.base import RewardOracle
+
+ON_UNSCORED: Final = ("raise", "truncate")
+
+RESERVED_KEYS: Final = frozenset(
+    (
+        *("instruction_id", "split", "response", "response_length", "oracle", "scored", "reward_components"),
+        # Gymnasium's and Stable-Baselines3's own.
+        *("episode", "final_obs", "final_info", "terminal_observation", "TimeLimit.truncated", "is_success"),
+    )
+)
+"""Info keys that an oracle's details and an `AddScore` may not use, nor any that starts with an underscore."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The outcome of one batch of responses.
+
+    Attributes:
+        rewards: Float64, [B]; NaN where the oracle gave no verdict.
+        scored: Bool, [B]; where it gave one. All True unless the environment was made with on_unscored="truncate".
+        columns: The step's info, as columns of B rows.
+    """
+
+    rewards: NDArray[np.float64]
+    scored: NDArray[np.bool_]
+    columns: Columns
+
+
+class Scoring:
+    """A data set's split to draw from and an oracle to ask; a mixin of the environments.
+
+    Attributes:
+        dataset: The data set behind the environment.
+        split: The name of the split.
+        instructions: The instructions of the split.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: "str | Dataset",
+        split: str,
+        oracle: "str | Mapping[str, Any] | RewardOracle",
+        on_unscored: str,
+    ) -> None:
+        """Args as in `InstructionEnv`.
+
+        Raises:
+            UnknownNameError: If the split, the oracle or the value of `on_unscored` does not exist.
+            DataError: If the split is empty.
+        """
+        if on_unscored not in ON_UNSCORED:
+            raise did_you_mean("on_unscored value", on_unscored, ON_UNSCORED)
+        self.dataset = load_dataset(dataset)
+        self.split = split
+        self.instructions: Sequence[Instruction] = self.dataset.instructions(split)
+        if not self.instructions:
+            raise DataError(f"Split {split!r} of data set {self.dataset.name!r} is empty: there is nothing to ask.")
+        self._on_unscored = on_unscored
+        self._oracle_spec = oracle
+        self._deciding: RewardOracle | None = None
+        self._observers: dict[str, RewardOracle] = {}
+
+    @cached_property
+    def oracle(self) -> "RewardOracle":
+        """The environment's own oracle, built when it is first needed."""
+        return self.make_oracle(self._oracle_spec)
+
+    def make_oracle(self, spec: "str | Mapping[str, Any] | RewardOracle") -> "RewardOracle":
+        """The oracle that `spec` names, for this environment's data set (see `alpacafarm_env.make_oracle`)."""
+        from ..oracles.registry import make_oracle
+
+        return make_oracle(spec, dataset=self.dataset)
+
+    @contextmanager
+    def scored_by(self, oracle: "RewardOracle") -> Iterator[None]:
+        """While this context is open, `oracle` decides the reward, unless an outer `scored_by` already does."""
+        if self._deciding is not None:
+            yield
+            return
+        self._deciding = oracle
+        try:
+            yield
+        finally:
+            self._deciding = None
+
+    @contextmanager
+    def also_scored_by(self, key: str, oracle: "RewardOracle") -> Iterator[None]:
+        """While this context is open, every step also reports `oracle`'s score under `info[key]` (NaN: no verdict).
+
+        The reward is not touched. An oracle that also decides the reward is asked once, not twice.
+
+        Raises:
+            ValueError: If `key` is taken, by another score or by the environment's own info.
+        """
+        if key in RESERVED_KEYS or key.startswith("_") or key in self._observers:
+            taken = sorted(RESERVED_KEYS | self._observers.keys())
+            raise ValueError(
+                f"Info key {key!r} is taken; choose another one without a leading underscore. Taken: {taken}."
+            )
+        self._observers[key] = oracle
+        try:
+            yield
+        finally:
+            del self._observers[key]
+
+    def score(self, instructions: Sequence[Instruction], responses: Sequence[str]) -> Scores:
+        """Asks the deciding oracle for one batch, then those that only report: one call each.
+
+        Raises:
+            UnscoredError: If a response gets no verdict and the environment was made with on_unscored="raise".
+        """
+        oracle = self._deciding if self._deciding is not None else self.oracle
+        verdicts = judge(oracle, instructions, responses)
+        rewards = column(verdicts.scores)
+        scored = ~np.isnan(rewards)
+        if self._on_unscored == "raise" and not scored.all():
+            raise _unscored(oracle.name, verdicts, instructions, responses)
+        columns: dict[str, Column | Mapping[str, Column]] = {
+            **instruction_columns(instructions, self.split),
+            "response": np.array(responses, dtype=object),
+            "response_length": np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)),
+            "oracle": np.full(len(responses), oracle.name, dtype=object),
+            "scored": scored.copy(),
+            "reward_components": {oracle.name: rewards.copy()},
+        }
+        for key, observer in self._observers.items():
+            scores = verdicts.scores if observer is oracle else judge(observer, instructions, responses).scores
+            columns[key] = column(scores)
+        for key, values in verdicts.details.items():
+            if key in columns or key in RESERVED_KEYS or key.startswith("_"):
+                raise ValueError(f"Oracle {oracle.name!r} reports a detail under {key!r}, an info key that is taken.")
+            columns[key] = column(values)
+        return Scores(rewards, scored, columns)
+
+    def find_instruction(self, instruction_id: object) -> int:
+        """The position within the split of the instruction with this id.
+
+        Raises:
+            UnknownNameError: If no instruction of the split has it.
+            DataError: If the ids of the split are not unique, so that an id says nothing.
+        """
+        try:
+            return self._positions[operator.index(instruction_id)]  # type: ignore[arg-type]  # TypeError is caught
+        except (KeyError, TypeError):
+            ids = list(self._positions)
+            raise UnknownNameError(
+                f"Unknown instruction_id {instruction_id!r}: expected one of the {len(ids)} integer ids of split "
+                f"{self.split!r} of data set {self.dataset.name!r}, such as {ids[0]} or {ids[-1]}."
+            ) from None
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        positions: dict[int, int] = {}
+        for position, instruction in enumerate(self.instructions):
+            first = positions.setdefault(instruction.id, position)
+            if first != position:
+                raise DataError(
+                    f"Instruction ids must be unique within a split, but instructions {first} and {position} of split "
+                    f"{self.split!r} of data set {self.dataset.name!r} both have id {instruction.id}."
+                )
+        return positions
+
+
+def instruction_columns(instructions: Sequence[Instruction], split: str) -> dict[str, Column]:
+    """The info that every reset and step has: which instruction was asked."""
+    num = len(instructions)
+    return {
+        "instruction_id": np.fromiter((i.id for i in instructions), dtype=np.int64, count=num),
+        "split": np.full(num, split, dtype=object),
+    }
+
+
+def check_response(response: object, slot: int | None = None) -> str:
+    """The response itself, once it is known to lie in the action space. Empty is legal.
+
+    Args:
+        response: What an agent gave to `step`.
+        slot: Its place in a batch, for the message.
+
+    Raises:
+        InvalidResponseTypeError: If it is not a string.
+        InvalidResponseError: If it is longer than `MAX_TEXT_LENGTH` code points or holds a lone surrogate.
+    """
+    if isinstance(response, str) and len(response) <= MAX_TEXT_LENGTH and find_surrogate(response) < 0:
+        return response
+    where = "" if slot is None else f" in slot {slot}"
+    if not isinstance(response, str):
+        raise InvalidResponseTypeError(
+            f"Expected a response that is a str{where}, got {type(response).__name__}: {response!r:.60}. "
+            "Decode tokens to text before step."
+        )
+    if len(response) > MAX_TEXT_LENGTH:
+        raise InvalidResponseError(
+            f"Expected a response of at most {MAX_TEXT_LENGTH} code points{where}, got {len(response)}. "
+            "Shorten it before step: the environment never cuts a response."
+        )
+    at = find_surrogate(response)
+    raise InvalidResponseError(
+        f"Expected a response that can be written as UTF-8{where}, got a lone surrogate {response[at]!r} at position "
+        f'{at}. Decode with errors="replace", or encode with "surrogatepass" and decode again.'
+    )
+
+
+def _unscored(
+    name: str, verdicts: Verdicts, instructions: Sequence[Instruction], responses: Sequence[str]
+) -> UnscoredError:
+    missing = np.isnan(verdicts.scores)
+    first = int(np.argmax(missing))
+    reason = verdicts.details[UNSCORED_REASON][first] if UNSCORED_REASON in verdicts.details else ""
+    return UnscoredError(
+        f"Oracle {name!r} gave no verdict on {np.count_nonzero(missing)} of {len(missing)} responses. The first is "
+        f"{shorten(responses[first])} to instruction {instructions[first].id}, {shorten(instructions[first])}"
+        f"{f' ({reason})' if reason else ''}. The episode is still open: call step again, or make the environment with "
+        'on_unscored="truncate" to go on without a verdict.'
+    )

@@ -1,0 +1,203 @@
+"""Instruction following token by token: for Stable-Baselines3 and whatever else wants arrays and discrete actions."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..templates import PromptTemplate
+from .instruction import InstructionEnv
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..data import Dataset
+    from ..oracles.base import RewardOracle
+
+Observation: TypeAlias = dict[str, NDArray[Any]]
+
+
+class TokenEnv(InstructionEnv):
+    """Instruction following as an episode of one token a step, at the end of which the oracle scores the text.
+
+    ## Description
+    The same instructions, in the same order for a seed, and the same oracles and reward wrappers as `InstructionEnv`,
+    in the form Stable-Baselines3 can take. It recomputes the whole context for every token: right for small models,
+    teaching and comparison; `alpacafarm_env.agents` is many times faster.
+
+    ## Action space
+    `Discrete(V)`: the next token, V the size of the tokenizer. The end-of-sequence token ends the response.
+
+    ## Observation space
+    `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with L = max_prompt_tokens +
+    max_response_tokens: the prompt, the response so far, then padding on the right, where the mask is 0. The last real
+    token stands at `attention_mask.sum() - 1`.
+
+    ## Rewards
+    0 until the end, then the oracle's score of the decoded response (special tokens left out).
+
+    ## Starting state
+    An instruction as in `InstructionEnv`, rendered by the `prompt_template.json` beside the tokenizer.
+
+    ## Episode end
+    The end-of-sequence token, or the last of `max_response_tokens`. The limit too is a *termination*: the reward is
+    final, and an algorithm that bootstraps from the value of a truncated state would add to it. Use a discount of 1.
+    After an `UnscoredError` the last token is not taken: the episode stays open, and `step` can be called again.
+
+    ## Information
+    At reset and at every step: `instruction_id`, `split`. At the end also all that `InstructionEnv` reports, and
+    `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit).
+
+    ## Arguments
+    Those of `InstructionEnv`, and:
+
+    | argument | default | meaning |
+    |---|---|---|
+    | `tokenizer` | None | folder of a Hugging Face tokenizer; None: that of the sandbox's policy |
+    | `max_prompt_tokens` | 192 | longest prompt; `reset` raises on a longer one, which is never cut |
+    | `max_response_tokens` | 300 | longest response |
+
+    ## Version history
+    v0: first version.
+    """
+
+    # What InstructionEnv says in text, this environment says in arrays: that, and only that, mypy is told to let pass
+    # below. Everything about instructions, oracles and rendering is inherited.
+
+    def __init__(
+        self,
+        dataset: "str | Dataset" = "sandbox",
+        split: str = "unlabeled",
+        oracle: "str | Mapping[str, Any] | RewardOracle" = "surrogate",
+        tokenizer: str | Path | None = None,
+        max_prompt_tokens: int = 192,
+        max_response_tokens: int = 300,
+        render_mode: str | None = None,
+        on_unscored: str = "raise",
+    ) -> None:
+        """Args as in the tables of the two classes.
+
+        Raises:
+            UnknownNameError: As in `InstructionEnv`.
+            DataError: If the data set or the tokenizer cannot be read, or the tokenizer has no end-of-sequence token.
+            ValueError: If a limit is not positive.
+        """
+        super().__init__(dataset, split, oracle, render_mode, on_unscored)
+        if max_prompt_tokens < 1 or max_response_tokens < 1:
+            raise ValueError(
+                "Expected max_prompt_tokens and max_response_tokens of at least 1, "
+                f"got {max_prompt_tokens!r} and {max_response_tokens!r}."
+            )
+        folder = _sandbox_policy() if tokenizer is None else Path(tokenizer)
+        self.tokenizer = _load_tokenizer(folder)
+        self.template = PromptTemplate.load(folder)
+        self.max_prompt_tokens = max_prompt_tokens
+        self.max_response_tokens = max_response_tokens
+        self.eos_token_id: int = self.tokenizer.eos_token_id
+        # The mask says what is padding, so a tokenizer without a padding token can lend any.
+        pad = self.tokenizer.pad_token_id
+        self._pad_token_id: int = self.eos_token_id if pad is None else pad
+        vocab_size, length = len(self.tokenizer), max_prompt_tokens + max_response_tokens
+        self.action_space = spaces.Discrete(vocab_size)  # type: ignore[assignment]
+        self.observation_space = spaces.Dict(  # type: ignore[assignment]
+            {
+                "input_ids": spaces.Box(0, vocab_size - 1, (length,), np.int64),
+                "attention_mask": spaces.Box(0, 1, (length,), np.int8),
+            }
+        )
+        self._prompt: list[int] = []
+        self._response: list[int] | None = None  # None: no open episode
+        self._asked: dict[str, Any] = {}
+
+    def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Asks an instruction: a random one, or that of `options={"instruction_id": i}`.
+
+        Raises:
+            UnknownNameError: If the option or the id does not exist.
+            ValueError: If the prompt is longer than `max_prompt_tokens`.
+        """
+        self._response = None
+        instruction, self._asked = super().reset(seed=seed, options=options)
+        self._prompt = self.tokenizer(self.template.render(instruction))["input_ids"]
+        if len(self._prompt) > self.max_prompt_tokens:
+            raise ValueError(
+                f"Expected prompts of at most max_prompt_tokens={self.max_prompt_tokens} tokens, but instruction "
+                f"{instruction.id} of split {self.split!r} has {len(self._prompt)}. Raise max_prompt_tokens, or leave "
+                "the instruction out of the split."
+            )
+        self._response = []
+        return self._observation([]), dict(self._asked)
+
+    def step(  # type: ignore[override]
+        self, action: int | np.integer[Any]
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Appends one token; scores the response if that ends it.
+
+        Raises:
+            InvalidAction: If the action is no token of the tokenizer.
+            UnscoredError: If the oracle gives no verdict, unless on_unscored="truncate".
+            ResetNeeded: If there is no open episode.
+        """
+        if self._response is None:
+            raise ResetNeeded("The response has ended, or none was begun: call reset() before step().")
+        response = [*self._response, self._check_token(action)]
+        finished = response[-1] == self.eos_token_id
+        if not finished and len(response) < self.max_response_tokens:
+            self._response = response
+            return self._observation(response), 0.0, False, False, dict(self._asked)
+        text = self._decode(response[:-1] if finished else response)
+        _, reward, terminated, truncated, info = super().step(text)
+        self._response = None  # only now: the oracle may have raised
+        info |= {"response_tokens": len(response), "response_truncated": not finished}
+        return self._observation(response), reward, terminated, truncated, info
+
+    def _check_token(self, action: int | np.integer[Any]) -> int:
+        try:
+            token = operator.index(action)
+        except TypeError:
+            token = -1
+        if not 0 <= token < len(self.tokenizer):
+            raise InvalidAction(f"Expected a token, an integer from 0 to {len(self.tokenizer) - 1}, got {action!r}.")
+        return token
+
+    def _decode(self, tokens: list[int]) -> str:
+        # Clean-up would delete spaces before punctuation that the policy did write.
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)  # a list only comes of a list of lists
+        return text
+
+    def _observation(self, response: Sequence[int]) -> Observation:
+        length = len(self._prompt) + len(response)
+        input_ids = np.full(self.max_prompt_tokens + self.max_response_tokens, self._pad_token_id, dtype=np.int64)
+        input_ids[:length] = [*self._prompt, *response]
+        return {"input_ids": input_ids, "attention_mask": (np.arange(len(input_ids)) < length).astype(np.int8)}
+
+
+def _sandbox_policy() -> Path:
+    from ..sandbox import POLICY
+
+    return POLICY
+
+
+def _load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise DataError(
+            f"Expected the folder of a Hugging Face tokenizer (tokenizer.json ...), got {str(folder)!r}: no folder."
+        )
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"Expected a Hugging Face tokenizer in {str(folder)!r}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"The tokenizer in {str(folder)!r} has no eos_token, so that no response could end; set one.")
+    return tokenizer

@@ -1,0 +1,100 @@
+"""The three records of instruction following: an instruction, a demonstration and a preference."""
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+
+class Instruction(str):
+    r"""What the user asks, as one text that also remembers its two fields.
+
+    The text is `instruction`, or `instruction`, a blank line and `input` when there is an input. It is a `str` on every
+    boundary (observation, oracle, dictionary key) and compares and hashes as its text; the fields are there for prompt
+    templates that treat an input apart. Immutable.
+
+    Attributes:
+        instruction: The request alone.
+        input: The material it is about, "" if none.
+        id: Its number, unique within a split; -1 if it has none.
+        split_name: The split it belongs to, "" if none (`split` is a method of str).
+        source: The evaluation set it came from ("selfinstruct", ...), "" if none.
+
+    Example:
+        >>> ask = Instruction("Translate to French.", "Good morning", id=7, split="eval")
+        >>> ask
+        'Translate to French.\n\nGood morning'
+        >>> ask.input, ask.id
+        ('Good morning', 7)
+    """
+
+    __slots__ = ("id", "input", "instruction", "source", "split_name")
+    instruction: str
+    input: str
+    id: int
+    split_name: str
+    source: str
+
+    def __new__(cls, instruction: str, input: str = "", *, id: int = -1, split: str = "", source: str = "") -> Self:
+        """The names `input` and `id` are AlpacaFarm's own; they shadow built-ins in this signature only."""
+        self = super().__new__(cls, f"{instruction}\n\n{input}" if input else instruction)
+        fields = {"instruction": instruction, "input": input, "id": id, "split_name": split, "source": source}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        return self
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"An Instruction is immutable: cannot set {name!r}. Build a new one.")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"An Instruction is immutable: cannot delete {name!r}.")
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str, str], dict[str, Any]]:
+        return (self.instruction, self.input), {"id": self.id, "split": self.split_name, "source": self.source}
+
+    def __getstate__(self) -> None:
+        """Nothing beyond the constructor's arguments: the fields refuse to be set a second time."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A response to imitate."""
+
+    instruction: Instruction
+    response: str
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two responses to one instruction and which of them an annotator preferred.
+
+    Raises:
+        ValueError: If there are not two responses, or `preference` is neither 1 nor 2.
+    """
+
+    instruction: Instruction
+    responses: tuple[str, str]
+    preference: int
+    """1 or 2: the number of the preferred response, counted from 1 as AlpacaFarm does."""
+
+    def __post_init__(self) -> None:
+        if len(self.responses) != 2:
+            raise ValueError(f"Expected two responses, got {len(self.responses)}: {self.responses!r}.")
+        if self.preference not in (1, 2):
+            raise ValueError(
+                f"Expected preference 1 or 2, the number of the preferred response, got {self.preference!r}."
+            )
+
+    @property
+    def chosen(self) -> str:
+        """The preferred response."""
+        return self.responses[self.preference - 1]
+
+    @property
+    def rejected(self) -> str:
+        """The other one."""
+        return self.responses[2 - self.preference]

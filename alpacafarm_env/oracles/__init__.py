@@ -1,0 +1,27 @@
+"""Oracles: who rewards a response, and how judges of pairs become rewards."""
+
+from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .judges import BothOrders, Flip, Pool, WinRate
+from .recorded import Recorded, RecordedJudge
+from .registry import References, make_judge, make_oracle
+from .reward_model import RewardModel
+
+__all__ = [
+    "BothOrders",
+    "Constant",
+    "Flip",
+    "OracleError",
+    "Pool",
+    "PreferenceOracle",
+    "Recorded",
+    "RecordedJudge",
+    "References",
+    "RewardModel",
+    "RewardOracle",
+    "Verdicts",
+    "WinRate",
+    "compare",
+    "judge",
+    "make_judge",
+    "make_oracle",
+]

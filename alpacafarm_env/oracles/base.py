@@ -1,0 +1,212 @@
+"""What an oracle is: two protocols, and the two functions that ask one and check its answer.
+
+An oracle needs a `name` and one method, and nothing has to be inherited or registered:
+
+* `RewardOracle.score(instructions, responses)` returns a score for each response.
+* `PreferenceOracle.compare(instructions, a, b)` returns P(b preferred to a) for each pair.
+
+Both answer a whole batch in one call, and NaN means "no verdict". An oracle that can say more about each row (who
+judged, in which order, at what cost) adds a method `judge` that takes the same arguments and returns `Verdicts`; the
+environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
+a row that it was not asked about ({"annotator": "", "cost_usd": 0.0}), so that every step's info has the same keys.
+
+Ask an oracle through the functions `judge` and `compare` of this module, which check what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import AlpacaFarmError
+
+UNSCORED_REASON = "unscored_reason"
+"""The detail that says why a row has no verdict; "" if it has one."""
+
+
+class OracleError(AlpacaFarmError, ValueError):
+    """An oracle answered with something that is no score: a wrong shape, a wrong type, an infinity."""
+
+
+@runtime_checkable
+class RewardOracle(Protocol):
+    """Scores responses. Higher is better; the scale is the oracle's own."""
+
+    @property
+    def name(self) -> str:
+        """The key of this oracle's rewards in `info["reward_components"]`."""
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns one score for each response, [B]; NaN = no verdict."""
+
+
+@runtime_checkable
+class PreferenceOracle(Protocol):
+    """Compares two responses to the same instruction."""
+
+    @property
+    def name(self) -> str:
+        """Names the judge in reports and in the names of oracles built on it."""
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(b preferred to a) for each pair, [B] in [0, 1]; 0.5 = tie, NaN = no verdict.
+
+        In which order the two are shown to an annotator, and whether that matters, is the judge's own business.
+        """
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """A batch of answers and what there is to say about each."""
+
+    scores: NDArray[np.float64]
+    """Scores of a reward oracle, or P(b preferred) of a preference oracle, [B]; NaN = no verdict."""
+    details: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Further facts about each row, such as `annotator`, `noised` or `cost_usd`, each an array of length B."""
+
+    def with_detail(self, key: str, values: NDArray[Any]) -> Verdicts:
+        """Returns these verdicts with one detail added or replaced."""
+        return Verdicts(self.scores, {**self.details, key: values})
+
+
+class Shared:
+    """A mixin for oracles: copying an environment's spec must not copy models and caches, so a deep copy is itself."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class Constant(Shared):
+    """Gives every response the same score. For tests, and to measure what the environment itself costs."""
+
+    value: float = 0.0
+    name: str = "constant"
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns `value` for each response, [B]."""
+        return np.full(len(responses), self.value, np.float64)
+
+
+def blank_of(oracle: PreferenceOracle) -> Mapping[str, Any]:
+    """Returns the details of a row that a preference oracle was not asked about, {} if it declares none."""
+    blank: Mapping[str, Any] = getattr(oracle, "blank", {})
+    return blank
+
+
+def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+    """Asks a reward oracle once for a whole batch and checks its answer.
+
+    Args:
+        oracle: Asked by its `judge` method if it has one, else by `score`.
+        instructions: What was asked, [B].
+        responses: What was answered, [B].
+
+    Returns:
+        Finite or NaN float64 scores [B] and details. For an empty batch the oracle is not called.
+
+    Raises:
+        OracleError: The answer has a wrong shape or type, or holds an infinity.
+        ValueError: `instructions` and `responses` differ in length.
+    """
+    verdicts = _ask(oracle, oracle.score, instructions, responses)
+    if np.isinf(verdicts.scores).any():
+        row = int(np.flatnonzero(np.isinf(verdicts.scores))[0])
+        raise OracleError(
+            f"Oracle {oracle.name!r} must answer finite scores, or NaN for no verdict; it gave "
+            f"{verdicts.scores[row]!r} in row {row}, for the response {shorten(responses[row])}."
+        )
+    return verdicts
+
+
+def compare(oracle: PreferenceOracle, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+    """Asks a preference oracle once for a whole batch and checks its answer.
+
+    Returns:
+        P(b preferred), float64 [B] in [0, 1] or NaN, and details. For an empty batch the oracle is not called.
+
+    Raises:
+        OracleError: The answer has a wrong shape or type, or a number that is no probability.
+        ValueError: The three sequences differ in length.
+    """
+    verdicts = _ask(oracle, oracle.compare, instructions, a, b)
+    wrong = (verdicts.scores < 0) | (verdicts.scores > 1)  # False for NaN, True for infinities
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise OracleError(
+            f"Judge {oracle.name!r} must answer probabilities from 0 to 1, or NaN for no verdict; it gave "
+            f"{verdicts.scores[row]!r} in row {row}, for {shorten(a[row])} and {shorten(b[row])}."
+        )
+    return verdicts
+
+
+def place(
+    details: Mapping[str, NDArray[Any]], rows: NDArray[np.bool_], blank: Mapping[str, Any]
+) -> dict[str, NDArray[Any]]:
+    """Spreads the details of the rows that were asked over the whole batch.
+
+    Args:
+        details: Arrays of length `rows.sum()`.
+        rows: Which rows of the batch they belong to, [B].
+        blank: The details of the other rows. One that is missing here is "", 0, False or None after its type.
+
+    Returns:
+        Arrays of length B, under the keys of both.
+    """
+    placed: dict[str, NDArray[Any]] = {key: np.full(rows.shape, value) for key, value in blank.items()}
+    for key, detail in details.items():
+        values = np.asarray(detail)
+        fill = blank.get(key, None if values.dtype == object else values.dtype.type())
+        placed[key] = np.full(rows.shape, fill, np.result_type(values, np.asarray(fill)))
+        placed[key][rows] = values
+    return placed
+
+
+def unscored(verdicts: Verdicts, reasons: NDArray[Any]) -> Verdicts:
+    """Adds the detail `unscored_reason`: a text where the score is NaN, "" elsewhere.
+
+    Args:
+        verdicts: Any verdicts.
+        reasons: A text for each row, [B]; read where the score is NaN.
+    """
+    return verdicts.with_detail(UNSCORED_REASON, np.where(np.isnan(verdicts.scores), reasons, ""))
+
+
+def shorten(text: str, length: int = 60) -> str:
+    """The text's representation, cut to fit an error message."""
+    return repr(text) if len(text) <= length else f"{text[:length]!r}... ({len(text)} characters)"
+
+
+def _ask(
+    oracle: RewardOracle | PreferenceOracle, answer: Callable[..., NDArray[np.float64]], *batch: Sequence[str]
+) -> Verdicts:
+    lengths = [len(column) for column in batch]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"Oracle {oracle.name!r} needs sequences of the same length, got lengths {lengths}.")
+    if not lengths[0]:
+        return Verdicts(np.empty(0))
+    detailed = getattr(oracle, "judge", None)
+    verdicts = detailed(*batch) if detailed is not None else Verdicts(answer(*batch))
+    if not isinstance(verdicts, Verdicts):
+        raise OracleError(f"{oracle.name!r}.judge must return Verdicts, got {type(verdicts).__name__}.")
+    _check_details(oracle.name, verdicts.details.items(), lengths[0])
+    return Verdicts(_checked(oracle.name, verdicts.scores, lengths[0]), verdicts.details)
+
+
+def _checked(name: str, answer: object, size: int) -> NDArray[np.float64]:
+    scores = np.asarray(answer)
+    if scores.shape != (size,):
+        raise OracleError(f"Oracle {name!r} must answer {size} rows with shape ({size},), got shape {scores.shape}.")
+    if scores.dtype.kind not in "fiu":
+        raise OracleError(f"Oracle {name!r} must answer real numbers (NaN = no verdict), got dtype {scores.dtype}.")
+    return scores.astype(np.float64, copy=False)
+
+
+def _check_details(name: str, details: Iterable[tuple[str, NDArray[Any]]], size: int) -> None:
+    for key, values in details:
+        if np.shape(values) != (size,):
+            raise OracleError(f"Oracle {name!r}: detail {key!r} must have shape ({size},), got {np.shape(values)}.")

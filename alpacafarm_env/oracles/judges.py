@@ -1,0 +1,214 @@
+"""Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders, joins a pool.
+
+Each of them takes any `PreferenceOracle` and, `WinRate` aside, is one again, so they nest:
+`WinRate(Flip(Pool(annotators), p=0.25), references)` is AlpacaFarm's training reward.
+
+Randomness is keyed on the content: a verdict depends on (seed, instruction, unordered pair of responses), never on the
+batch, the order of calls or of the pair. Asked again, a noisy judge answers the same; asked with the pair swapped, P
+becomes 1 - P exactly. (The released AlpacaFarm keys its noise on the instruction alone, so that half of all
+instructions would get one constant label whatever the responses are: harmless for a set with one pair an instruction,
+wrong for the reward of an agent that answers each many times.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..seeding import keyed_uniforms
+from .base import UNSCORED_REASON, PreferenceOracle, Shared, Verdicts, blank_of, compare, place, unscored
+
+NO_REFERENCE = "no reference response for this instruction"
+NO_VERDICT = "the judge gave no verdict"
+
+
+class WinRate(Shared):
+    """A reward: the probability that the response is preferred to the instruction's reference response.
+
+    A response identical to the reference gets 0.5 without asking the judge; an instruction without a reference gets
+    NaN. All other rows go to the judge in one call, the reference as `a` and the response as `b`. Details are the
+    judge's own (its `blank` where it was not asked) and `unscored_reason`.
+
+    Args:
+        judge: Compares the two.
+        references: The response to beat of each instruction.
+        name: The oracle's name; "win_rate:" and the judge's name by default.
+    """
+
+    def __init__(self, judge: PreferenceOracle, references: Mapping[str, str], *, name: str | None = None) -> None:
+        self._judge = judge
+        self.references = references
+        self.name = name or f"win_rate:{judge.name}"
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(response beats the reference), [B] in [0, 1]; 0.5 = tie, NaN = no verdict."""
+        return self.judge(instructions, responses).scores
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """Returns the scores of `score` with details; asks the judge at most once."""
+        references = [self.references.get(instruction) for instruction in instructions]
+        missing = np.array([reference is None for reference in references], bool)
+        same = np.array([r == reference for r, reference in zip(responses, references, strict=True)], bool)
+        verdicts = _ask_some(
+            self._judge,
+            instructions,
+            [reference or "" for reference in references],
+            responses,
+            rows=~(missing | same),
+            otherwise=np.where(missing, np.nan, 0.5),
+        )
+        told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
+        reasons = np.where(told == "", NO_VERDICT, told)
+        return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
+
+
+class Flip(Shared):
+    """AlpacaFarm's label noise: with probability 2p the verdict is a fair coin and the judge is not asked.
+
+    The same as flipping a binary verdict with probability p, at a share 2p of the calls less. The coin is keyed on
+    (seed, instruction, unordered pair); identical responses stay 0.5; with p = 0 the judge answers everything else.
+    Adds the detail `noised`. Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
+
+    Args:
+        judge: Gives the verdicts of the rows without noise.
+        p: Probability that a verdict is flipped, from 0 to 0.5.
+        seed: Picks the coins.
+
+    Raises:
+        ValueError: `p` is not within 0 and 0.5.
+    """
+
+    def __init__(self, judge: PreferenceOracle, p: float = 0.25, *, seed: int = 0) -> None:
+        if not 0 <= p <= 0.5:
+            raise ValueError(f"Flip needs a probability p from 0 to 0.5 (0.5 = a coin, no judge), got {p!r}.")
+        self._judge = judge
+        self.p = p
+        self.seed = seed
+        self.blank = {**blank_of(judge), "noised": False}
+        self.name = f"{judge.name}+flip{p:g}"
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(b preferred), [B]: 0 or 1 where noised, the judge's answer elsewhere."""
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Returns the answers of `compare` with details; asks the judge at most once, for the rows without noise."""
+        pairs = _unordered(a, b)
+        same = np.array([first == second for first, second in pairs], bool)
+        u = keyed_uniforms(self.seed, "flip", _rows(instructions, pairs))
+        noised = (u < 2 * self.p) & ~same
+        # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
+        b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
+        coin = np.where(b_is_first, u < self.p, u >= self.p)
+        rows, otherwise = ~(noised | same), np.where(same, 0.5, coin)
+        verdicts = _ask_some(self._judge, instructions, a, b, rows=rows, otherwise=otherwise)
+        # A judge that adds noise itself says so too.
+        return verdicts.with_detail("noised", noised | verdicts.details.get("noised", False))
+
+
+class BothOrders(Shared):
+    """Asks a judge about (a, b) and (b, a) in one call and averages, which cancels a liking for one position.
+
+    Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, and
+    `orders_agree`: whether both orders prefer the same response.
+    """
+
+    def __init__(self, judge: PreferenceOracle) -> None:
+        self._judge = judge
+        self.name = f"{judge.name}+both_orders"
+        self.blank = {**blank_of(judge), "orders_agree": True}
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the mean P(b preferred) over both orders, [B]; NaN if either has no verdict."""
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Returns the answers of `compare` with details; asks the judge once for 2B pairs."""
+        size = len(instructions)
+        verdicts = compare(self._judge, [*instructions, *instructions], [*a, *b], [*b, *a])
+        forth, back = verdicts.scores[:size], 1 - verdicts.scores[size:]
+        details = {
+            key: values[:size] + values[size:] if key.startswith("cost_") else values[:size]
+            for key, values in verdicts.details.items()
+        }
+        agree = (forth - 0.5) * (back - 0.5) >= 0
+        return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
+
+
+class Pool(Shared):
+    """A pool of annotators: each pair goes to one of them, drawn uniformly by (seed, instruction, unordered pair).
+
+    Each annotator is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
+
+    Args:
+        annotators: The members, at least one, with different names.
+        name: The pool's name.
+        seed: Picks the annotators.
+
+    Raises:
+        ValueError: The pool is empty or two members share a name.
+    """
+
+    def __init__(self, annotators: Sequence[PreferenceOracle], *, name: str = "pool", seed: int = 0) -> None:
+        names = [annotator.name for annotator in annotators]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"A pool needs one or more annotators with different names, got {names!r}.")
+        self.annotators = tuple(annotators)
+        self.name = name
+        self.seed = seed
+        self.blank: dict[str, Any] = {}
+        for annotator in annotators:
+            self.blank |= blank_of(annotator)
+        self.blank["annotator"] = ""
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(b preferred) by the annotator drawn for each pair, [B]."""
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Returns the answers of `compare` with details."""
+        drawn = keyed_uniforms(self.seed, "annotator", _rows(instructions, _unordered(a, b)))
+        member = np.floor(drawn * len(self.annotators)).astype(np.int64)
+        scores = np.full(len(instructions), np.nan)
+        details: dict[str, NDArray[Any]] = {}
+        for index, annotator in enumerate(self.annotators):
+            rows = member == index
+            verdicts = compare(annotator, _take(instructions, rows), _take(a, rows), _take(b, rows))
+            scores[rows] = verdicts.scores
+            for key, values in place(verdicts.details, rows, self.blank).items():
+                details[key] = np.where(rows, values, details[key]) if key in details else values
+        names = np.array([annotator.name for annotator in self.annotators])
+        return Verdicts(scores, details).with_detail("annotator", names[member])
+
+
+def _ask_some(
+    judge: PreferenceOracle,
+    instructions: Sequence[str],
+    a: Sequence[str],
+    b: Sequence[str],
+    *,
+    rows: NDArray[np.bool_],
+    otherwise: NDArray[np.float64],
+) -> Verdicts:
+    """Asks the judge about some rows; the others have their verdict already."""
+    if rows.all():
+        return compare(judge, instructions, a, b)
+    verdicts = compare(judge, _take(instructions, rows), _take(a, rows), _take(b, rows))
+    scores = np.array(otherwise, np.float64)
+    scores[rows] = verdicts.scores
+    return Verdicts(scores, place(verdicts.details, rows, blank_of(judge)))
+
+
+def _take(texts: Sequence[str], rows: NDArray[np.bool_]) -> list[str]:
+    return [texts[row] for row in np.flatnonzero(rows).tolist()]
+
+
+def _unordered(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    return [(x, y) if x <= y else (y, x) for x, y in zip(a, b, strict=True)]
+
+
+def _rows(instructions: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    return [(instruction, *pair) for instruction, pair in zip(instructions, pairs, strict=True)]

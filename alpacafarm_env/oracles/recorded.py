@@ -1,0 +1,119 @@
+"""Recorded judgements replayed: what a real judge once said about published outputs, and nothing else.
+
+A recorded dataset has `recorded_verdicts()`: (instruction, response) -> the credit that the judge gave the response
+against the instruction's reference, 1 = it won, 0.5 = a draw, 0 = it lost, NaN = judged without one clear verdict. A
+response that was never judged gets no guess: it has no verdict, and the detail `unscored_reason` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import UNSCORED_REASON, Shared, Verdicts, unscored
+
+NEVER_JUDGED = "this response was never judged: a recorded oracle only replays stored judgements"
+NO_CLEAR_VERDICT = "judged, but without one clear verdict (none was given, or the stored ones differ)"
+NO_REFERENCE_IN_PAIR = "neither response is the instruction's reference: only such pairs were judged"
+
+
+class RecordedDataset(Protocol):
+    """A dataset that comes with judgements of responses to the instructions of its eval split."""
+
+    def recorded_verdicts(self, generator: str = ..., /) -> Mapping[tuple[str, str], float]:
+        """Credits by (instruction, response): of one generator's responses, or of all without an argument."""
+
+    def instructions(self, split: str) -> Sequence[str]:
+        """The instructions of a split."""
+
+    def references(self, split: str) -> Sequence[str]:
+        """The reference responses of a split, aligned with its instructions."""
+
+
+class Recorded(Shared):
+    """The stored credit of a response against its reference, in [0, 1]; NaN = never judged, or no clear verdict.
+
+    Args:
+        dataset: Holds the judgements; read at first use.
+        generator: Replay only the judgements of this generator's responses. Without it a text that two generators
+            wrote and the judge credited differently has no clear verdict.
+        name: The oracle's name.
+    """
+
+    def __init__(self, dataset: RecordedDataset, *, generator: str | None = None, name: str = "recorded") -> None:
+        self._dataset = dataset
+        self.generator = generator
+        self.name = name
+
+    @cached_property
+    def verdicts(self) -> Mapping[tuple[str, str], float]:
+        """The stored credits by (instruction, response)."""
+        chosen = () if self.generator is None else (self.generator,)
+        return self._dataset.recorded_verdicts(*chosen)
+
+    @property
+    def num_unclear(self) -> int:
+        """How many judged responses have no clear verdict."""
+        return sum(math.isnan(credit) for credit in self.verdicts.values())
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the stored credit of each response, [B] in [0, 1]; NaN = no verdict."""
+        return self.judge(instructions, responses).scores
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """Returns the scores of `score` with the detail `unscored_reason`."""
+        return _verdicts([self.credit(*row) for row in zip(instructions, responses, strict=True)])
+
+    def credit(self, instruction: str, response: str) -> tuple[float, str]:
+        """Returns the credit of one response, and what to say if it is NaN."""
+        credit = self.verdicts.get((instruction, response))
+        return (math.nan, NEVER_JUDGED) if credit is None else (credit, NO_CLEAR_VERDICT)
+
+
+class RecordedJudge(Shared):
+    """The same judgements as a `PreferenceOracle`, for pairs of which one response is the instruction's reference.
+
+    Args:
+        dataset: Holds the judgements; read at first use.
+        generator: As in `Recorded`.
+    """
+
+    name = "recorded"
+
+    def __init__(self, dataset: RecordedDataset, *, generator: str | None = None) -> None:
+        self._dataset = dataset
+        self._recorded = Recorded(dataset, generator=generator)
+        self.blank = {UNSCORED_REASON: ""}
+
+    @cached_property
+    def _references(self) -> dict[str, str]:
+        return dict(zip(self._dataset.instructions("eval"), self._dataset.references("eval"), strict=True))
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the stored P(b preferred), [B] in [0, 1]; NaN = no verdict."""
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Returns the answers of `compare` with the detail `unscored_reason`."""
+        return _verdicts([self._preference(*row) for row in zip(instructions, a, b, strict=True)])
+
+    def _preference(self, instruction: str, a: str, b: str) -> tuple[float, str]:
+        reference = self._references.get(instruction)
+        if a == b:
+            return 0.5, ""
+        if a == reference:
+            return self._recorded.credit(instruction, b)
+        if b == reference:
+            credit, reason = self._recorded.credit(instruction, a)
+            return 1 - credit, reason
+        return math.nan, NO_REFERENCE_IN_PAIR
+
+
+def _verdicts(rows: Sequence[tuple[float, str]]) -> Verdicts:
+    scores = np.array([score for score, _ in rows], np.float64)
+    return unscored(Verdicts(scores), np.array([reason for _, reason in rows], str))

@@ -1,0 +1,235 @@
+"""Learned reward models: any Hugging Face sequence-classification folder with one label.
+
+A folder holds config.json, safetensors weights and a tokenizer, and may hold the prompt template the model was trained
+with (prompt_template.json; AlpacaFarm's otherwise). Three optional keys of config.json are ours:
+
+* `alpacafarm_end_with_eos` (default true): whether texts end with the end-of-sequence token, where the score is read.
+* `alpacafarm_reward_mean`, `alpacafarm_reward_std`: scores are shifted and scaled by them, (score - mean) / std.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError
+from ..templates import PromptTemplate
+from .base import OracleError, Shared, Verdicts, shorten
+
+
+class RewardModel(Shared):
+    """Scores a response with a learned model; unbounded, float32 arithmetic.
+
+    The model reads template.render(instruction) + response + EOS. Special tokens that a text spells out are read as
+    plain text, so a response cannot end itself early or pose as another turn. Texts are scored in batches of similar
+    length, padded on the right, with attention masks: a score does not depend on the rest of the batch (to 1e-5).
+
+    A text longer than the model can read loses its middle: half of what fits is kept from its start, half from its end.
+    Instruction and ending both stay; cutting the end off, as is often done, would hide from the model whatever a long
+    response ends with. The detail `response_truncated` marks such rows.
+
+    torch is imported and the weights are read at first use; the folder is checked at once.
+
+    Args:
+        path: The folder.
+        batch_size: Most texts in one forward pass.
+        max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
+        device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
+        max_length: Most tokens of a text; by default as many positions as the model has.
+        name: The oracle's name, "reward_model:" and the folder's name by default.
+
+    Raises:
+        CheckpointError: There is no such folder, it has no safetensors weights, the model does not give one score, or
+            its calibration has no spread.
+        ValueError: A number is not positive.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        batch_size: int = 256,
+        max_batch_tokens: int = 16_384,
+        device: str = "auto",
+        max_length: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        for key, value in {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}.items():
+            if value < 1:
+                raise ValueError(f"{key} must be 1 or more, got {value!r}.")
+        if max_length is not None and max_length < 2:
+            raise ValueError(f"max_length must be 2 or more, got {max_length!r}.")
+        self.path = Path(path).expanduser()
+        self.batch_size = batch_size
+        self.max_batch_tokens = max_batch_tokens
+        self.device = device
+        self.max_length = max_length
+        self.name = name or f"reward_model:{self.path.name}"
+        self._config = check_folder(self.path)
+        self._mean = float(self._config.get("alpacafarm_reward_mean", 0.0))
+        self._std = float(self._config.get("alpacafarm_reward_std", 1.0))
+        if not self._std > 0:
+            raise CheckpointError(
+                f"{self.path}: config.json needs a positive alpacafarm_reward_std, got {self._std!r}."
+            )
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the model's score of each response, [B]; never NaN."""
+        return self.judge(instructions, responses).scores
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """Returns the scores of `score` with the detail `response_truncated`.
+
+        Raises:
+            CheckpointError: The folder cannot be loaded.
+            OracleError: The model gave a score that is not finite: its weights are broken.
+        """
+        rows = self.encode(instructions, responses)
+        limit = self._limit
+        truncated = np.array([len(row) > limit for row in rows], bool)
+        scores = self._forward([cut_middle(row, limit) for row in rows])
+        if not np.isfinite(scores).all():
+            row = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise OracleError(
+                f"The reward model in {str(self.path)!r} gave {scores[row]!r} for the response "
+                f"{shorten(responses[row])}. Its weights are broken: train it again, or use another one."
+            )
+        return Verdicts((scores - self._mean) / self._std, {"response_truncated": truncated})
+
+    def encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
+        """Returns what the model reads of each row, as token ids, before anything is cut."""
+        texts = [self._template.render(x) + y for x, y in zip(instructions, responses, strict=True)]
+        if not texts:
+            return []
+        # Special tokens are added by their ids; in a text they are letters like any others.
+        rows: list[list[int]] = self._tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"]
+        eos = self._tokenizer.eos_token_id
+        if eos is None or not self._config.get("alpacafarm_end_with_eos", True):
+            return rows
+        return [row if row[-1:] == [eos] else [*row, eos] for row in rows]
+
+    @cached_property
+    def _template(self) -> PromptTemplate:
+        return PromptTemplate.load(self.path)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: expected a tokenizer (tokenizer.json), {error}") from error
+
+    @cached_property
+    def _model(self) -> Any:
+        import torch
+        from safetensors import SafetensorError
+        from transformers import AutoModelForSequenceClassification
+
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path}: the reward model cannot be loaded: {error}") from error
+        if found["missing_keys"]:
+            raise CheckpointError(
+                f"{self.path}: expected a trained reward model, but its weights lack "
+                f"{sorted(found['missing_keys'])[:5]}. Train one from a language model with RewardModeling."
+            )
+        self._check_padding(model.config.get_text_config())
+        return model.to(device).eval()
+
+    def _check_padding(self, config: Any) -> None:
+        """The score is read at the last token that is no pad, so a pad must exist and must not be the last real one."""
+        if config.pad_token_id is None:
+            config.pad_token_id = self._tokenizer.pad_token_id
+        if config.pad_token_id is None or config.pad_token_id == self._tokenizer.eos_token_id:
+            raise CheckpointError(
+                f"{self.path}: expected a pad_token_id that differs from the end-of-sequence token "
+                f"({self._tokenizer.eos_token_id!r}), got {config.pad_token_id!r}. Set it in config.json."
+            )
+
+    @property
+    def _limit(self) -> float:
+        """Most tokens of a text: what was asked for, never more than the model has positions."""
+        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        return min(self.max_length or float("inf"), positions or float("inf"))
+
+    def _forward(self, rows: Sequence[list[int]]) -> NDArray[np.float64]:
+        import torch
+
+        model, pad = self._model, self._model.config.get_text_config().pad_token_id
+        scores = np.empty(len(rows))
+        with torch.inference_mode():
+            for batch in batches([len(row) for row in rows], self.batch_size, self.max_batch_tokens):
+                width = max(len(rows[index]) for index in batch)
+                padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch])
+                lengths = torch.tensor([len(rows[i]) for i in batch])
+                mask = (torch.arange(width) < lengths[:, None]).long()
+                logits = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device)).logits
+                scores[batch] = logits[:, 0].double().cpu().numpy()
+        return scores
+
+
+def check_folder(path: Path) -> dict[str, Any]:
+    """Returns the config.json of a reward model's folder, once the folder looks like one.
+
+    Raises:
+        CheckpointError: No such folder, it lacks config.json or safetensors, or the model gives several scores.
+    """
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: expected a reward model's folder, found none. Download models by hub name first."
+        )
+    config_file = path / "config.json"
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{config_file}: expected a model's configuration as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{config_file}: expected a JSON object, got {config!r}.")
+    if not any(path.glob("*.safetensors")):
+        found = sorted(file.name for file in path.iterdir())
+        raise CheckpointError(
+            f"{path}: expected weights as *.safetensors, found {found[:10]}. Pickled weights are not read: load them "
+            "with transformers and save them with save_pretrained."
+        )
+    num_labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
+    if num_labels != 1:
+        raise CheckpointError(
+            f"{config_file}: a reward model gives one score (num_labels = 1), this one has {num_labels} labels. Is it "
+            "a language model or a classifier?"
+        )
+    return config
+
+
+def cut_middle(tokens: list[int], limit: float) -> list[int]:
+    """Returns the tokens, or their first and last halves of `limit` in all if there are more."""
+    if len(tokens) <= limit:
+        return tokens
+    kept = int(limit)
+    return tokens[: kept // 2] + tokens[len(tokens) - (kept - kept // 2) :]
+
+
+def batches(lengths: Sequence[int], max_rows: int, max_tokens: int) -> Iterator[list[int]]:
+    """Yields the rows in batches of similar length, longest first, within `max_tokens` after padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batch and (len(batch) == max_rows or lengths[batch[0]] * (len(batch) + 1) > max_tokens):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

@@ -1,0 +1,182 @@
+"""The sandbox as a dataset: splits of AlpacaFarm's sizes, demonstrations, preference pairs and references.
+
+The texts are stored in the package (they are what the models were trained on) and equal what `generate` makes from the
+seed; labels are not stored: a judge of the sandbox gives them, so one set of pairs serves every pool and noise level.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+
+from ..data.dataset import Dataset
+from ..errors import DataError, did_you_mean
+from ..instructions import Demonstration, Instruction, Preference
+from ..oracles.base import PreferenceOracle
+from ..seeding import keyed_rng
+from . import tasks, writers
+
+ASSETS: Final = Path(__file__).parent / "assets"
+SEED: Final = 0
+"""The seed of everything that is shipped."""
+SIZES: Final = {"sft": 10_000, "preference": 10_000, "unlabeled": 20_000, "val": 2_000, "eval": 805}
+EVAL_SOURCES: Final = {"selfinstruct": 252, "oasst": 188, "helpful_base": 129, "vicuna": 80, "koala": 156}
+"""The parts of the 805 evaluation instructions, of the published sizes."""
+
+# Share of instructions with an input, and the root verbs that a source of eval asks more often than the rest.
+_MIXES: Final[dict[str, tuple[float, tuple[str, ...]]]] = {
+    "": (0.25, ()),
+    "selfinstruct": (208 / 252, ("write", "classify", "rewrite")),
+    "oasst": (0.05, ("explain", "tell", "compare")),
+    "helpful_base": (0.05, ("give", "suggest", "list")),
+    "vicuna": (0.0, ("describe", "summarize", "compare")),
+    "koala": (0.05, ("name", "find", "write")),
+}
+
+
+def _weights(source: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Shares of the templates in a source of instructions."""
+    with_input, favoured = _MIXES[source]
+    weights = np.array([3.0 if template.verb in favoured else 1.0 for template in tasks.TEMPLATES])
+    has_input = np.array([template.with_input for template in tasks.TEMPLATES])
+    for chosen, share in ((has_input, with_input), (~has_input, 1 - with_input)):
+        weights[chosen] *= share / weights[chosen].sum()
+    return weights
+
+
+def generate(seed: int = SEED) -> dict[str, list[Instruction]]:
+    """Draws all splits, disjoint by text: {split: instructions}."""
+    seen: set[str] = set()
+    splits: dict[str, list[Instruction]] = {}
+    for split, size in SIZES.items():
+        sources = EVAL_SOURCES if split == "eval" else {"": size}
+        rows: list[Instruction] = []
+        for source, count in sources.items():
+            rng, weights = keyed_rng(seed, "instructions", split, source), _weights(source)
+            end = len(rows) + count
+            while len(rows) < end:
+                template = tasks.TEMPLATES[int(rng.choice(len(weights), p=weights))]
+                row = Instruction(*tasks.draw(rng, template), id=len(rows), split=split, source=source)
+                while str(row) in seen:  # drawn again of the same template, so that the mix stays what it should be
+                    row = Instruction(*tasks.draw(rng, template), id=len(rows), split=split, source=source)
+                seen.add(str(row))
+                rows.append(row)
+        splits[split] = rows
+    return splits
+
+
+def demonstration(instruction: str, seed: int = SEED) -> str:
+    """What the crowd wrote for an instruction."""
+    return writers.write(writers.CROWD, instruction, keyed_rng(seed, "crowd", str(instruction)))
+
+
+def reference(instruction: str, seed: int = SEED) -> str:
+    """What the stand-in for Davinci003 wrote for an instruction."""
+    return writers.write(writers.REFERENCE, instruction, keyed_rng(seed, "reference", str(instruction)))
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes JSON Lines, gzipped without a time stamp: equal rows give equal bytes."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".partial")
+    beside.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    beside.replace(path)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads what `write_rows` wrote.
+
+    Raises:
+        DataError: The file is not there.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"Expected the sandbox's file {path}, found none. Reinstall the package, or rebuild it with "
+            "python -m alpacafarm_env.benchmarks.build_sandbox --install."
+        )
+    # Not splitlines(): a sampled response may hold any of the characters that Unicode calls a line break.
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
+
+
+class Sandbox(Dataset):
+    """The sandbox's data, read from `folder` when first asked for."""
+
+    name = "sandbox"
+    level = "sandbox"
+
+    def __init__(self, folder: Path = ASSETS / "data") -> None:
+        self.folder = folder
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """sft, preference, unlabeled, val, eval."""
+        return tuple(SIZES)
+
+    def instructions(self, split: str) -> tuple[Instruction, ...]:
+        """The instructions of a split, of the paper's size."""
+        if split not in SIZES:
+            raise did_you_mean("split", split, SIZES)
+        if split not in self._instructions:
+            rows = read_rows(self.folder / f"{split}.jsonl.gz")
+            self._instructions[split] = tuple(
+                Instruction(row["instruction"], row["input"], id=index, split=split, source=row.get("dataset", ""))
+                for index, row in enumerate(rows)
+            )
+        return self._instructions[split]
+
+    def references(self, split: str) -> tuple[str, ...]:
+        """The stand-in for Davinci003's responses: stored for eval, written anew (and equal every time) elsewhere."""
+        instructions = self.instructions(split)
+        if split == "eval":
+            return tuple(row["output"] for row in read_rows(self.folder / "davinci003_stand_in.jsonl.gz"))
+        return _written(instructions)
+
+    def demonstrations(self, split: str = "sft") -> tuple[Demonstration, ...]:
+        """What the crowd wrote."""
+        return tuple(Demonstration(x, demonstration(x)) for x in self.instructions(split))
+
+    def pairs(self, split: str = "preference") -> tuple[tuple[str, str], ...]:
+        """Two samples of the SFT policy for each instruction of `preference`, at temperature 1."""
+        self.instructions(split)
+        if split != "preference":
+            raise DataError(f"Only the split 'preference' has pairs of responses, got {split!r}.")
+        return tuple((row["output_1"], row["output_2"]) for row in read_rows(self.folder / "pairs.jsonl.gz"))
+
+    def preferences(
+        self, split: str = "preference", *, judge: PreferenceOracle | None = None
+    ) -> tuple[Preference, ...]:
+        """The pairs as a judge labels them (default: p_sim^ann, the noisy pool); ties, without label, are left out."""
+        from . import judge as named
+
+        return label(self.instructions(split), self.pairs(split), judge or named("sim_ann"))
+
+    @cached_property
+    def _instructions(self) -> dict[str, tuple[Instruction, ...]]:
+        return {}
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+def label(
+    instructions: Sequence[Instruction], pairs: Sequence[tuple[str, str]], judge: PreferenceOracle
+) -> tuple[Preference, ...]:
+    """Preferences from a judge's verdicts; pairs that it calls a tie are left out, since a label is 1 or 2."""
+    verdicts = judge.compare(instructions, [a for a, _ in pairs], [b for _, b in pairs])
+    return tuple(
+        Preference(instruction, pair, 2 if verdict > 0.5 else 1)
+        for instruction, pair, verdict in zip(instructions, pairs, verdicts.tolist(), strict=True)
+        if verdict != 0.5
+    )
+
+
+@lru_cache(maxsize=8)
+def _written(instructions: tuple[Instruction, ...]) -> tuple[str, ...]:
+    return tuple(reference(instruction) for instruction in instructions)

@@ -1,0 +1,169 @@
+"""Simulated annotators of the sandbox: 16 human raters, the pool of 13 annotators and the single greedy one.
+
+Each is a noisy, biased view of two responses. Annotator j sees the parts of gold through its own weights, adds its
+tastes (length, lists, courtesies), prefers the first response shown by some margin, and is uncertain by its
+temperature: P(b preferred) = sigmoid((u_j(b) - u_j(a) + position) / temperature). A verdict is a draw from it.
+The biases follow what Dubois et al. 2023 (arXiv 2305.14387, Figs 7 to 9) report of crowd workers and of LLM annotators.
+
+This is a simulation: its agreement with anything real is not evidence about GPT-4 or about people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..oracles.base import Shared, Verdicts
+from ..seeding import keyed_rng, keyed_uniforms
+from . import gold
+
+FEATURES: Final = ("complete", "false", "repeated", "form", "fluent", "excess", "length", "list", "courtesy")
+_GOLD: Final = np.array(astuple(gold.WEIGHTS))
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """How one annotator differs from gold; utilities are in units of gold.
+
+    `attention` scales the weights of gold's parts (complete, false, repeated, form, fluent, excess): 1 sees them as
+    gold does, 0 not at all.
+    """
+
+    name: str
+    attention: tuple[float, float, float, float, float, float]
+    length: float
+    """For each doubling of the characters."""
+    lists: float
+    """For a response with bullets."""
+    courtesy: float
+    """For an opener or closer."""
+    position: float
+    """For the response shown first."""
+    temperature: float
+
+    def weights(self) -> NDArray[np.float64]:
+        """Utility per feature, in the order of `FEATURES`."""
+        tastes = (self.length, self.lists, self.courtesy)
+        return np.concatenate([_GOLD * np.array(self.attention), np.array(tastes)])
+
+
+# Five GPT-4-like: attentive; one likes long answers, one short ones with lists. Four ChatGPT-like: half blind to
+# falsehoods and repetition, taken in by length and courtesy. Four Davinci003-like: superficial and position-biased.
+POOL: Final = (
+    Annotator("gpt4_1", (1.0, 0.9, 0.8, 1.0, 1.0, 1.0), 0.1, 0.3, 0.0, 0.1, 0.3),
+    Annotator("gpt4_2", (0.7, 0.8, 0.8, 1.0, 1.5, 0.5), 1.0, -0.3, 0.6, 0.1, 0.3),
+    Annotator("gpt4_3", (0.9, 0.9, 0.8, 1.0, 1.0, 1.0), 0.1, 0.4, 0.1, 0.0, 0.3),
+    Annotator("gpt4_4", (0.7, 0.8, 0.8, 0.8, 1.0, 1.0), 0.2, 0.5, 0.3, 0.2, 0.3),
+    Annotator("gpt4_5", (0.4, 0.9, 0.8, 0.8, 0.5, 2.0), -1.6, 1.3, -0.3, 0.2, 0.3),
+    Annotator("chatgpt_1", (0.25, 0.5, 0.5, 0.6, 0.5, 1.0), 0.1, 0.6, 0.6, 0.2, 0.3),
+    Annotator("chatgpt_2", (0.3, 0.5, 0.5, 0.5, 0.5, 1.0), 0.0, 0.4, 0.7, -0.2, 0.3),
+    Annotator("chatgpt_3", (0.2, 0.4, 0.4, 0.4, 0.5, 1.0), 0.2, 0.6, 0.8, 0.2, 0.3),
+    Annotator("chatgpt_4", (0.2, 0.4, 0.4, 0.4, 0.5, 1.0), 0.1, 0.6, 0.9, 0.2, 0.3),
+    Annotator("davinci003_1", (0.15, 0.3, 0.3, 0.3, 0.5, 1.0), 0.1, 0.7, 0.8, 0.2, 0.3),
+    Annotator("davinci003_2", (0.2, 0.3, 0.3, 0.3, 0.5, 1.0), 0.3, 0.3, 0.8, -0.2, 0.3),
+    Annotator("davinci003_3", (0.15, 0.3, 0.3, 0.3, 0.5, 1.0), 0.1, 0.9, 0.9, 0.2, 0.3),
+    Annotator("davinci003_4", (0.15, 0.3, 0.3, 0.2, 0.5, 1.0), 0.4, 0.2, 0.6, -0.2, 0.3),
+)
+GREEDY: Final = (Annotator("greedy_gpt4", (1.0, 0.9, 0.8, 1.0, 1.0, 1.0), 0.3, 0.3, 0.0, 0.0, 0.3),)
+"""p_sim^GPT-4: one attentive prompt, nearly deterministic."""
+
+
+def _human(number: int) -> Annotator:
+    """Rater `number`: gold's weights and mild tastes, each varied for the person."""
+    rng = keyed_rng(0, "human rater", number)
+    attention = tuple(np.exp(rng.normal(0.0, 0.25, size=6)).tolist())
+    length, lists, courtesy = rng.normal((0.1, 1.6, 0.1), (0.4, 0.6, 0.2)).tolist()
+    return Annotator(f"human_{number}", attention, length, lists, courtesy, float(rng.normal(0.2, 0.2)), 1.7)
+
+
+HUMANS: Final = tuple(_human(number) for number in range(1, 17))
+
+
+@lru_cache(maxsize=200_000)
+def _features(instruction: str, response: str) -> tuple[float, ...] | None:
+    found = gold.parts(instruction, response)
+    if found is None:
+        return None
+    courteous = any(text in response for text in gold.OPENERS + gold.CLOSERS)
+    bullets = bool(re.search(r"^- ", response, re.MULTILINE))
+    return (*astuple(found), float(np.log2(len(response) + 10)), float(bullets), float(courteous))
+
+
+def features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+    """What an annotator sees of each response, [B, len(FEATURES)]; NaN for an instruction of another world."""
+    nothing = (float("nan"),) * len(FEATURES)
+    rows = [_features(str(i), r) or nothing for i, r in zip(instructions, responses, strict=True)]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(FEATURES))
+
+
+class Annotators(Shared):
+    """A pool as a `PreferenceOracle`: one annotator is drawn for each pair, shown it in a random order, and asked once.
+
+    All draws are keyed on (seed, instruction, unordered pair): the same pair always gets the same verdict from the same
+    annotator, whatever the batch, and swapping the responses swaps the verdict.
+
+    Args:
+        name: The pool's name.
+        annotators: Who is in it, each drawn with equal probability.
+        seed: Another seed is another opinion on the same pairs.
+    """
+
+    blank: Final = {"annotator": "", "shown_first": "", "cost_usd": 0.0}
+
+    def __init__(self, name: str, annotators: Sequence[Annotator], *, seed: int = 0) -> None:
+        self.name = name
+        self.annotators = tuple(annotators)
+        self.seed = seed
+        self._weights = np.array([annotator.weights() for annotator in self.annotators])  # [annotators, features]
+        self._position = np.array([annotator.position for annotator in self.annotators])
+        self._temperature = np.array([annotator.temperature for annotator in self.annotators])
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Verdicts [B]: 1 where b is preferred, 0 where a is, 0.5 for equal texts, NaN in another world."""
+        return self.judge(instructions, a, b).scores
+
+    def probabilities(
+        self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str], index: int, *, a_first: bool = True
+    ) -> NDArray[np.float64]:
+        """P(b preferred), [B], by annotator `index` alone when a (or b) is shown first."""
+        who = np.full(len(a), index)
+        return self._sigmoid(instructions, a, b, who, np.full(len(a), a_first))
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Verdicts with details: which annotator, which response it was shown first ("a" or "b"), at what cost."""
+        pairs = [(str(i), *sorted((x, y))) for i, x, y in zip(instructions, a, b, strict=True)]
+        who = (keyed_uniforms(self.seed, f"{self.name} annotator", pairs) * len(self.annotators)).astype(int)
+        ordered = np.array([x <= y for x, y in zip(a, b, strict=True)], dtype=bool)
+        a_first = (keyed_uniforms(self.seed, f"{self.name} order", pairs) < 0.5) == ordered
+        chance = self._sigmoid(instructions, a, b, who, a_first)
+        draw = keyed_uniforms(self.seed, f"{self.name} verdict", pairs)
+        # One draw for the unordered pair: b wins when its own chance covers the draw seen from its side.
+        wins = np.where(ordered, draw < chance, 1.0 - draw <= chance).astype(np.float64)
+        same = np.array([x == y for x, y in zip(a, b, strict=True)], dtype=bool)
+        scores = np.where(np.isnan(chance), np.nan, np.where(same, 0.5, wins))
+        names = np.array([annotator.name for annotator in self.annotators])
+        details: dict[str, NDArray[Any]] = {
+            "annotator": names[who],
+            "shown_first": np.where(a_first, "a", "b"),
+            "cost_usd": np.zeros(len(who)),
+        }
+        return Verdicts(scores, details)
+
+    def _sigmoid(
+        self,
+        instructions: Sequence[str],
+        a: Sequence[str],
+        b: Sequence[str],
+        who: NDArray[Any],
+        a_first: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
+        gap = features(instructions, b) - features(instructions, a)
+        utility = (gap * self._weights[who]).sum(axis=1) + np.where(a_first, -1.0, 1.0) * self._position[who]
+        with np.errstate(over="ignore"):  # a megabyte of text costs thousands of units: P is 0 then
+            return np.asarray(1.0 / (1.0 + np.exp(-utility / self._temperature[who])))

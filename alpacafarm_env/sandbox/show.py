@@ -1,0 +1,164 @@
+"""The sandbox as text to read: instructions, responses, their gold, and every annotator's opinion of them."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import CheckpointError
+from ..instructions import Instruction
+from ..seeding import keyed_rng
+from ..templates import PromptTemplate
+from . import gold
+from .dataset import ASSETS, Sandbox
+from .judges import GREEDY, HUMANS, POOL, Annotator, Annotators
+
+POLICY: Final = ASSETS / "policy"
+MAX_TOKENS: Final = 64
+"""Longest response sampled; the policy's own are half as long."""
+_LABEL: Final = 13
+"""Width of the column of labels."""
+
+
+def show(
+    split: str = "eval", *, num: int = 5, seed: int = 0, temperature: float = 0.7, policy: Path = POLICY
+) -> Iterator[str]:
+    """Yields a heading, then a page for each of `num` instructions of a split (all of them if it has fewer).
+
+    Args:
+        split: Where the instructions come from.
+        num: How many are drawn, without replacement.
+        seed: Picks the instructions and the policy's responses.
+        temperature: Of the policy's sampling, above 0.
+        policy: Folder of a causal language model; the shipped SFT10k policy by default.
+
+    Raises:
+        UnknownNameError: The sandbox has no such split.
+        CheckpointError: There is no model in `policy`.
+    """
+    data = Sandbox()
+    instructions = data.instructions(split)
+    rows = keyed_rng(seed, "show", split).permutation(len(instructions))[:num].tolist()  # a larger num only adds pages
+    references = data.references(split)
+    chosen = [instructions[row] for row in rows]
+    responses = sample(policy, chosen, temperature=temperature, seed=seed)
+    width = max(72, min(100, shutil.get_terminal_size((96, 24)).columns))
+    yield _filled(
+        f"AlpacaFarm's sandbox: {len(rows)} of the {len(instructions)} instructions of the split {split}, seed {seed}. "
+        "Reference: the stand-in for Davinci003. Policy: "
+        f"{'the shipped SFT10k' if policy == POLICY else policy}, sampled at temperature {temperature:g}.",
+        width,
+    )
+    yield _filled(
+        "This is a simulation. Its annotators and human raters are formulas over the parts of gold; what they say is "
+        "no evidence about GPT-4 or about people.",
+        width,
+    )
+    for number, (row, instruction, response) in enumerate(zip(rows, chosen, responses, strict=True), start=1):
+        source = f", {instruction.source}" if instruction.source else ""
+        title = f"── {number} of {len(rows)}: {split} {instruction.id}{source} "
+        yield "\n".join(["", title.ljust(width, "─"), *page(instruction, references[row], response, width)])
+
+
+def page(instruction: Instruction, reference: str, response: str, width: int = 96) -> list[str]:
+    """The lines of one instruction: texts, gold with its parts, and what each annotator would say."""
+    texts = {"Instruction": instruction.instruction, "Input": instruction.input}
+    lines = [line for label, text in texts.items() if text for line in _labelled(label, text, width)]
+    for label, text in {"Reference": reference, "Policy": response}.items():
+        lines += _labelled(label, text or "(empty)", width)
+    return [
+        *lines,
+        "",
+        *_gold_table(instruction, reference, response),
+        "",
+        *_opinions(instruction, reference, response),
+    ]
+
+
+def sample(folder: Path, instructions: Sequence[str], *, temperature: float, seed: int) -> tuple[str, ...]:
+    """One response of a causal language model to each instruction, keyed on (seed, instruction): no batch, no order.
+
+    Raises:
+        CheckpointError: There is no model in `folder`.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder}: expected the sandbox's policy, found no config.json. Reinstall the package, or rebuild it with "
+            "python -m alpacafarm_env.benchmarks.build_sandbox --install."
+        )
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    template = PromptTemplate.load(folder)
+    responses = []
+    for instruction in instructions:
+        rng, cache, tokens = keyed_rng(seed, "show response", str(instruction)), None, list[int]()
+        unread = tokenizer(template.render(instruction), split_special_tokens=True)["input_ids"]
+        while len(tokens) < MAX_TOKENS:
+            with torch.inference_mode():
+                output = model(torch.tensor([unread]), past_key_values=cache, use_cache=True)
+            shares = (output.logits[0, -1].double() / temperature).softmax(-1).cumsum(-1).numpy()
+            token = int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+            if token == tokenizer.eos_token_id:
+                break
+            tokens.append(token)
+            cache, unread = output.past_key_values, [token]
+        responses.append(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return tuple(responses)
+
+
+def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, response: str) -> list[float]:
+    """P(response preferred to the reference) by each annotator, the mean over both orders they can be shown in."""
+    pool = Annotators("shown", annotators)
+    row = ([instruction], [reference], [response])
+    return [
+        float(np.mean([pool.probabilities(*row, index, a_first=first) for first in (True, False)]))
+        for index in range(len(annotators))
+    ]
+
+
+def _gold_table(instruction: str, reference: str, response: str) -> list[str]:
+    """Gold and its parts, weights first: the total is the weighted sum of the row."""
+    names = [field.name for field in fields(gold.Parts)]
+    lines = ["Gold".ljust(_LABEL) + "total".rjust(8) + "".join(name.rjust(10) for name in names)]
+    weights = "".join(f"{weight:+10.1f}" for weight in astuple(gold.WEIGHTS))
+    lines.append("  weights".ljust(_LABEL + 8) + weights)
+    for label, text in {"reference": reference, "policy": response}.items():
+        found = gold.parts(instruction, text)
+        cells = "".join(f"{value:10.4g}" for value in astuple(found)) if found else "  (of another world)"
+        lines.append(f"  {label}".ljust(_LABEL) + f"{gold.gold(instruction, text):8.2f}{cells}")
+    return lines
+
+
+def _opinions(instruction: str, reference: str, response: str) -> list[str]:
+    """A row for each family of annotators: P(policy preferred) by each member in percent, and their mean."""
+    families: dict[str, list[Annotator]] = {}
+    for annotator in (*POOL, *GREEDY, *HUMANS):
+        family = annotator.name if annotator in GREEDY else annotator.name.rsplit("_", 1)[0]
+        families.setdefault(family, []).append(annotator)
+    most = max(map(len, families.values()))
+    lines = ["P(policy preferred to the reference) by each annotator, in percent:"]
+    lines.append(" " * _LABEL + "".join(f"{number:4}" for number in range(1, most + 1)) + "   mean")
+    for family, members in families.items():
+        shares = opinions(members, instruction, reference, response)
+        cells = "".join(f"{100 * share:4.0f}" for share in shares).ljust(4 * most)
+        lines.append(f"  {family}".ljust(_LABEL) + cells + f"{100 * np.mean(shares):7.0f}")
+    return lines
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    """The text in a column of its own beside its label; its line breaks are kept, long lines are wrapped."""
+    lines = [piece for line in text.split("\n") for piece in textwrap.wrap(line, width - _LABEL) or [""]]
+    return [(label if k == 0 else "").ljust(_LABEL) + line for k, line in enumerate(lines)]
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False)

@@ -1,0 +1,122 @@
+"""The space of all texts: any Unicode string but those with lone surrogates."""
+
+import string
+import sys
+from typing import Any, Final
+
+import numpy as np
+from gymnasium.error import CustomSpaceError
+from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory
+from numpy.typing import NDArray
+
+MAX_TEXT_LENGTH: Final = 2**20
+"""Longest instruction or response, in code points: one megabyte of ASCII."""
+
+_SAMPLE_LENGTH: Final = 64
+_PRINTABLE: Final = string.digits + string.ascii_letters + string.punctuation + " "
+
+
+def find_surrogate(text: str) -> int:
+    """The position of the first lone surrogate in `text`, -1 if it has none (then it can be written as UTF-8)."""
+    if text.isascii():  # O(1), and true of most responses
+        return -1
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return -1
+
+
+class _AllCharacters:
+    """All 1,112,064 Unicode characters as a sequence that holds none of them.
+
+    Gymnasium's `Text` keeps a tuple, a set and a dictionary of its characters; with all of Unicode that costs seconds
+    to build and tens of megabytes to pickle.
+    """
+
+    _code_points = range(sys.maxunicode + 1)
+
+    def __len__(self) -> int:
+        return len(self._code_points)
+
+    def __contains__(self, character: object) -> bool:
+        return isinstance(character, str) and len(character) == 1 and find_surrogate(character) < 0
+
+    def __getitem__(self, index: int) -> str:
+        return chr(self._code_points[index])
+
+
+_ALL: Final = _AllCharacters()
+
+
+class UnicodeText(Text):
+    """Strings of `min_length` to `max_length` code points, of any character but lone surrogates.
+
+    Gymnasium's own `Text` accepts letters and digits only by default ("Hello, world!" is outside). This one costs
+    microseconds to build and a few hundred bytes to pickle. `sample` draws short printable ASCII, which is enough to
+    test an environment; masks work as in `Text`, over all of Unicode, and are as slow there.
+
+    `AsyncVectorEnv(shared_memory=True)` decodes text once, at construction, and would return that text for ever: it
+    is refused with an error that names the way out.
+    """
+
+    def __init__(
+        self,
+        max_length: int = MAX_TEXT_LENGTH,
+        *,
+        min_length: int = 0,
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        """Args as in `gymnasium.spaces.Text`, less `charset`."""
+        super().__init__(max_length, min_length=min_length, charset=_PRINTABLE, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a string of a legal length that can be written as UTF-8."""
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and find_surrogate(x) < 0
+
+    def sample(
+        self,
+        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
+        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
+    ) -> str:
+        """A printable ASCII string at most 64 code points above `min_length`; with a mask, as `Text.sample`."""
+        if mask is not None or probability is not None:
+            return super().sample(mask, probability)
+        longest = min(self.max_length, self.min_length + _SAMPLE_LENGTH)
+        length = self.np_random.integers(self.min_length, longest, endpoint=True)
+        return "".join(_PRINTABLE[i] for i in self.np_random.integers(len(_PRINTABLE), size=length))
+
+    @property
+    def character_set(self) -> Any:
+        """Every Unicode character, as a virtual set."""
+        return _ALL
+
+    @property
+    def character_list(self) -> Any:
+        """Every Unicode character, as a virtual sequence indexed by code point."""
+        return _ALL
+
+    def character_index(self, char: str) -> np.int32:
+        """The code point of `char`."""
+        return np.int32(ord(char))
+
+    def __repr__(self) -> str:
+        return f"UnicodeText({self.min_length}, {self.max_length})"
+
+    def __eq__(self, other: object, /) -> bool:
+        return (
+            isinstance(other, UnicodeText)
+            and self.min_length == other.min_length
+            and self.max_length == other.max_length
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # mutable (it holds a generator), as every Gymnasium space
+
+
+@create_shared_memory.register(UnicodeText)
+def _refuse_shared_memory(space: UnicodeText, n: int = 1, ctx: Any = None) -> Any:
+    raise CustomSpaceError(
+        "UnicodeText has no shared-memory form: AsyncVectorEnv would return the first text for ever. "
+        "Pass shared_memory=False, or use the natively batched environment of gym.make_vec."
+    )

@@ -1,0 +1,183 @@
+"""Win-rate arithmetic: win rate with its standard error, length-controlled win rate, intervals across seeds.
+
+A *credit* is what a response earns against the reference: 1 it won, 0 it lost, 0.5 a tie, anything between for a judge
+that answers with a probability, NaN for no verdict. Rewards of the win-rate environments are credits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RIDGE = 1e-6
+"""Weight of the squared parameters in the length-controlled fit: only makes a separable table's optimum finite."""
+
+
+@dataclass(frozen=True)
+class WinRateSummary:
+    """A win rate over `num_total` verdicts, in percent; rows without a verdict count in `num_unscored` only."""
+
+    win_rate: float
+    """100 x mean credit, in [0, 100]; NaN without a verdict."""
+    standard_error: float
+    """100 x sd(credit, ddof=1) / sqrt(num_total); NaN for fewer than two verdicts."""
+    num_wins: int
+    num_losses: int
+    num_draws: int
+    num_total: int
+    num_unscored: int
+
+    def row(self) -> dict[str, float | int]:
+        """The values under the column names of the published AlpacaEval leaderboards."""
+        return {
+            "win_rate": self.win_rate,
+            "standard_error": self.standard_error,
+            "n_wins": self.num_wins,
+            "n_wins_base": self.num_losses,
+            "n_draws": self.num_draws,
+            "n_total": self.num_total,
+        }
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over `num` values with its confidence interval [low, high]; NaN bounds for a single value."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}], n = {self.num}"
+
+
+def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.float64]:
+    """Credits of output_2, [B] in [0, 1], from preferences in AlpacaFarm's coding.
+
+    1 = output_1 preferred, 2 = output_2, between = 1 + P(output_2 preferred). A tie is 1.5, or 0 in files older than
+    2024; None and NaN are no verdict (NaN).
+
+    Raises:
+        ValueError: A value is neither 0 nor in [1, 2].
+    """
+    values = np.array([np.nan if value is None else value for value in preferences], dtype=np.float64)
+    faulty = ~(np.isnan(values) | (values == 0) | ((values >= 1) & (values <= 2)))
+    if faulty.any():
+        index = int(np.flatnonzero(faulty)[0])
+        raise ValueError(f"preference {index}: expected a number in [1, 2], 0 or None, got {preferences[index]!r}")
+    return np.where(values == 0, 0.5, values - 1)
+
+
+def win_rate(credits: ArrayLike) -> WinRateSummary:
+    """Win rate of `credits` [B] (each in [0, 1]; NaN = no verdict, left out as AlpacaEval does).
+
+    Source: AlpacaEval, describe_head2head. A credit above 0.5 is a win, below a loss, exactly 0.5 a draw.
+
+    Raises:
+        ValueError: `credits` is not one-dimensional or a value lies outside [0, 1].
+    """
+    values = _credits(credits)
+    scored = values[~np.isnan(values)]
+    num = len(scored)
+    return WinRateSummary(
+        win_rate=float(100 * scored.mean()) if num else math.nan,
+        standard_error=float(100 * scored.std(ddof=1) / math.sqrt(num)) if num > 1 else math.nan,
+        num_wins=int((scored > 0.5).sum()),
+        num_losses=int((scored < 0.5).sum()),
+        num_draws=int((scored == 0.5).sum()),
+        num_total=num,
+        num_unscored=len(values) - num,
+    )
+
+
+def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference_lengths: ArrayLike) -> float:
+    """Length-controlled win rate by the *minimal fit*, in percent: what the win rate would be at equal lengths.
+
+    Fits P(win_i) = sigmoid(theta * tanh(d_i / sd(d)) + beta), d_i = reference length - response length, to the credits
+    of one generator by maximum likelihood and returns 100 * sigmoid(beta). AlpacaEval's published figure has two parts
+    that need tables outside its repository and are absent here, an instruction difficulty per row and a penalty that
+    ties the fit to gamed baselines: close to it near 50 %, several points off for much stronger or weaker generators.
+    Source: Dubois et al. 2024 (arXiv 2404.04475), without difficulty and regularisation.
+
+    Args:
+        credits: [B] in [0, 1], NaN = no verdict (left out of the fit, kept in sd, as upstream).
+        lengths: [B] characters of the responses.
+        reference_lengths: [B] characters of the references.
+
+    Raises:
+        ValueError: Shapes differ, a credit lies outside [0, 1], or a length is not finite.
+    """
+    from scipy.optimize import minimize
+
+    values = _credits(credits)
+    difference = np.asarray(reference_lengths, dtype=np.float64) - np.asarray(lengths, dtype=np.float64)
+    if difference.shape != values.shape or not np.isfinite(difference).all():
+        raise ValueError(f"expected finite lengths of shape {values.shape}, got {difference.shape}: {difference!r}")
+    scored = ~np.isnan(values)
+    if not scored.any():
+        return math.nan
+    spread = difference.std(ddof=1) if len(difference) > 1 else 0.0
+    feature = np.tanh(difference / spread)[scored] if spread > 0 else np.zeros(int(scored.sum()))
+    target = values[scored]
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        logits = parameters[0] * feature + parameters[1]
+        # Cross-entropy with soft targets: log(1 + e^x) - target * x.
+        value = np.logaddexp(0, logits) - target * logits
+        residual = _sigmoid(logits) - target
+        gradient = np.array([residual @ feature, residual.sum()]) + 2 * RIDGE * parameters
+        return float(value.sum() + RIDGE * parameters @ parameters), gradient
+
+    fit = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-6})
+    return float(100 * _sigmoid(fit.x[1]))
+
+
+def interval(
+    values: ArrayLike, *, confidence: float = 0.95, method: Literal["t", "bootstrap"] = "t", seed: int = 0
+) -> Interval:
+    """Mean of the values of several seeds [S] with a two-sided confidence interval.
+
+    `t`: mean +- t * sd(ddof=1) / sqrt(S), Student's t with S - 1 degrees of freedom. `bootstrap`: percentiles of the
+    means of 9,999 resamples drawn with `seed` (too narrow for fewer than about ten seeds: prefer t there).
+
+    Raises:
+        ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method.
+    """
+    from scipy import stats
+
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 1 or not len(data) or not np.isfinite(data).all():
+        raise ValueError(f"expected one or more finite numbers, got {values!r}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a number in (0, 1), got {confidence!r}")
+    mean, num = float(data.mean()), len(data)
+    if num == 1:
+        return Interval(mean, math.nan, math.nan, num)
+    if method == "t":
+        half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
+        return Interval(mean, mean - half, mean + half, num)
+    if method == "bootstrap":
+        result = stats.bootstrap(
+            (data,), np.mean, confidence_level=confidence, method="percentile", rng=np.random.default_rng(seed)
+        )
+        return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high), num)
+    raise ValueError(f"method: expected 't' or 'bootstrap', got {method!r}")
+
+
+def _credits(credits: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(credits, dtype=np.float64)
+    if values.ndim != 1 or ((values < 0) | (values > 1)).any() or np.isinf(values).any():
+        raise ValueError(f"expected credits of shape [B] in [0, 1] or NaN, got {values!r}")
+    return values
+
+
+def _sigmoid(x: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    from scipy.special import expit
+
+    return np.asarray(expit(x), dtype=np.float64)

@@ -1,0 +1,1 @@
+"""One command per table or figure: `python -m alpacafarm_env.benchmarks.<name> --help`."""

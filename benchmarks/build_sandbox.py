@@ -1,0 +1,246 @@
+"""Rebuilds everything that the sandbox ships, from its seed, and says whether the result equals what is shipped.
+
+    python -m alpacafarm_env.benchmarks.build_sandbox [--out DIR] [--install]
+
+Stages: texts (instructions, references), the SFT10k policy, pairs of its samples, and two reward models on those pairs:
+the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels). Interrupted, a second call resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import tyro
+
+from .. import sandbox
+from ..agents import SFT, LanguageModel, RewardModeling, RewardModelingConfig, SFTConfig
+from ..agents.language_model import save_files
+from ..agents.loop import keyed_generator
+from ..errors import AlpacaFarmError
+from ..instructions import Instruction
+from ..sandbox import dataset as texts
+from ..sandbox.tokenizer import build as build_tokenizer
+from ..templates import PromptTemplate
+from .study import run_command, versions, write_atomic
+
+TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")
+"""Shorter than Alpaca's: the sandbox's models read 20 tokens where a 7B model reads 60."""
+ARCHITECTURE: Final[dict[str, Any]] = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+REWARD_MODELS = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
+"""Folder -> the judge that labels its preferences."""
+LAST_FILE: Final = "tokenizer_config.json"
+"""Of a model's folder: `save_files` puts files in place in the order of their names, so with this one all are there."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of the rebuild."""
+
+    out: Path = Path("results/build_sandbox")
+    """Where the result and the training logs go."""
+    install: bool = False
+    """Put the result into the package, in place of what is shipped."""
+    threads: int = 1
+    """Torch threads of the policy's training; the two reward models always train side by side with one each."""
+
+
+def build_texts(folder: Path) -> None:
+    """Instructions of all splits, and the stored outputs of the stand-in for Davinci003 on eval."""
+    for split, rows in texts.generate().items():
+        records = [{"instruction": row.instruction, "input": row.input} for row in rows]
+        if split == "eval":
+            records = [{**record, "dataset": row.source} for record, row in zip(records, rows, strict=True)]
+            outputs = [{**record, "output": texts.reference(row)} for record, row in zip(records, rows, strict=True)]
+            texts.write_rows(
+                folder / "davinci003_stand_in.jsonl.gz",
+                [{**output, "generator": "davinci003_stand_in"} for output in outputs],
+            )
+        texts.write_rows(folder / f"{split}.jsonl.gz", records)
+
+
+def initial_model(folder: Path) -> None:
+    """A LLaMA with random weights and the sandbox's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = build_tokenizer()
+    torch.manual_seed(texts.SEED)  # transformers initialises from the global generator; nothing else here reads it
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **ARCHITECTURE,
+    )
+    save_files(folder, LlamaForCausalLM(config), tokenizer, TEMPLATE)
+
+
+def build_policy(data: texts.Sandbox, folder: Path, work: Path) -> None:
+    """SFT10k: trained from scratch on the crowd's demonstrations."""
+    initial_model(work / "initial")
+    policy = LanguageModel.from_pretrained(work / "initial")
+    sft = SFT(policy, data.demonstrations("sft"), config=SFTConfig.sandbox(), seed=texts.SEED, out=work / "sft")
+    print(f"  SFT: loss {sft.learn().get('loss', float('nan')):.3f} nats a token", flush=True)
+    sft.save(folder)
+
+
+def build_pairs(data: texts.Sandbox, policy: Path, file: Path) -> None:
+    """Two samples of the policy at temperature 1 for each instruction of `preference`."""
+    model = LanguageModel.from_pretrained(policy, max_response_tokens=64)
+    rows = sample(model, data.instructions("preference"), "pairs", num_samples=2)
+    texts.write_rows(file, [{"output_1": a, "output_2": b} for a, b in zip(rows[::2], rows[1::2], strict=True)])
+
+
+def sample(
+    model: LanguageModel, instructions: tuple[Instruction, ...], key: str, num_samples: int = 1
+) -> tuple[str, ...]:
+    """Responses at temperature 1, keyed by the sandbox's seed."""
+    generator = keyed_generator(texts.SEED, "build", key)
+    return model.generate(instructions, generator=generator, num_samples=num_samples).texts
+
+
+def build_reward_model(out: Path, name: str) -> None:
+    """Trains the reward model `name` on the pairs as its judge labels them; 0 is an SFT response's mean score."""
+    torch.set_num_threads(1)
+    data, target = texts.Sandbox(out / "assets" / "data"), out / "assets" / name
+    preferences = data.preferences(judge=sandbox.judge(REWARD_MODELS[name]))
+    agent = RewardModeling(
+        out / "assets" / "policy",
+        preferences,
+        config=RewardModelingConfig.sandbox(),
+        seed=texts.SEED,
+        out=out / "work" / name,
+    )
+    metrics = agent.learn()
+    policy = LanguageModel.from_pretrained(out / "assets" / "policy", max_response_tokens=64)
+    val = data.instructions("val")
+    mean, std = agent.calibrate(val, sample(policy, val, "calibration"))
+    agent.save(target)
+    print(f"  {name}: loss {metrics.get('loss', float('nan')):.3f}, SFT scores {mean:.2f} +- {std:.2f}", flush=True)
+
+
+def build_reward_models(out: Path) -> None:
+    """Trains the reward models that are missing, each in a process of its own.
+
+    Raises:
+        AlpacaFarmError: A training failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    missing = [name for name in REWARD_MODELS if not (out / "assets" / name / LAST_FILE).is_file()]
+    workers = [context.Process(target=build_reward_model, args=(out, name)) for name in missing]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise AlpacaFarmError("A reward model's training failed; its error is above. Call again to resume.")
+
+
+def build(options: BuildOptions) -> Path:
+    """Runs every stage that is not done yet; returns the folder of assets."""
+    torch.set_num_threads(options.threads)
+    assets, work = options.out / "assets", options.out / "work"
+    data, policy, pairs = texts.Sandbox(assets / "data"), assets / "policy", assets / "data" / "pairs.jsonl.gz"
+    # Each stage with the files that are there once it is done.
+    stages: dict[str, tuple[list[Path], Callable[[], None]]] = {
+        "texts": ([assets / "data" / "eval.jsonl.gz"], lambda: build_texts(assets / "data")),
+        "policy": ([policy / LAST_FILE], lambda: build_policy(data, policy, work)),
+        "pairs": ([pairs], lambda: build_pairs(data, policy, pairs)),
+        "reward models": (
+            [assets / name / LAST_FILE for name in REWARD_MODELS],
+            lambda: build_reward_models(options.out),
+        ),
+    }
+    for number, (name, (results, stage)) in enumerate(stages.items(), start=1):
+        start = time.monotonic()
+        print(f"[{number}/{len(stages)}] {name} ...", flush=True)
+        if not all(result.is_file() for result in results):
+            stage()
+        print(f"[{number}/{len(stages)}] {name}: {time.monotonic() - start:.0f} s", flush=True)
+    write_manifest(assets)
+    return assets
+
+
+def hashes(assets: Path) -> dict[str, str]:
+    """File -> SHA-256 of every asset but the manifest."""
+    files = sorted(path for path in assets.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(assets).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_manifest(assets: Path) -> None:
+    """How the assets came about: seed, configs, versions, hashes, and the command that rebuilds them."""
+    manifest = {
+        "command": "python -m alpacafarm_env.benchmarks.build_sandbox --install",
+        "seed": texts.SEED,
+        "sizes": texts.SIZES,
+        "architecture": ARCHITECTURE,
+        "sft": asdict(SFTConfig.sandbox()),
+        "reward_modeling": asdict(RewardModelingConfig.sandbox()),
+        "labels": REWARD_MODELS,
+        "versions": versions(),
+        "files": hashes(assets),
+    }
+    write_atomic(assets / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def compare(assets: Path, shipped: Path) -> list[str]:
+    """The files that differ from the shipped ones, or stand on one side only."""
+    ours, theirs = hashes(assets), hashes(shipped)
+    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+
+
+def install(assets: Path, shipped: Path) -> None:
+    """Puts a copy of the assets in place of the shipped ones; the copy is whole before the old ones go."""
+    beside, old = (shipped.with_name(f".{shipped.name}.{suffix}") for suffix in ("new", "old"))
+    for leftover in (beside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.copytree(assets, beside)
+    if shipped.exists():
+        shipped.rename(old)
+    beside.rename(shipped)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def build_and_compare(options: BuildOptions) -> int:
+    """Builds, compares with what is shipped, installs if asked; exit status 0 when equal or installed."""
+    start = time.monotonic()
+    assets = build(options)
+    different = compare(assets, texts.ASSETS)
+    size = sum(path.stat().st_size for path in assets.rglob("*") if path.is_file()) / 2**20
+    print(f"Built {len(hashes(assets))} files, {size:.1f} MiB, in {time.monotonic() - start:.0f} s: {assets}")
+    if not different:
+        print("Equal to the shipped sandbox, byte for byte.")
+    else:
+        print(f"{len(different)} files differ from the shipped sandbox: {', '.join(different)}")
+        print("(Weights depend on the processor's rounding: another kind of machine gives other bytes.)")
+    if options.install:
+        install(assets, texts.ASSETS)
+        print(f"Installed into {texts.ASSETS}")
+    return 0 if options.install or not different else 1
+
+
+def main(args: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    options = tyro.cli(BuildOptions, args=args, description=__doc__)
+    return run_command(lambda: build_and_compare(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

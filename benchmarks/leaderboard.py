@@ -1,0 +1,287 @@
+"""The recorded leaderboard: stored responses of real models replayed through the environment.
+
+    python -m alpacafarm_env.benchmarks.leaderboard --data <folder> [--out DIR]
+
+Every generator's responses are stepped through `AlpacaFarm-WinRate-v0` with the recorded judgements of that generator;
+a judgement that could not be parsed is unscored and left out of n, as AlpacaEval does. Where the data folder holds the
+published leaderboard too, the two are compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import tyro
+from gymnasium.vector import AutoresetMode
+from matplotlib.figure import Figure as Drawing
+from numpy.typing import NDArray
+
+from ..data import RecordedDataset, load_dataset
+from ..errors import DataError
+from ..statistics import length_controlled_win_rate, win_rate
+from . import plots, report
+from .study import Row, Study, StudyOptions, run_command
+
+NAME = "leaderboard"
+ENV_ID = "AlpacaFarm-WinRate-v0"
+DATA_VARIABLE = "ALPACAFARM_DATA"
+COUNTS = ("n_wins", "n_wins_base", "n_draws", "n_total")
+COLUMNS = ("generator", "win_rate", "standard_error", *COUNTS, "avg_length", "length_controlled_winrate")
+TOLERANCE = 1e-9
+"""Largest |difference| to the published win rate and standard error, in points, that counts as reproduced."""
+NUM_QUICK = 5
+LC_LABEL = "length_controlled_winrate is a minimal fit (length only, no instruction difficulty, no regularisation)"
+
+
+@dataclass(frozen=True)
+class LeaderboardOptions(StudyOptions):
+    """Replays recorded judgements of published responses and compares the leaderboard with the published one."""
+
+    seeds: int = 1
+    """No effect: a replay draws nothing at random. Accepted because every benchmark command takes it."""
+    data: str | None = None
+    """The folder with responses and judgements. Default: the environment variable ALPACAFARM_DATA."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A leaderboard beside the published one."""
+
+    num_models: int
+    differences: Mapping[str, float]
+    """Column -> max |difference| over the models in both, in the column's unit."""
+    num_length_controlled: int
+    correlation: float
+    """Pearson correlation of the minimal length-controlled fit with the published one; NaN for fewer than three."""
+    mean_difference: float
+    """Mean |difference| of the two, in points."""
+
+    @property
+    def reproduced(self) -> bool:
+        """Win rate and standard error within `TOLERANCE`, all counts equal, for one model or more."""
+        close = all(self.differences[column] <= TOLERANCE for column in ("win_rate", "standard_error"))
+        return self.num_models > 0 and close and all(self.differences[column] == 0 for column in COUNTS)
+
+
+def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
+    """Steps a generator's stored responses through the environment, one slot an instruction.
+
+    The oracle replays this generator's judgements only: of a few texts that several generators share the judge, which
+    was stochastic, preferred one and not the other.
+
+    Returns:
+        The credits [number of eval instructions] in [0, 1]; NaN where the environment said `scored = False`.
+    """
+    instructions = dataset.instructions("eval")
+    env = gym.make_vec(
+        ENV_ID,
+        num_envs=len(instructions),
+        dataset=str(dataset.path),
+        on_unscored="truncate",
+        oracle={"name": "recorded", "generator": generator},
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    try:
+        shown, _ = env.reset(options={"instruction_ids": [instruction.id for instruction in instructions]})
+        if tuple(shown) != instructions:
+            raise DataError(
+                f"{generator}: expected the environment to show the eval instructions in order, got others."
+            )
+        _, rewards, _, _, infos = env.step(dataset.outputs(generator))
+        return np.where(infos["scored"], rewards, np.nan)
+    finally:
+        env.close()
+
+
+def leaderboard_row(dataset: RecordedDataset, generator: str) -> Row:
+    """One generator's row of the table; lengths are characters, avg_length is rounded down as published."""
+    credits = replay(dataset, generator)
+    lengths = [len(response) for response in dataset.outputs(generator)]
+    references = [len(response) for response in dataset.references("eval")]
+    return {
+        "generator": generator,
+        **win_rate(credits).row(),
+        "avg_length": int(np.mean(lengths)),
+        "length_controlled_winrate": length_controlled_win_rate(credits, lengths, references),
+    }
+
+
+def published_table(path: Path) -> dict[str, dict[str, float]]:
+    """A published leaderboard by generator; an empty cell is absent.
+
+    Raises:
+        DataError: The file is no leaderboard.
+    """
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        return {row[""]: {column: float(row[column]) for column in COLUMNS[1:] if row[column]} for row in rows}
+    except (KeyError, ValueError) as error:
+        raise DataError(
+            f"{path}: expected the columns {', '.join(COLUMNS[1:])} with numbers, got {error!r}."
+        ) from error
+
+
+def compare(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) -> Comparison:
+    """Compares the rows with the published ones of the same generators."""
+    both = [(row, published[row["generator"]]) for row in rows if row["generator"] in published]
+    differences = {
+        column: max((abs(row[column] - other[column]) for row, other in both), default=float("nan"))
+        for column in ("win_rate", "standard_error", *COUNTS, "avg_length")
+    }
+    key = "length_controlled_winrate"
+    pairs = np.array([(row[key], other[key]) for row, other in both if key in other]).reshape(-1, 2)
+    correlation = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
+    distance = float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else float("nan")
+    return Comparison(len(both), differences, len(pairs), correlation, distance)
+
+
+def draw(rows: Sequence[Row], note: str) -> Drawing:
+    """Win rates with 95 % intervals (1.96 standard errors), best on top, and the length-controlled fit as a mark."""
+    figure = Drawing(figsize=(8.5, 1.8 + 0.24 * len(rows)), dpi=150, layout="constrained")
+    axis = figure.subplots()
+    places = np.arange(len(rows))[::-1]
+    axis.barh(
+        places,
+        [row["win_rate"] for row in rows],
+        xerr=[1.96 * row["standard_error"] for row in rows],
+        color="#a6c8e0",
+        error_kw={"elinewidth": 1, "capsize": 2},
+        label="win rate, 95 % interval",
+    )
+    axis.plot(
+        [row["length_controlled_winrate"] for row in rows],
+        places,
+        "D",
+        color="#d55e00",
+        markersize=4,
+        label="length-controlled (minimal fit)",
+    )
+    axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
+    axis.set_yticks(places, [f"{row['generator']}  (n = {row['n_total']})" for row in rows], fontsize=8)
+    axis.set(xlim=(0, 100), ylim=(-0.8, len(rows) - 0.2), xlabel="win rate against the reference, %")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
+    figure.supxlabel(note, fontsize=7, color="#555555", x=0.01, ha="left")
+    return figure
+
+
+def format_cell(value: Any) -> str:
+    """A value as the printed table shows it; table.csv has every digit."""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """The rows as aligned text."""
+    cells = [list(COLUMNS), *([format_cell(row[column]) for column in COLUMNS] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    return "\n".join(
+        line[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        for line in cells
+    )
+
+
+def _rank(row: Row) -> tuple[bool, float, str]:
+    """Sorts by falling win rate; a generator without a verdict comes last."""
+    return bool(np.isnan(row["win_rate"])), -row["win_rate"], row["generator"]
+
+
+def describe(dataset: RecordedDataset, rows: Sequence[Row]) -> str:
+    """What the numbers are: judge, reference, level and n."""
+    totals = [row["n_total"] for row in rows]
+    size = len(dataset.instructions("eval"))
+    return (
+        f"judge: {dataset.judge} | reference: {dataset.reference} | level: {dataset.level} | {len(rows)} generators, "
+        f"n = {min(totals)} to {max(totals)} of {size} instructions, {size * len(rows) - sum(totals)} unscored"
+    )
+
+
+def describe_comparison(comparison: Comparison, source: Path) -> list[str]:
+    """The comparison with the published leaderboard in sentences."""
+    largest = ", ".join(f"{column} {value:.2g}" for column, value in comparison.differences.items())
+    return [
+        f"Published leaderboard {source.name}: {comparison.num_models} models compared. Max |difference|: {largest}.",
+        f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
+        f"{'yes' if comparison.reproduced else 'NO'}.",
+        f"{LC_LABEL}; against the published one over {comparison.num_length_controlled} models: correlation "
+        f"{comparison.correlation:.3f}, mean |difference| {comparison.mean_difference:.2f} points.",
+    ]
+
+
+def recorded_dataset(name: str | None) -> RecordedDataset:
+    """The data folder of `--data` or of the environment variable.
+
+    Raises:
+        DataError: Neither is given, or the folder holds no recorded judgements.
+    """
+    folder = name or os.environ.get(DATA_VARIABLE)
+    if not folder:
+        raise DataError(f"expected a data folder: give --data, or set {DATA_VARIABLE}.")
+    dataset = load_dataset(folder)
+    if not isinstance(dataset, RecordedDataset):
+        raise DataError(
+            f"{folder}: expected a folder with recorded judgements (preferences_<judge>), got a dataset of "
+            f"the level {dataset.level!r}."
+        )
+    return dataset
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0 when all was done and the published table, if there, came out."""
+    options = tyro.cli(LeaderboardOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
+    return run_command(partial(run, options))
+
+
+def run(options: LeaderboardOptions) -> int:
+    """Computes, compares, prints and writes the leaderboard."""
+    dataset = recorded_dataset(options.data)
+    study = Study(options.folder(NAME), NAME, {"data_sha256": dataset.sha256}, seeds=range(options.seeds))
+    generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
+    cells = {name: lambda name=name: [leaderboard_row(dataset, name)] for name in generators}
+    rows = sorted(study.run(cells, unit="generator"), key=_rank)
+    if not rows:
+        return study.exit_status
+    note = describe(dataset, rows)
+    lines = [LC_LABEL + "."]
+    source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
+    comparison = compare(rows, published_table(source)) if source.exists() else None
+    if comparison is not None:
+        lines = describe_comparison(comparison, source)
+    unjudged = [name for name in dataset.generators if name not in dataset.judged]
+    if unjudged:
+        lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
+    print("\n".join([format_table(rows), note, *lines]))
+    study.write_table(rows, COLUMNS)
+    png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
+    table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
+    figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
+    report.write_report(
+        study.out / "report.html",
+        "Recorded leaderboard",
+        [report.Section("Leaderboard", [note, *lines], table, [figure])],
+    )
+    study.note(
+        judge=dataset.judge,
+        reference=dataset.reference,
+        level=dataset.level,
+        quick=options.quick,
+        num_generators=len(rows),
+        comparison=vars(comparison) if comparison is not None else None,
+    )
+    status = study.finish()
+    return status if comparison is None or comparison.reproduced else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

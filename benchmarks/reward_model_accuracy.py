@@ -1,0 +1,224 @@
+"""How often the sandbox's reward models are right: accuracy against gold on fresh pairs, with intervals.
+
+    python -m alpacafarm_env.benchmarks.reward_model_accuracy [--num 2000] [--quick] [--seeds N] [--out DIR]
+
+The pairs are new: instructions that stand in no split, each answered twice by the shipped SFT policy at temperature 1.
+A pair of equal gold has no right answer and is drawn again; the share of such pairs is reported. The surrogate was
+trained on the labels of p_sim^ann (25 % flips), the clean reward model on gold's own. On the same pairs stands how
+often the judges' labels are right, so that it can be seen what a reward model was given to learn from.
+
+Calibration: a reward model says P(b preferred) = sigmoid(score(b) - score(a)), in the units it was trained in. Its
+reliability is that probability beside the share of pairs on which the label of its own training judge agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from .. import sandbox
+from ..errors import CheckpointError
+from ..oracles import RewardModel
+from ..oracles.base import judge
+from ..sandbox.dataset import ASSETS, Sandbox
+from . import reward_model_report as words
+from .fresh_pairs import FreshPairs, fresh_pairs
+from .plots import write_png
+from .report import Figure, Section, write_report
+from .study import Row, Study, StudyOptions, run_command
+from .win_rate_report import SIMULATION, text_table
+
+NAME = "reward_model_accuracy"
+COLUMNS = (
+    *("seed", "judge", "against", "subset", "accuracy", "low", "high", "n", "num_correct"),
+    *("mean_gold_gap", "confidence", "num_equal"),
+)
+TRAINED_ON: Final = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
+"""Folder of a reward model -> the judge whose labels it was trained on."""
+JUDGES: Final = ("gold", "sim_eval", "sim_ann", "sim_gpt4", "human")
+NUM_QUICK: Final = 400
+CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Edges of the bins of confidence."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AccuracyOptions(StudyOptions):
+    """Measures the reward models' and the judges' accuracy against gold on fresh pairs."""
+
+    seeds: int = 1
+    """Number of independent draws of fresh pairs; what is printed is over all of them together."""
+    num: int = 2000
+    """Pairs of each draw; with --quick 400 at most."""
+    data: str | None = None
+    """A folder of the sandbox's assets, as build_sandbox writes it, instead of the shipped one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num < 8:
+            raise ValueError(f"--num: expected 8 pairs or more, as they are split into quartiles, got {self.num!r}")
+
+
+def wilson(num_correct: float, num: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of the share `num_correct` / `num`, in [0, 1]. Source: Wilson 1927, J. Am. Stat. Assoc."""
+    z, share = 1.959963984540054, num_correct / num
+    centre = share + z * z / (2 * num)
+    half = z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    scale = 1 + z * z / num
+    # At shares of 0 and 1 a bound equals the share, which rounding may miss.
+    return min(share, max(0.0, (centre - half) / scale)), max(share, min(1.0, (centre + half) / scale))
+
+
+def hits(chance: Array, label: Array) -> Array:
+    """1 where P(b preferred) [n] is on the label's side [n] of 0.5, 0.5 where either is a tie, 0 elsewhere."""
+    return np.asarray((1 + np.sign(chance - 0.5) * np.sign(label - 0.5)) / 2)
+
+
+def predicted(folder: Path, pairs: FreshPairs) -> Array:
+    """P(b preferred) by a reward model, [n]."""
+    oracle = RewardModel(folder, device="cpu")
+    a, b = (judge(oracle, pairs.instructions, texts).scores for texts in (pairs.a, pairs.b))
+    # Scores come in standard deviations of SFT's; the probabilities a model was trained to give are in its own units.
+    std = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("alpacafarm_reward_std", 1.0)
+    return np.asarray(expit((b - a) * float(std)))
+
+
+def measure(assets: Path, num: int, seed: int) -> list[Row]:
+    """All rows of one draw of fresh pairs: judges and reward models against gold, then the models' reliability."""
+    pairs = fresh_pairs(Sandbox(assets / "data"), assets / "policy", seed, num)
+    labels = {name: sandbox.judge(name, seed).compare(pairs.instructions, pairs.a, pairs.b) for name in JUDGES}
+    chances = {name: predicted(assets / name, pairs) for name in TRAINED_ON}
+    rows: list[Row] = []
+    for name, chance in (chances | labels).items():
+        rows += against_gold(name, chance, pairs.gap)
+    for name, chance in chances.items():
+        rows += reliability(name, chance, TRAINED_ON[name], labels[TRAINED_ON[name]])
+    return [{"seed": seed, **row, "num_equal": pairs.num_equal} for row in rows]
+
+
+def against_gold(name: str, chance: Array, gap: Array) -> list[Row]:
+    """Accuracy of P(b preferred) [n] against the sign of the gold gap [n]: of all pairs, and by quartile of |gap|."""
+    correct, size = hits(chance, (gap > 0).astype(np.float64)), np.abs(gap)
+    quartile = np.digitize(size, np.quantile(size, (0.25, 0.5, 0.75)))
+    groups = {"all": quartile >= 0} | {f"gap quartile {k + 1}": quartile == k for k in range(4)}
+    return [
+        _row(name, "gold", subset, correct[rows], mean_gold_gap=float(size[rows].mean()))
+        for subset, rows in groups.items()
+        if rows.any()
+    ]
+
+
+def reliability(name: str, chance: Array, label_judge: str, label: Array) -> list[Row]:
+    """Agreement with a judge's labels [n] by the confidence max(p, 1 - p) of P(b preferred) [n]."""
+    correct, confidence = hits(chance, label), np.maximum(chance, 1 - chance)
+    place = np.digitize(confidence, CONFIDENCES[1:-1])
+    bins = {f"confidence {low} to {high}": place == k for k, (low, high) in enumerate(pairwise(CONFIDENCES))}
+    return [
+        _row(name, label_judge, subset, correct[rows], confidence=float(confidence[rows].mean()))
+        for subset, rows in bins.items()
+        if rows.any()
+    ]
+
+
+def _row(name: str, against: str, subset: str, correct: Array, **means: float) -> Row:
+    facts = {"judge": name, "against": against, "subset": subset, "mean_gold_gap": None, "confidence": None}
+    return {**facts, **means, **_share(float(correct.sum()), len(correct))}
+
+
+def _share(num_correct: float, num: int) -> Row:
+    low, high = wilson(num_correct, num)
+    return {"accuracy": num_correct / num, "low": low, "high": high, "n": num, "num_correct": num_correct}
+
+
+def pooled(rows: Sequence[Row]) -> list[Row]:
+    """One row for each (judge, against, subset): all seeds together."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["judge"], row["against"], row["subset"]), []).append(row)
+    return [_pool(group) for group in groups.values()]
+
+
+def _pool(rows: Sequence[Row]) -> Row:
+    num = sum(row["n"] for row in rows)
+    means: dict[str, Any] = {
+        key: None if rows[0][key] is None else sum(row["n"] * row[key] for row in rows) / num
+        for key in ("mean_gold_gap", "confidence")
+    }
+    return {**rows[0], "seed": None, **means, **_share(sum(row["num_correct"] for row in rows), num)}
+
+
+def run(options: AccuracyOptions) -> int:
+    """Draws, scores, prints and writes; the exit status says that all was done, not that an accuracy was reached."""
+    assets = Path(options.data) if options.data else ASSETS
+    num = min(options.num, NUM_QUICK) if options.quick else options.num
+    weights = {name: weights_sha256(assets / name) for name in ("policy", *TRAINED_ON)}
+    study = Study(options.folder(NAME), NAME, {"num": num, "weights_sha256": weights}, seeds=range(options.seeds))
+    cells = {f"seed {seed}": partial(measure, assets, num, seed) for seed in range(options.seeds)}
+    rows = study.run(cells, unit="seed")
+    if rows:
+        write_results(study, rows)
+        return study.finish()
+    return study.exit_status
+
+
+def weights_sha256(folder: Path) -> str:
+    """Digest of a model folder's weights.
+
+    Raises:
+        CheckpointError: There are none.
+    """
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{file}: expected the sandbox's model, found none. Rebuild it with "
+            "python -m alpacafarm_env.benchmarks.build_sandbox, or give its assets folder by --data."
+        )
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def write_results(study: Study, rows: Sequence[Row]) -> None:
+    """Table, figures, report and manifest, and the summary on stdout."""
+    together = pooled(rows)
+    note, said = words.label(rows), words.findings(together)
+    accuracy, reliable = words.accuracy_table(together, note), words.reliability_table(together, note)
+    print("\n".join([text_table(accuracy), "", text_table(reliable), "", note, SIMULATION, *said]))
+    study.write_table(rows, COLUMNS)
+    figures = [
+        Figure(write_png(study.out / f"{name}.png", drawing), f"{title}. {note}")
+        for name, (title, drawing) in words.draw(together, note).items()
+    ]
+    meanings = [f"{name}: {meaning}." for name, meaning in words.MEANINGS.items()]
+    sections = [
+        Section("Accuracy against gold", [SIMULATION, *said], accuracy, figures[:1]),
+        Section("Reliability", (), reliable, figures[1:]),
+        Section("What is measured", [*(__doc__ or "").split("\n\n")[2:], *meanings]),
+    ]
+    write_report(study.out / "report.html", "Accuracy of the sandbox's reward models", sections)
+    study.note(level="sandbox", reference="gold", judges=words.MEANINGS, label=note, findings=said)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar for 2 MB of weights breaks the study's own
+    options = tyro.cli(AccuracyOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
+    return run_command(partial(run, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""What every benchmark command shares: its options, resumable cells, atomic files, a manifest and the exit status.
+
+A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table. A
+finished cell is stored at once, so a command that was interrupted continues where it stopped when it is called again.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tqdm import tqdm
+
+from ..errors import AlpacaFarmError, CheckpointError
+
+Row = dict[str, Any]
+"""One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
+
+PACKAGES = (
+    "alpacafarm-env",
+    "gymnasium",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
+
+    out: Path | None = None
+    """Folder for table.csv, manifest.json, figures and report.html. Default: results/<name of the command>."""
+    quick: bool = False
+    """A smaller study of the same shape, to see that everything works."""
+    seeds: int = 5
+    """Number of independent repetitions: seeds 0 .. N-1."""
+    data: str | None = None
+    """Data folder (or dataset name) to use instead of the command's own."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
+
+    def folder(self, name: str) -> Path:
+        """The output folder: `out`, or results/<name>."""
+        return self.out if self.out is not None else Path("results") / name
+
+
+class Study:
+    """The folder of one benchmark command: cells that are run once, the table, the manifest.
+
+    Args:
+        out: Output folder, created if missing.
+        name: Name of the command.
+        config: JSON-able values that change a cell's rows. A folder that was made with another config is refused.
+        seeds: The seeds, recorded in the manifest. They may grow between calls: cells are keyed, finished ones are
+        kept.
+
+    Raises:
+        CheckpointError: The folder holds a study of another name or config, or an unreadable manifest.
+    """
+
+    def __init__(self, out: Path | str, name: str, config: Mapping[str, Any], *, seeds: Sequence[int] = ()) -> None:
+        self.out = Path(out)
+        self.name = name
+        self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
+        self.seeds = list(seeds)
+        self.done: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.finished = False
+        self._facts: dict[str, Any] = {}
+        self._check_manifest()
+        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        self.write_manifest()
+
+    @property
+    def exit_status(self) -> int:
+        """0 only when `finish` was reached and no cell failed."""
+        return 0 if self.finished and not self.failed else 1
+
+    def run(self, cells: Mapping[str, Callable[[], Sequence[Row]]], *, unit: str = "cell") -> list[Row]:
+        """Runs the cells that are not stored yet, with progress and ETA on stderr, and returns the rows of all of them.
+
+        A cell that raises is reported and listed in the manifest; the others still run, and the exit status becomes 1.
+        """
+        rows: list[Row] = []
+        for key, work in tqdm(cells.items(), desc=self.name, unit=unit, disable=not cells):
+            try:
+                rows += self.cell(key, work)
+            except Exception as error:  # noqa: BLE001  # a cell fails in any way; the others run, the status says so
+                self.failed[key] = f"{type(error).__name__}: {error}"
+                # The first failure in full; the same cause often fails every cell, and one line each is enough then.
+                where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
+                tqdm.write(f"{self.name}: {unit} {key!r} failed: {self.failed[key]}{where}", file=sys.stderr)
+        self.write_manifest()
+        return rows
+
+    def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
+        """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once."""
+        path = self.out / "cells" / f"{quote(key, safe=' =,+')}.json"
+        if path.exists():
+            rows = _read_json(path, "a stored cell")["rows"]
+        else:
+            # Through JSON here too, so that a fresh and a resumed run return the same values.
+            text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
+            rows = json.loads(text)["rows"]
+            write_atomic(path, text)
+        self.done.append(key)
+        return list(rows)
+
+    def write_table(self, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
+        """Writes table.csv: `columns` (default: those of the first row) of every row; floats keep every digit."""
+        return write_csv(self.out / "table.csv", rows, columns)
+
+    def note(self, **facts: Any) -> None:
+        """Adds facts (judge, reference, level, n ...) to the manifest."""
+        self._facts.update(facts)
+        self.write_manifest()
+
+    def finish(self) -> int:
+        """To be called when every output file is written: marks the study complete and returns the exit status."""
+        self.finished = True
+        self.write_manifest()
+        return self.exit_status
+
+    def write_manifest(self) -> None:
+        """Writes manifest.json: name, complete or not, config, seeds, cells, facts, versions."""
+        cells = {"done": self.done, "failed": self.failed}
+        manifest = {
+            "name": self.name,
+            "complete": self.exit_status == 0,
+            "config": self.config,
+            "seeds": self.seeds,
+            "cells": cells,
+            "facts": self._facts,
+            "versions": versions(),
+        }
+        write_atomic(self.out / "manifest.json", json.dumps(manifest, default=_plain, indent=1) + "\n")
+
+    def _check_manifest(self) -> None:
+        path = self.out / "manifest.json"
+        if not path.exists():
+            return
+        stored = _read_json(path, "a manifest")
+        before = {"name": stored.get("name"), **(stored.get("config") or {})}
+        now = {"name": self.name, **self.config}
+        changed = [
+            f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+            for key in {**before, **now}
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise CheckpointError(
+                f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
+                "Choose another --out, or remove that folder."
+            )
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted."""
+    try:
+        return command()
+    except AlpacaFarmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: finished cells are kept, the same command continues.", file=sys.stderr)
+        return 130
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the installed packages that matter to a result."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
+    """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell) beside `path` and renames.
+
+    Raises:
+        ValueError: A row lacks a column or has one more (columns taken from the first row).
+    """
+    header = list(columns if columns is not None else rows[0] if rows else ())
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for number, row in enumerate(rows):
+        if columns is None and set(row) != set(header):
+            raise ValueError(f"row {number}: expected the columns {header}, got {list(row)}")
+        writer.writerow([_csv_value(row[column]) for column in header])
+    write_atomic(path, text.getvalue())
+    return path
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a file beside `path` and renames it, so a reader never sees half of it and a crash leaves the old one."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        temporary.chmod(0o644)  # mkstemp makes it private; results are ordinary files
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _csv_value(value: Any) -> Any:
+    return "" if value is None else _plain(value) if hasattr(value, "item") else value
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as the Python value it is; a path as text."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"expected a JSON-able value, got {value!r}")
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: expected {what} in JSON, got {error}. Remove that file and call again."
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected {what}, a JSON object, got {type(value).__name__}. Remove that file.")
+    return value

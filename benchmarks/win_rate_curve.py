@@ -1,0 +1,190 @@
+"""The main job: PPO in AlpacaFarm, and its win-rate curve.
+
+    python -m alpacafarm_env.benchmarks.win_rate_curve [--quick] [--seeds N] [--out DIR]
+
+Trains PPO on AlpacaFarm-PPO-v0 with several seeds. Every few steps the policy answers val and eval instructions, and
+the answers are scored: proxy (the reward model trained on), gold (the sandbox's true reward), win rate against the
+reference by p_sim^eval and by human raters, KL from SFT, length, share finished. As in the paper, the step that is
+reported is chosen on val by the simulated win rate and measured on eval; the whole curve is shown.
+
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import tyro
+
+from ..data import Dataset, load_dataset
+from ..errors import DataError
+from . import win_rate_report as words
+from .parallel import run_cells
+from .report import Section, write_report
+from .study import Row, Study, StudyOptions, run_command, versions, write_csv
+from .win_rate_runs import SPLITS, RunPlan, run_seed
+from .win_rate_samples import samples_table, unscored_sentences
+from .win_rate_summary import COLUMNS, Curves, choose, compare
+
+NAME = "win_rate_curve"
+
+
+@dataclass(frozen=True)
+class WinRateCurveOptions(StudyOptions):
+    """Options of the win-rate curve. With --quick the defaults of seeds, steps and sizes are smaller."""
+
+    seeds: int = 4
+    """Number of independent runs: seeds 0 .. N-1."""
+    data: Annotated[str | None, tyro.conf.arg(name="dataset", aliases=["--data"])] = None
+    """Your own data (folder or hub name) instead of the sandbox; --policy and --reward-model are then needed too."""
+    policy: str | None = None
+    """Your own SFT model (folder or hub name) to start from and to measure KL against. Default: the sandbox's."""
+    reward_model: str | None = None
+    """Your own reward model (sequence-classification folder) to train on. Default: the sandbox's surrogate."""
+    preset: Literal["sandbox", "paper"] | None = None
+    """PPO's settings, all but the number of steps. Default: paper with --policy, else sandbox."""
+    steps: int = 30
+    """PPO steps of each run."""
+    evaluate_every: int = 5
+    """Steps between evaluations."""
+    num_val: int = 400
+    """Instructions of val answered at each evaluation; they choose the step."""
+    num_eval: int = 805
+    """Instructions of eval answered at each evaluation; they are what is reported."""
+    temperature: float = 0.7
+    """Sampling temperature of evaluated responses (the paper's)."""
+    processes: int = 2
+    """Runs at a time, each in a process with one torch thread."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("steps", "evaluate_every", "num_val", "num_eval", "processes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
+        if not self.temperature > 0:
+            raise ValueError(f"--temperature: expected a number above 0, got {self.temperature!r}")
+
+    @classmethod
+    def small(cls) -> Self:
+        """The defaults of --quick."""
+        return cls(quick=True, seeds=2, steps=10, num_val=200, num_eval=402)
+
+    @classmethod
+    def parse(cls, args: Sequence[str] | None = None) -> Self:
+        """Options from the command line; --quick changes what is not given."""
+        given = list(sys.argv[1:] if args is None else args)
+        return tyro.cli(cls, args=given, default=cls.small() if "--quick" in given else cls(), description=__doc__)
+
+
+def run(options: WinRateCurveOptions) -> int:
+    """Runs the study, writes its folder, prints the summary and returns the exit status."""
+    plans = make_plans(options)
+    check_data(plans[0])
+    study = Study(options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds))
+    processes = min(options.processes, len(plans))
+    shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
+    print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
+    cells = {plan.cell: partial(run_seed, plan) for plan in plans}
+    rows = run_cells(study, cells, {plan.cell: plan.units for plan in plans}, processes=processes)
+    if rows:
+        write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
+    return study.finish() if rows else study.exit_status
+
+
+def check_data(plan: RunPlan) -> None:
+    """Reads the splits that will be needed, so that a fault in the data is told before anything runs."""
+    dataset = load_dataset(plan.dataset)
+    for split in ("unlabeled", *SPLITS):
+        dataset.instructions(split)
+
+
+def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
+    """One plan a seed.
+
+    Raises:
+        DataError: Own data without an own policy and reward model, whose vocabulary and world would not fit it.
+    """
+    own = options.data is not None and options.data != "sandbox"
+    if own and not (options.policy and options.reward_model):
+        raise DataError(
+            f"--dataset {options.data}: expected --policy and --reward-model beside it, got policy {options.policy!r} "
+            f"and reward model {options.reward_model!r}; the sandbox's small models know only the sandbox's world"
+        )
+    folder = options.folder(NAME)
+    return [
+        RunPlan(
+            seed=seed,
+            folder=folder / "runs" / f"seed-{seed}",
+            steps=options.steps,
+            evaluate_every=options.evaluate_every,
+            num_val=options.num_val,
+            num_eval=options.num_eval,
+            temperature=options.temperature,
+            dataset=options.data or "sandbox",
+            policy=options.policy or "sandbox",
+            reward_model=options.reward_model or "sandbox",
+            preset=options.preset or ("paper" if options.policy else "sandbox"),
+        )
+        for seed in range(options.seeds)
+    ]
+
+
+def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -> None:
+    """Tables, figures, report.html and manifest, and the summary on stdout; `plans` are the finished ones."""
+    by_split = {split: [row for row in rows if row["split"] == split] for split in SPLITS}
+    study.write_table(by_split["eval"], COLUMNS)
+    write_csv(study.out / "val.csv", by_split["val"], COLUMNS)
+    curves, val = Curves.of(by_split["eval"]), Curves.of(by_split["val"])
+    choice = choose(val)
+    chosen = {seed: curves.steps[column] for seed, column in zip(curves.seeds, choice.columns, strict=True)}
+    dataset = load_dataset(plans[0].dataset)
+    where = provenance(dataset, plans)
+    sentences = words.findings(compare(curves, choice), curves, choice) + unscored_sentences(plans, dataset.level)
+    sentences = ([words.SIMULATION] if where.sandbox else []) + sentences
+    table = words.summary_table(compare(curves, choice), where)
+    study.note(level=where.level, judges=where.judges(), reference=where.reference, label=where.label())
+    study.note(chosen_steps={str(seed): step for seed, step in chosen.items()}, findings=sentences)
+    dotted = "The whole course of training; dotted lines mark the steps chosen on val."
+    samples = samples_table(plans[0], dataset, chosen[plans[0].seed], f"{where.label()} {where.judges()}")
+    settings = {**study.config, "seeds": list(chosen), **versions()}
+    sections = [
+        Section("Result", sentences, table),
+        Section("Curves", [dotted], figures=words.write_figures(study.out, curves, val, choice, where)),
+        Section("Responses before and after", table=samples),
+        Section("Every seed", table=words.run_table(curves, val, choice)),
+        Section("What the columns mean", words.meanings(where)),
+        Section("Configuration and versions", table=words.settings_table(settings)),
+    ]
+    write_report(study.out / "report.html", "PPO and its win-rate curve", sections)
+    print(words.text_table(table), *sentences, where.label(), where.judges(), sep="\n")
+    print(f"Written to {study.out}: report.html, table.csv, val.csv, manifest.json and four figures (PNG).")
+
+
+def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
+    """Level, models and counts of the finished runs."""
+    plan = plans[0]
+    num_val, num_eval = (min(wanted, len(dataset.instructions(split))) for split, wanted in plan.sizes.items())
+    return words.Provenance(
+        level=dataset.level,
+        dataset=plan.dataset,
+        policy=plan.policy,
+        reward_model="surrogate" if plan.reward_model == "sandbox" else Path(plan.reward_model).name,
+        num_val=num_val,
+        num_eval=num_eval,
+        num_seeds=len(plans),
+        temperature=plan.temperature,
+    )
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(WinRateCurveOptions.parse()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

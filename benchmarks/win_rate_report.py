@@ -1,0 +1,254 @@
+"""The win-rate curve for people: figures, tables and words, computed from the rows, labelled with their judges."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import report
+from .plots import Curve, Panel, draw, write_png
+from .win_rate_summary import POINTS, UNITS, Choice, Comparison, Curves, interval_text, number, peak_and_last, signed
+
+NAMES = {
+    "proxy": "proxy reward",
+    "gold": "gold reward",
+    "win_rate_simulated": "win rate by p_sim^eval",
+    "win_rate_human": "win rate by human raters",
+    "kl": "KL from SFT",
+    "length": "length",
+    "finished": "finished share",
+}
+"""Measure -> what a reader calls it."""
+SIMULATION = (
+    "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
+    "GPT-4, Davinci003 or people."
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the numbers come from; stands under every figure and table."""
+
+    level: str
+    """sandbox, recorded or live."""
+    dataset: str
+    policy: str
+    reward_model: str
+    num_val: int
+    num_eval: int
+    num_seeds: int
+    temperature: float
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether the numbers are those of the simulation."""
+        return self.level == "sandbox"
+
+    @property
+    def reference(self) -> str:
+        """Whose responses are to be beaten."""
+        return "the sandbox's stand-in for Davinci003" if self.sandbox else f"the references of {self.dataset}"
+
+    def label(self, split: str = "eval") -> str:
+        """Level, split, n, seeds and interval, in one line."""
+        count = self.num_eval if split == "eval" else self.num_val
+        seeds = (
+            "1 seed, no interval"
+            if self.num_seeds == 1
+            else f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
+        )
+        kind = "sandbox (simulation)" if self.sandbox else self.level
+        return f"Level: {kind}; {split}, n = {count} instructions, temperature {self.temperature:g}; {seeds}."
+
+    def judges(self) -> str:
+        """Who gives which number."""
+        if not self.sandbox:
+            return (
+                f"Proxy: reward model {self.reward_model}. This level has no gold reward, no simulated judge and "
+                "no human raters: those columns are empty."
+            )
+        return (
+            f"Proxy: reward model {self.reward_model}. Gold: the sandbox's true reward. Win rates against "
+            f"{self.reference}: by p_sim^eval (13 simulated annotators, no added noise) and 16 simulated human raters."
+        )
+
+
+def write_figures(
+    out: Path, eval_curves: Curves, val_curves: Curves, choice: Choice, where: Provenance
+) -> list[report.Figure]:
+    """Writes the PNG files into `out` and returns them with captions."""
+    note = where.label()
+    figures = []
+    for name, (title, panels) in _figures(eval_curves, val_curves, choice, where.num_val).items():
+        data = write_png(out / f"{name}.png", draw(panels, title, f"{note} {where.judges()}"))
+        caption = f"{title}. Thin: seeds; bold: their mean; shaded: its interval. {note}"
+        figures.append(report.Figure(data, caption))
+    return figures
+
+
+def summary_table(comparisons: Sequence[Comparison], where: Provenance) -> report.Table:
+    """SFT, chosen step, last step and the paired difference, one row a measure."""
+    measured = ("SFT (step 0)", "chosen step", "last step", "chosen − SFT", "standard error", "n seeds")
+    caption = f"Mean over seeds [95 % interval]; differences are paired by seed. {where.label()} {where.judges()}"
+    return report.Table(("measure", "unit", *measured), [_summary_row(row) for row in comparisons], caption)
+
+
+def text_table(table: report.Table) -> str:
+    """The table for a terminal: columns of equal width."""
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def findings(comparisons: Sequence[Comparison], curves: Curves, choice: Choice) -> list[str]:
+    """What the numbers say, in sentences computed from them."""
+    by_measure = {row.measure: row for row in comparisons}
+    steps = ", ".join(
+        f"{curves.steps[column]} (seed {seed})" for seed, column in zip(curves.seeds, choice.columns, strict=True)
+    )
+    sentences = [f"Step chosen on val by {NAMES[choice.measure]}: {steps}; everything below is measured on eval."]
+    if choice.measure == "proxy":
+        sentences.append(
+            "There is no simulated judge at this level, so the proxy chose: it cannot see over-optimization."
+        )
+    told = ("win_rate_simulated", "win_rate_human", "gold", "proxy")
+    sentences += [_change(by_measure[measure]) for measure in told if measure in by_measure]
+    if "length" in by_measure and by_measure["length"].sft.mean > 0:
+        length = by_measure["length"]
+        sentences.append(f"Responses are {length.chosen.mean / length.sft.mean:.2f} times as long as SFT's.")
+    return sentences + _over_optimization(by_measure, curves)
+
+
+def run_table(eval_curves: Curves, val_curves: Curves, choice: Choice) -> report.Table:
+    """The chosen step of every seed, with its values on val and eval."""
+    shown = [name for name in ("proxy", "gold", "win_rate_simulated", "win_rate_human", "kl") if eval_curves.has(name)]
+    header = ("seed", "chosen step", f"val: {NAMES[choice.measure]}", *(f"eval: {NAMES[name]}" for name in shown))
+    rows = []
+    for index, (seed, column) in enumerate(zip(eval_curves.seeds, choice.columns, strict=True)):
+        values = [number(eval_curves.values[name][index, column], UNITS[name]) for name in shown]
+        on_val = number(val_curves.values[choice.measure][index, column], UNITS[choice.measure])
+        rows.append((str(seed), str(eval_curves.steps[column]), on_val, *values))
+    return report.Table(header, rows)
+
+
+def settings_table(settings: Mapping[str, Any], caption: str = "") -> report.Table:
+    """Names and values, nested ones as JSON."""
+    rows = [
+        (name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in settings.items()
+    ]
+    return report.Table(("name", "value"), rows, caption)
+
+
+def meanings(where: Provenance) -> list[str]:
+    """What each column of table.csv is."""
+    return [
+        "proxy: mean score of the reward model that PPO was trained on. gold: mean true reward. Each in its own units.",
+        "win_rate_simulated, win_rate_human: percent of responses preferred to the reference "
+        f"({where.reference}), by p_sim^eval and by the human raters; a tie counts half.",
+        "kl: mean over the responses of log π(response) − log π_SFT(response), in nats (the k1 estimator), both at "
+        f"temperature {where.temperature:g}, at which the responses were sampled: an unbiased estimate of the KL "
+        "between the two distributions that responses come from. PPO's metrics (runs/seed-*/metrics.jsonl) have the "
+        "KL at its training temperature.",
+        "length: mean characters of a response. finished: share of those that ended by themselves, not at the limit.",
+        f"Every evaluation answers the same {where.num_eval} eval and {where.num_val} val instructions with the same "
+        "random numbers of a seed, so that differences between steps are due to the policy. val.csv has the same "
+        "columns on val, where the step is chosen.",
+        where.judges(),
+    ]
+
+
+def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[str, tuple[str, list[Panel]]]:
+    """File name -> title and panels."""
+    steps = np.broadcast_to(np.array(curves.steps, dtype=np.float64), (len(curves.seeds), len(curves.steps)))
+    root_kl = np.sqrt(np.maximum(curves.values["kl"], 0))  # an estimate near 0 may come out a little below it
+    chosen = tuple(float(curves.steps[column]) for column in choice.columns)
+    wins = ("win_rate_simulated", "win_rate_human")
+
+    def panel(measures: Sequence[str], *, against_kl: bool = False, source: Curves = curves, split: str = "") -> Panel:
+        x = root_kl if against_kl else steps
+        lines = [Curve(NAMES[name], x, source.values[name]) for name in measures]
+        won = measures[0] in wins
+        name = "win rate against the reference" if won else NAMES[measures[0]]
+        return Panel(
+            "√KL from SFT (√nats)" if against_kl else "PPO step",
+            f"{split}{name} ({UNITS[measures[0]]})",
+            lines,
+            level=50.0 if won else None,
+            level_label="no preference",
+            marks=() if against_kl else chosen,
+            marks_label="chosen on val",
+        )
+
+    return {
+        "proxy_and_gold": ("Proxy and gold reward during PPO", [panel(["proxy"]), panel(["gold"])]),
+        "win_rates": (
+            "Win rate against the reference during PPO",
+            [panel(wins), panel(["win_rate_simulated"], source=val, split=f"val, n = {num_val}: ")],
+        ),
+        "against_kl": (
+            "Rewards and win rates against the distance from SFT",
+            [panel(["proxy"], against_kl=True), panel(["gold"], against_kl=True), panel(wins, against_kl=True)],
+        ),
+        "length_and_finished": (
+            "Length, finished share and KL during PPO",
+            [panel(["length"]), panel(["finished"]), panel(["kl"])],
+        ),
+    }
+
+
+def _summary_row(row: Comparison) -> tuple[str, ...]:
+    unit = UNITS[row.measure]
+    intervals = [interval_text(value, unit) for value in (row.sft, row.chosen, row.last)]
+    errors = (signed(row.difference, unit), number(row.standard_error))
+    return (NAMES[row.measure], unit, *intervals, *errors, str(row.chosen.num))
+
+
+def _change(row: Comparison) -> str:
+    unit = UNITS[row.measure]
+    unit_of_difference = POINTS.get(unit, unit)
+    verb = "raised" if row.difference > 0 else "lowered" if row.difference < 0 else "did not change"
+    sentence = (
+        f"PPO {verb} the {NAMES[row.measure]} from {interval_text(row.sft, unit)} to "
+        f"{interval_text(row.chosen, unit)} {unit}: "
+        f"{signed(row.difference, unit)} {unit_of_difference}"
+    )
+    if math.isnan(row.standard_error):
+        return sentence + " (one seed, no standard error)."
+    clear = "" if abs(row.difference) > 2 * row.standard_error else ": not clearly more or less than no change"
+    ratio = "" if math.isnan(row.ratio) else f", the difference is {abs(row.ratio):.1f} of them"
+    return f"{sentence} (standard error over {row.chosen.num} seeds {number(row.standard_error)}{ratio}){clear}."
+
+
+def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves) -> list[str]:
+    """Whether the proxy went on rising after the chosen step while a truth fell, by more than two standard errors."""
+    truths = [name for name in ("gold", "win_rate_human") if name in by_measure]
+    if not truths or "proxy" not in by_measure:
+        return []
+    sentences = []
+    for name in truths:
+        (step, peak, last), unit = peak_and_last(curves, name), UNITS[name]
+        sentences.append(
+            f"The mean {NAMES[name]} is highest at step {step} ({number(peak, unit)} {unit}) and is "
+            f"{number(last, unit)} {unit} at the last step, {curves.steps[-1]}."
+        )
+    rows = [by_measure[name] for name in ("proxy", *truths)]
+    if math.isnan(rows[0].last_standard_error):
+        return sentences
+    moves = [
+        f"{NAMES[row.measure]} {signed(row.last_minus_chosen)} (standard error {number(row.last_standard_error)})"
+        for row in rows
+    ]
+    rises = rows[0].last_minus_chosen > 2 * rows[0].last_standard_error
+    falls = any(row.last_minus_chosen < -2 * row.last_standard_error for row in rows[1:])
+    verdict = "the proxy rises while a truth falls, over-optimization" if rises and falls else "no over-optimization"
+    return [
+        *sentences,
+        f"From the chosen to the last step: {', '.join(moves)}. By two standard errors: {verdict} after the choice.",
+    ]

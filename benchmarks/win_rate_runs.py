@@ -1,0 +1,243 @@
+"""One seed of the win-rate curve: trains PPO and, every few steps, evaluates the policy on val and eval.
+
+Each evaluation is a file of the run's folder, written when it is done; PPO keeps a checkpoint at the same steps. A run
+that was interrupted therefore continues where it stopped, and its numbers are those of a run that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from ..data import load_dataset
+from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
+from .parallel import News, Tell
+from .study import Row, write_atomic
+from .win_rate_summary import COLUMNS, number
+
+if TYPE_CHECKING:
+    from ..agents import PPO, LanguageModel, PPOConfig, Rollouts
+
+SPLITS = ("val", "eval")
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that decides one seed's run; picklable, so that it can be sent to a process."""
+
+    seed: int
+    folder: Path
+    """The run's own folder: PPO's metrics and checkpoints, and evaluations/."""
+    steps: int
+    """PPO steps."""
+    evaluate_every: int
+    """Steps between evaluations; the first (0) and the last step are always evaluated."""
+    num_val: int
+    num_eval: int
+    """How many instructions of val and eval are answered at each evaluation, always the same ones."""
+    temperature: float
+    """Sampling temperature of the evaluated responses."""
+    dataset: str
+    policy: str
+    """Folder or hub name, or "sandbox"."""
+    reward_model: str
+    """Folder, or "sandbox"."""
+    preset: str
+    """The PPOConfig that is used, but for the number of steps: "sandbox" or "paper"."""
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell."""
+        return f"seed {self.seed}"
+
+    @property
+    def proxy(self) -> str | dict[str, str]:
+        """The training reward, as an oracle's specification."""
+        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": self.reward_model}
+
+    @property
+    def model_folders(self) -> tuple[str, str]:
+        """Where policy and reward model are."""
+        if "sandbox" not in (self.policy, self.reward_model):
+            return self.policy, self.reward_model
+        from ..sandbox import POLICY, REWARD_MODEL
+
+        shipped = ((self.policy, POLICY), (self.reward_model, REWARD_MODEL))
+        policy, reward_model = (str(folder) if name == "sandbox" else name for name, folder in shipped)
+        return policy, reward_model
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Split -> how many of its instructions are wanted."""
+        return dict(zip(SPLITS, (self.num_val, self.num_eval), strict=True))
+
+    @property
+    def evaluated_steps(self) -> tuple[int, ...]:
+        """Steps after which the policy is evaluated, 0 (before training) first."""
+        return tuple(sorted({*range(0, self.steps, self.evaluate_every), self.steps}))
+
+    @property
+    def units(self) -> int:
+        """Units of work for the progress report: a step and an evaluation count one each."""
+        return self.steps + len(self.evaluated_steps)
+
+    def ppo_config(self) -> PPOConfig:
+        """The preset with this plan's steps, and checkpoints at evaluated steps only."""
+        from ..agents import PPOConfig
+
+        preset = {"sandbox": PPOConfig.sandbox, "paper": PPOConfig.paper}[self.preset]()
+        return replace(preset, total_steps=self.steps, save_every=self.evaluate_every)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the rows of every seed, JSON-able: a folder made with other values is refused."""
+        plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("seed", "folder")}
+        return {**plan, "ppo": asdict(self.ppo_config())}
+
+    def units_done(self, step: int) -> int:
+        """Units done once `step` steps and their evaluations are."""
+        return step + sum(evaluated <= step for evaluated in self.evaluated_steps)
+
+    def evaluation_file(self, step: int) -> Path:
+        """Where the evaluation after a step is kept."""
+        return self.folder / "evaluations" / f"step-{step:05}.json"
+
+
+def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
+    """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    torch.set_num_threads(1)
+    # A bar for every model file that is read or written would bury the progress report.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
+    agent = make_agent(plan)
+    judges = judges_of(load_dataset(plan.dataset), proxy=plan.proxy)
+    for step in completed_steps(agent, plan):
+        due = step in plan.evaluated_steps and not plan.evaluation_file(step).exists()
+        tell(News(plan.cell, plan.units_done(step) - due))
+        if due:
+            tell(News(plan.cell, plan.units_done(step), evaluate_policy(plan, agent, judges, step)))
+    return [row for step in plan.evaluated_steps for row in read_evaluation(plan, step)["rows"]]
+
+
+def make_agent(plan: RunPlan) -> PPO:
+    """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
+    from ..agents import PPO
+
+    config = plan.ppo_config()
+    env = gym.make_vec(
+        "AlpacaFarm-PPO-v0",
+        num_envs=config.rollout_batch_size,
+        dataset=plan.dataset,
+        oracle=plan.proxy,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    policy, reward_model = plan.model_folders
+    return PPO(env, policy, value_init=reward_model, config=config, seed=plan.seed, out=plan.folder)
+
+
+def completed_steps(agent: PPO, plan: RunPlan) -> Iterator[int]:
+    """Steps as they are completed, beginning with the one training starts from: 0, or that of a resumed checkpoint.
+
+    A checkpoint is written before its step is evaluated, so the evaluation of a resumed step may be missing still;
+    those before it are not, since checkpoints are written at evaluated steps only.
+    """
+    from ..agents import checkpoints
+
+    yield max((step for step in checkpoints.steps(plan.folder)), default=0)
+    for metrics in agent.updates():
+        yield int(metrics["step"])
+
+
+def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str:
+    """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report."""
+    dataset = load_dataset(plan.dataset)
+    rows: list[Row] = []
+    unscored: dict[str, dict[str, int]] = {}
+    for split, wanted in plan.sizes.items():
+        instructions = dataset.instructions(split)
+        chosen = [instructions[index] for index in subset(len(instructions), wanted)]
+        rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature)
+        found = evaluate(chosen, rollouts.texts, judges, finished=rollouts.finished.cpu().numpy())
+        means = {**found.means(), "kl": float(sequence_kl(agent.policy, rollouts, plan.temperature).mean())}
+        rows.append({"split": split, "seed": plan.seed, "step": step, **{name: means[name] for name in COLUMNS[2:]}})
+        unscored[split] = found.unscored()
+    content = {"rows": rows, "unscored": unscored, "eval": per_response(found)}
+    write_atomic(plan.evaluation_file(step), json.dumps(content) + "\n")
+    return f"{plan.cell}, step {step} of {plan.steps}: {describe(rows[-1])}"
+
+
+def answer(agent: PPO, instructions: Sequence[str], *, seed: int, split: str, temperature: float) -> Rollouts:
+    """Samples one response an instruction, with the length limit of training.
+
+    The random numbers are keyed on (seed, split) and not on the step: every evaluation of a seed sees the same draws
+    (common random numbers), so that differences between steps are due to the policy.
+    """
+    from ..agents.loop import keyed_generator
+
+    generator = keyed_generator(seed, "evaluation", split)
+    return agent.policy.generate(
+        instructions, generator=generator, temperature=temperature, max_new_tokens=agent.config.max_response_tokens
+    )
+
+
+def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 16384) -> Any:
+    """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
+
+    The k1 estimator: its mean is an unbiased estimate of KL(policy || reference) of the two distributions that are
+    compared, those the evaluated responses come from. (At another temperature than the samples' it would be biased.)
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    import torch
+
+    from ..agents.rollouts import micro_batches, segment_sum
+
+    kl = torch.zeros(len(rollouts))
+    with torch.no_grad():
+        for rows in micro_batches(rollouts.total_lengths, max_tokens):
+            part = rollouts[rows]
+            difference = part.logprobs - policy.logprobs(part, role="reference", temperature=temperature)
+            kl[rows] = segment_sum(difference, part.lengths).cpu()
+    return kl
+
+
+def per_response(found: Evaluation) -> dict[str, list[Any]]:
+    """The evaluation's values per response, JSON-able; NaN as null."""
+    scores = {
+        name: [None if value != value else value for value in values.tolist()] for name, values in found.scores.items()
+    }
+    return {
+        "instructions": list(found.instructions),
+        "responses": list(found.responses),
+        **scores,
+        "finished": found.finished.tolist(),
+    }
+
+
+def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
+    """What `evaluate_policy` wrote."""
+    content: dict[str, Any] = json.loads(plan.evaluation_file(step).read_text(encoding="utf-8"))
+    return content
+
+
+def describe(row: Row) -> str:
+    """One line about an evaluation; measures that do not exist at this level are left out."""
+    names = {
+        "proxy": "proxy {}",
+        "gold": "gold {}",
+        "win_rate_simulated": "win rate {} % simulated",
+        "win_rate_human": "{} % human",
+        "kl": "KL {}",
+        "length": "length {}",
+    }
+    units = {"win_rate_simulated": "%", "win_rate_human": "%", "length": "characters"}
+    return ", ".join(
+        text.format(number(row[name], units.get(name, ""))) for name, text in names.items() if row[name] == row[name]
+    )

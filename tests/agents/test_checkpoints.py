@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from alpacafarm_env.agents import checkpoints
+from alpacafarm_env.errors import CheckpointError
+
+
+def write(folder: Path) -> None:
+    (folder / "policy").mkdir()
+    (folder / "policy" / "weights").write_bytes(b"12345678")
+    (folder / "state.json").write_text('{"step": 1}')
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run with two complete checkpoints."""
+    for step in (5, 10):
+        checkpoints.publish(tmp_path / f"checkpoint-{step}", write)
+    return tmp_path
+
+
+def test_a_published_checkpoint_is_complete_and_leaves_no_draft(out: Path) -> None:
+    checkpoints.check(out / "checkpoint-10")
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+    assert checkpoints.newest(out) == out / "checkpoint-10"
+
+
+def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoints.newest(tmp_path) is None
+    assert checkpoints.newest(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("name", ["policy/weights", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty"])
+def test_damage_to_any_file_is_found_and_the_one_before_is_taken(out: Path, name: str, damage: str) -> None:
+    path = out / "checkpoint-10" / name
+    content = path.read_bytes()
+    if damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": bytes([content[0] ^ 1]) + content[1:], "cut": content[:-2], "empty": b""}[damage])
+    with pytest.raises(CheckpointError, match="checkpoint-10"):
+        checkpoints.check(out / "checkpoint-10")
+    with pytest.warns(UserWarning, match=r"Skipping a checkpoint: .*checkpoint-10"):
+        assert checkpoints.newest(out) == out / "checkpoint-5"
+
+
+def test_a_file_that_was_added_is_found(out: Path) -> None:
+    (out / "checkpoint-10" / "extra").touch()
+    with pytest.raises(CheckpointError, match="damaged: extra"):
+        checkpoints.check(out / "checkpoint-10")
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoint(out: Path) -> None:
+    def fail(folder: Path) -> None:
+        write(folder)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.publish(out / "checkpoint-15", fail)
+    assert checkpoints.newest(out) == out / "checkpoint-10"
+    checkpoints.remove_leftovers(out, step=10)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+
+
+def test_pruning_keeps_the_newest_by_number(out: Path) -> None:
+    checkpoints.publish(out / "checkpoint-100", write)
+    checkpoints.prune(out, keep=2)
+    assert sorted(checkpoints.steps(out)) == [10, 100]
+
+
+def test_leftovers_beyond_the_step_are_removed(out: Path) -> None:
+    checkpoints.remove_leftovers(out, step=5)
+    assert checkpoints.steps(out) == [5]
+
+
+def test_floats_survive_json_exactly(tmp_path: Path) -> None:
+    checkpoints.write_json(tmp_path / "x.json", {"x": 0.1 + 0.2, "y": 1e-300})
+    assert checkpoints.read_json(tmp_path / "x.json") == {"x": 0.1 + 0.2, "y": 1e-300}
+
+
+def trained(steps: int, *, seed: int = 0) -> tuple[dict[str, nn.Parameter], torch.optim.AdamW]:
+    parameters = {"a": nn.Parameter(torch.ones(3)), "b": nn.Parameter(torch.ones(2, 2))}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
+    train(parameters, optimizer, steps)
+    return parameters, optimizer
+
+
+def train(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        sum((p**3).sum() for p in parameters.values()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+
+def test_optimizer_state_comes_back_to_the_bit(tmp_path: Path) -> None:
+    whole, _ = trained(6)
+    parameters, optimizer = trained(3)
+    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
+    resumed, other = trained(0)
+    for name, parameter in parameters.items():
+        resumed[name].data.copy_(parameter.data)
+    checkpoints.load_optimizer(tmp_path, other, resumed)
+    train(resumed, other, 3)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_optimizer_state_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    parameters, optimizer = trained(1)
+    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
+    with pytest.raises(CheckpointError, match="belongs to other parameters"):
+        checkpoints.load_optimizer(tmp_path, optimizer, {"a": parameters["a"]})
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"Expected the weights .*model.safetensors"):
+        checkpoints.load_weights(tmp_path, nn.Linear(2, 2))
+    from safetensors.torch import save_model
+
+    save_model(nn.Linear(3, 3), str(tmp_path / "model.safetensors"))
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        checkpoints.load_weights(tmp_path, nn.Linear(2, 2))

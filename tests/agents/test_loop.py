@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_worlds import DEMONSTRATIONS, load_policy, start_world, write_gradients
+from torch import nn
+
+from alpacafarm_env.agents.loop import Loop, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
+from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.errors import CheckpointError
+
+
+def make_loop(out: Path | None = None, *, total: int = 4, **changes: Any) -> tuple[nn.Linear, Loop]:
+    """A loop over one weight vector that starts at zero."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    loop = Loop(
+        {"model": model},
+        config=TrainingConfig(**{"learning_rate": 0.1, **changes}),
+        total=total,
+        seed=0,
+        out=out,
+        inputs={},
+        write=lambda folder: None,
+        read=lambda folder: None,
+    )
+    return model, loop
+
+
+def step_of(model: nn.Linear, loop: Loop) -> Any:
+    def step(number: int) -> dict[str, float]:
+        rows = torch.randn(5, 3, generator=keyed_generator(0, "rows", number))
+        return loop.update([torch.arange(5)], lambda r: {"loss": (model(rows[r]) - 1).square().sum()}, count=5)
+
+    return step
+
+
+# Schedule and config ---------------------------------------------------------------------------------------------
+
+
+def test_linear_schedule_ends_one_step_above_zero() -> None:
+    assert [schedule_factor(k, 4, warmup=0, kind="linear") for k in range(4)] == [1, 0.75, 0.5, 0.25]
+
+
+def test_warm_up_never_has_rate_zero_and_peaks_after_its_steps() -> None:
+    factors = [schedule_factor(k, 10, warmup=4, kind="linear") for k in range(6)]
+    np.testing.assert_allclose(factors, [0.2, 0.4, 0.6, 0.8, 1, 5 / 6])
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    assert schedule_factor(5, 10, warmup=0, kind="cosine") == pytest.approx(0.5)
+    assert schedule_factor(9, 10, warmup=0, kind="constant") == 1
+
+
+def test_warm_up_below_one_is_a_share() -> None:
+    assert schedule_factor(0, 100, warmup=0.03, kind="cosine") == pytest.approx(1 / 4)
+    assert schedule_factor(3, 100, warmup=0.03, kind="cosine") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("max_grad_norm", -1.0),
+        ("micro_batch_tokens", 0),
+        ("keep_checkpoints", 0),
+        ("schedule", "lienar"),
+        ("mixed_precision", "fp16"),
+    ],
+)
+def test_a_bad_setting_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"TrainingConfig.{field} must be .*{value!r}"):
+        TrainingConfig(**{field: value})
+
+
+def test_every_epoch_holds_every_item_once_in_a_new_order() -> None:
+    epochs = [
+        [int(i) for k in range(4) for i in epoch_batch(4 * e + k + 1, num_items=10, batch_size=3, seed=1)]
+        for e in (0, 1)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
+    assert epochs[0] != epochs[1]
+
+
+# Updates ---------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_do_not_depend_on_micro_batches(policy_folder: Path) -> None:
+    sft = SFT(
+        load_policy(policy_folder, max_response_tokens=16), [*DEMONSTRATIONS] * 4, config=SFTConfig(batch_size=16)
+    )
+    data = sft._data[torch.arange(16)]
+    gradients = {}
+    for size in (16, 4, 1):
+        parts = list(torch.arange(16).split(size))
+        sft._loop.accumulate(parts, lambda rows: sft._sums(data[rows]), count=len(data.tokens))
+        gradients[size] = {name: p.grad.clone() for name, p in sft._loop.parameters.items() if p.grad is not None}
+        sft._loop._optimizer.zero_grad()
+    for size in (4, 1):
+        for name, gradient in gradients[16].items():
+            torch.testing.assert_close(gradients[size][name], gradient, rtol=0, atol=1e-6)
+    assert max(float(gradient.abs().max()) for gradient in gradients[16].values()) > 1e-3
+
+
+def test_gradients_do_not_depend_on_the_number_of_processes(policy_folder: Path, tmp_path: Path) -> None:
+    """Two gloo processes against one that goes through its environment twice: equal keys, so equal responses."""
+    worlds = [start_world(write_gradients, policy_folder, tmp_path / f"{n}.safetensors", size=n) for n in (1, 2)]
+    for process in (process for world in worlds for process in world):
+        process.join(120)
+        assert process.exitcode == 0
+    one, two = (load_file(tmp_path / f"{n}.safetensors") for n in (1, 2))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        # After two optimizer steps, Adam has turned rounding of tiny gradients into differences of its own.
+        atol = 1e-4 if name.startswith("trained.") else 1e-6
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_items() -> None:
+    model, loop = make_loop()
+    rows = torch.arange(12.0).reshape(4, 3)
+    loop.accumulate([torch.tensor([0]), torch.tensor([1, 2, 3])], lambda r: {"loss": model(rows[r]).sum()}, count=4)
+    torch.testing.assert_close(model.weight.grad, rows.mean(0, keepdim=True))
+
+
+def test_clipping_limits_the_gradient_and_logs_its_norm() -> None:
+    model, loop = make_loop(max_grad_norm=0.5)
+    metrics = loop.update([torch.arange(1)], lambda _: {"loss": 30 * model.weight.sum()}, count=1)
+    assert metrics["grad_norm"] == pytest.approx(30 * math.sqrt(3))
+    assert metrics["loss"] == 0
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
+    model, loop = make_loop()
+    with pytest.raises(FloatingPointError, match=r"step 1: loss nan.*learning_rate"):
+        loop.update([torch.arange(1)], lambda _: {"loss": model.weight.sum() * math.nan}, count=1)
+    assert torch.equal(model.weight, torch.zeros(1, 3))
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    frozen = nn.Linear(2, 1).requires_grad_(False)
+    with pytest.raises(ValueError, match="Nothing to train: no parameter of frozen requires a gradient"):
+        Loop(
+            {"frozen": frozen},
+            config=TrainingConfig(),
+            total=1,
+            seed=0,
+            out=None,
+            inputs={},
+            write=lambda folder: None,
+            read=lambda folder: None,
+        )
+
+
+# The run's folder ------------------------------------------------------------------------------------------------
+
+
+def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
+    model, loop = make_loop(tmp_path, save_every=0)
+    yielded = list(loop.run(step_of(model, loop)))
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == yielded
+    assert [metrics["step"] for metrics in written] == [1, 2, 3, 4]
+    assert [metrics["learning_rate"] for metrics in written] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    assert set(written[0]) == {"step", "loss", "grad_norm", "learning_rate"}
+    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [set(row) for row in timing] == [{"step", "seconds"}] * 4
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    model, loop = make_loop(tmp_path, total=7, save_every=2, keep_checkpoints=2)
+    list(loop.run(step_of(model, loop)))
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-6", "checkpoint-7"]
+
+
+def test_metrics_that_are_not_numbers_are_null(tmp_path: Path) -> None:
+    _, loop = make_loop(tmp_path, total=1)
+    list(loop.run(lambda step: {"loss": math.nan}))
+    assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model, loop = make_loop(tmp_path)
+    list(loop.run(step_of(model, loop)))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+
+
+def test_another_config_is_refused_with_the_names_of_its_fields(tmp_path: Path) -> None:
+    model, loop = make_loop(tmp_path)
+    list(loop.run(step_of(model, loop)))
+    with pytest.raises(CheckpointError, match=r"Changed: adam_eps: 1e-08 -> 1e-05; learning_rate: 0.1 -> 0.2"):
+        make_loop(tmp_path, learning_rate=0.2, adam_eps=1e-5, keep_checkpoints=9, save_every=1)
+
+
+def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
+    model, loop = make_loop(tmp_path)
+    list(loop.run(step_of(model, loop)))
+    with pytest.raises(CheckpointError, match="resume='never'"):
+        Loop(
+            {"model": model},
+            config=loop.config,
+            total=4,
+            seed=0,
+            out=tmp_path,
+            inputs={},
+            write=lambda folder: None,
+            read=lambda folder: None,
+            resume="never",
+        )
+
+
+def test_edited_metrics_are_noticed(tmp_path: Path) -> None:
+    model, loop = make_loop(tmp_path)
+    list(loop.run(step_of(model, loop)))
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl has 0 bytes, but had \d+"):
+        make_loop(tmp_path)
+
+
+def test_micro_batches_respect_the_budget_of_the_config(policy_folder: Path) -> None:
+    sft = SFT(
+        load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(micro_batch_tokens=100)
+    )
+    lengths = sft._data.total_lengths
+    cut = micro_batches(lengths, 100)
+    assert len(cut) > 1
+    assert all(len(rows) * int(lengths[rows].max()) <= 100 for rows in cut)

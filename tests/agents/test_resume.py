@@ -1,0 +1,112 @@
+"""A run that is killed and resumed ends as the run that was not: the same bytes of weights and of metrics.jsonl."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tiny_worlds import load_policy, make_env, small_ppo, start, train_ppo
+
+from alpacafarm_env.agents.ppo import PPO
+from alpacafarm_env.errors import CheckpointError
+
+DEADLINE_S = 300
+
+
+def result(out: Path) -> dict[str, bytes]:
+    """Everything a finished run leaves that training decides."""
+    newest = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    files = {str(path.relative_to(out)): path.read_bytes() for path in newest.rglob("*.safetensors")}
+    return {**files, "metrics.jsonl": (out / "metrics.jsonl").read_bytes()}
+
+
+def num_steps(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def kill_after(policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
+    """Start the run, SIGKILL it `delay_s` after `step` is on disk; False if it was done before."""
+    process = start(train_ppo, policy_folder, out, total_steps)
+    assert process.pid is not None
+    deadline = time.monotonic() + DEADLINE_S
+    while num_steps(out) < step and process.is_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(delay_s)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def finish(policy_folder: Path, out: Path, total_steps: int) -> None:
+    process = start(train_ppo, policy_folder, out, total_steps)
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("num_kills", "total_steps"), [(3, 7), pytest.param(10, 25, marks=pytest.mark.slow)], ids=["short", "full"]
+)
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    policy_folder: Path, tmp_path: Path, num_kills: int, total_steps: int
+) -> None:
+    finish(policy_folder, tmp_path / "whole", total_steps)
+    rng = random.Random(num_kills)
+    steps = sorted(rng.sample(range(total_steps), num_kills))
+    killed = [
+        kill_after(policy_folder, tmp_path / "killed", total_steps, step=step, delay_s=rng.uniform(0, 0.1))
+        for step in steps
+    ]
+    assert sum(killed) >= num_kills - 1  # the last delay may outlive the run
+    finish(policy_folder, tmp_path / "killed", total_steps)
+    assert result(tmp_path / "killed") == result(tmp_path / "whole")
+    assert num_steps(tmp_path / "killed") == total_steps
+    assert not list((tmp_path / "killed").glob(".checkpoint-*"))
+
+
+def test_a_run_that_is_stopped_and_resumed_in_process_is_the_same_too(policy_folder: Path, tmp_path: Path) -> None:
+    config = small_ppo(total_steps=5, save_every=2)
+    PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "whole").learn()
+    for metrics in PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "parts").updates():
+        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
+            break
+    resumed = PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "parts")
+    assert num_steps(tmp_path / "parts") == 2
+    assert [metrics["step"] for metrics in resumed.updates()] == [3, 4, 5]
+    assert result(tmp_path / "parts") == result(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_costs_its_steps_but_not_the_result(policy_folder: Path, tmp_path: Path) -> None:
+    config = small_ppo(total_steps=4, save_every=2)
+    PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path).learn()
+    expected = result(tmp_path)
+    weights = tmp_path / "checkpoint-4" / "value.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=r"checkpoint-4 is damaged: value.safetensors"):
+        resumed = PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path)
+    assert [metrics["step"] for metrics in resumed.updates()] == [3, 4]
+    assert result(tmp_path) == expected
+
+
+def test_when_no_checkpoint_is_complete_nothing_is_removed(policy_folder: Path, tmp_path: Path) -> None:
+    config = small_ppo(total_steps=1)
+    PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path).learn()
+    (tmp_path / "checkpoint-1" / "state.json").unlink()
+    with (
+        pytest.warns(UserWarning, match="checkpoint-1"),
+        pytest.raises(CheckpointError, match="holds checkpoints, but none is complete"),
+    ):
+        PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path)
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+def test_a_changed_config_names_its_fields(policy_folder: Path, tmp_path: Path) -> None:
+    PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
+    changed = small_ppo(kl_coef=0.5, total_steps=3)
+    with pytest.raises(CheckpointError, match=r"kl_coef: 0.002 -> 0.5; seed: 0 -> 1; total_steps: 2 -> 3"):
+        PPO(make_env(), load_policy(policy_folder), config=changed, seed=1, out=tmp_path)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_worlds import TEXTS, TinyDataset
+
+from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
+from alpacafarm_env.instructions import Preference
+from alpacafarm_env.oracles.reward_model import RewardModel
+
+PREFERENCES = TinyDataset().preferences()
+FIT = RewardModelingConfig(epochs=15, batch_size=5, learning_rate=3e-3)
+
+
+def flipped(preference: Preference) -> Preference:
+    return Preference(preference.instruction, preference.responses, 3 - preference.preference)
+
+
+def equal(preference: Preference) -> Preference:
+    return Preference(preference.instruction, ("same", "same"), 1)
+
+
+def test_it_learns_which_response_is_preferred(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES, config=FIT, validation=PREFERENCES)
+    assert agent.evaluate(PREFERENCES)["accuracy"] + agent.evaluate([*map(flipped, PREFERENCES)])["accuracy"] == 1
+    metrics = agent.learn()
+    assert metrics["eval/accuracy"] == 1
+    assert metrics["eval/loss"] < 0.1
+    assert agent.evaluate([*map(flipped, PREFERENCES)])["accuracy"] == 0
+
+
+def test_equal_texts_lose_log_two_with_no_gradient_and_half_the_accuracy(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, [*map(equal, PREFERENCES)], config=FIT)
+    metrics = next(agent.updates())
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(0, abs=1e-5)
+    assert metrics["accuracy"] == 0.5
+
+
+def test_a_target_of_one_half_teaches_nothing_but_indifference(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES, targets=[0.5] * 5, config=FIT)
+    assert agent.learn()["loss"] == pytest.approx(math.log(2), abs=1e-2)
+
+
+def test_a_target_of_zero_is_the_flipped_preference(policy_folder: Path) -> None:
+    soft = next(RewardModeling(policy_folder, PREFERENCES, targets=[0.0] * 5, config=FIT).updates())
+    hard = next(RewardModeling(policy_folder, [*map(flipped, PREFERENCES)], config=FIT).updates())
+    assert soft["loss"] == pytest.approx(hard["loss"], abs=1e-6)
+    assert soft["grad_norm"] == pytest.approx(hard["grad_norm"], abs=1e-5)
+
+
+def test_the_head_starts_as_stiennons_and_depends_on_the_seed_alone(policy_folder: Path) -> None:
+    first, again, other = (RewardModeling(policy_folder, PREFERENCES, seed=seed).model.score for seed in (0, 0, 1))
+    assert first.bias is None
+    assert torch.equal(first.weight, again.weight)
+    assert not torch.equal(first.weight, other.weight)
+    weights = [RewardModeling(policy_folder, PREFERENCES, seed=s).model.score.weight.detach() for s in range(12)]
+    stacked = torch.stack(weights)
+    assert float(stacked.std()) == pytest.approx(1 / math.sqrt(33), rel=0.15)
+
+
+def test_a_reward_model_keeps_its_head(reward_model_folder: Path) -> None:
+    oracle = RewardModel(reward_model_folder, device="cpu")
+    agent = RewardModeling(reward_model_folder, PREFERENCES, device="cpu")
+    np.testing.assert_allclose(agent.score(TEXTS, TEXTS), oracle.score(TEXTS, TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("end_with_eos", [True, False])
+def test_the_saved_folder_scores_the_same_as_an_oracle(policy_folder: Path, tmp_path: Path, end_with_eos: bool) -> None:
+    config = RewardModelingConfig(epochs=2, learning_rate=1e-3, end_with_eos=end_with_eos)
+    agent = RewardModeling(policy_folder, PREFERENCES, config=config, device="cpu")
+    agent.learn()
+    responses = ["yes", "", "a longer response </s> with a spelled-out token", "é🙂", "no"]
+    raw = agent.score(TEXTS, responses)
+    mean, std = agent.calibrate(TEXTS, responses)
+    agent.save(tmp_path / "reward")
+    oracle = RewardModel(tmp_path / "reward", device="cpu")
+    np.testing.assert_allclose(oracle.score(TEXTS, responses), (raw - mean) / std, atol=1e-4)
+    saved = json.loads((tmp_path / "reward" / "config.json").read_text())
+    assert saved["alpacafarm_end_with_eos"] is end_with_eos
+    assert saved["architectures"] == ["LlamaForSequenceClassification"]
+    assert len(saved["id2label"]) == 1
+    assert (tmp_path / "reward" / "prompt_template.json").is_file()
+
+
+def test_scores_do_not_depend_on_the_batch(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES)
+    alone = [float(agent.score([text], [text])[0]) for text in TEXTS]
+    np.testing.assert_allclose(agent.score(TEXTS, TEXTS), alone, atol=1e-5)
+    assert agent.score([], []).shape == (0,)
+
+
+def test_calibration_without_spread_is_refused(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES)
+    with pytest.raises(ValueError, match="at least two responses that differ in score, got 1"):
+        agent.calibrate(TEXTS[:1], ["x"])
+
+
+def test_texts_that_are_too_long_are_counted(policy_folder: Path) -> None:
+    with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle to max_length=40") as warned:
+        agent = RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(max_length=40))
+    assert len(warned) == 2  # the chosen responses, and the rejected
+    assert max(len(text) for pair in agent._pairs for text in pair) == 40
+
+
+def test_bad_input_is_refused(policy_folder: Path) -> None:
+    with pytest.raises(ValueError, match="at least one preference"):
+        RewardModeling(policy_folder, [])
+    with pytest.raises(ValueError, match="a target for each of 5 preferences, got 1"):
+        RewardModeling(policy_folder, PREFERENCES, targets=[1.0])
+
+
+def test_paper_preset_is_alpacafarms() -> None:
+    config = RewardModelingConfig.paper()
+    assert (config.epochs, config.batch_size, config.learning_rate, config.max_length) == (1, 16, 3e-6, 512)
+    assert (config.schedule, config.warmup_steps, config.end_with_eos) == ("cosine", 0.03, False)

@@ -1,0 +1,76 @@
+"""Tiny real models and a byte-level tokenizer, built in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from alpacafarm_env.templates import PromptTemplate
+
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+TEMPLATE = PromptTemplate(with_input="Q: {instruction}\nIn: {input}\nA:", without_input="Q: {instruction}\nA:")
+INSTRUCTIONS = ("List two birds.", "Hi", "Describe the sea in one short sentence.", "What is 2+2?", "Name a tree")
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, after the three special ones; BOS in front of a text, as LLaMA's tokenizer does."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
+
+
+def build_llama(vocab_size: int, *, seed: int = 0, max_positions: int = 256) -> LlamaForCausalLM:
+    """Two layers, width 32, grouped heads; weights large enough that the next token is far from uniform."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max_positions,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def build_gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
+    """Learned absolute positions and biases: what LLaMA has not. Its dropout is on, for the agents to turn off."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return GPT2LMHeadModel(config)
+
+
+BUILDERS: dict[str, Callable[[int], PreTrainedModel]] = {"llama": build_llama, "gpt2": build_gpt2}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,147 @@
+"""What the agents' tests train on: a few instructions, rewards that are counted, and jobs for other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
+from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.envs.vector import InstructionVectorEnv
+from alpacafarm_env.instructions import Demonstration, Instruction, Preference
+
+torch.set_num_threads(1)  # models this small gain nothing from threads, and lose much on a busy machine
+ASCII = "".join(map(chr, range(33, 127)))
+"""About a third of the bytes: an untrained policy's share of them has room both ways."""
+TEXTS = ("List two birds.", "Hi", "Describe the sea in one short sentence.", "What is 2+2?", "Name a tree")
+DEMONSTRATIONS = tuple(
+    Demonstration(Instruction(text, id=i, split="sft"), f"answer {i}" + "!" * i) for i, text in enumerate(TEXTS)
+)
+
+
+class TinyDataset:
+    """Five instructions, and nothing else."""
+
+    name, level, splits = "tiny", "sandbox", ("unlabeled",)
+
+    def instructions(self, split: str) -> tuple[Instruction, ...]:
+        return tuple(Instruction(text, id=i, split=split) for i, text in enumerate(TEXTS))
+
+    def references(self, split: str) -> tuple[str, ...]:
+        return tuple("answer" for _ in TEXTS)
+
+    def demonstrations(self, split: str = "sft") -> tuple[Demonstration, ...]:
+        return DEMONSTRATIONS
+
+    def preferences(self, split: str = "preference") -> tuple[Preference, ...]:
+        return tuple(Preference(d.instruction, (d.response, "no"), 1) for d in DEMONSTRATIONS)
+
+
+class Share:
+    """Scores sign x the share of the response's `size` places that hold one of `characters`."""
+
+    name = "share"
+
+    def __init__(self, characters: str, *, size: int = 4, sign: float = 1.0) -> None:
+        self.characters, self.size, self.sign = characters, size, sign
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        return np.array([self.sign * sum(c in self.characters for c in r) / self.size for r in responses], np.float64)
+
+
+class Picky(Share):
+    """Gives no verdict on responses of even length."""
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        even = np.array([len(response) % 2 == 0 for response in responses])
+        return np.where(even, np.nan, super().score(instructions, responses))
+
+
+def make_env(num_envs: int = 16, oracle: Any = None, **kwargs: Any) -> InstructionVectorEnv:
+    kwargs = {"autoreset_mode": AutoresetMode.DISABLED, **kwargs}
+    return InstructionVectorEnv(num_envs, dataset=TinyDataset(), oracle=oracle or Share(ASCII), **kwargs)
+
+
+def small_ppo(**changes: Any) -> PPOConfig:
+    """Two updates of 8 of 16 responses a step, two epochs."""
+    settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 8, "learning_rate": 1e-3}
+    return PPOConfig(**{**settings, **changes})
+
+
+def load_policy(folder: Path, **kwargs: Any) -> LanguageModel:
+    return LanguageModel.from_pretrained(folder, **{"max_response_tokens": 4, **kwargs})
+
+
+# Jobs that run in processes of their own -------------------------------------------------------------------------
+
+
+def start(job: Any, *args: Any, **environment: str) -> BaseProcess:
+    """Start `job(*args)` in a fresh process, forked from a server that has the imports done."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_worlds"])
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # the server ignores sys.path until Python 3.13
+        forkserver.ensure_running()
+    process = context.Process(target=_run, args=(job, args, environment))
+    process.start()
+    return process
+
+
+def _run(job: Any, args: tuple[Any, ...], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    job(*args)
+
+
+def start_world(job: Any, *args: Any, size: int) -> list[BaseProcess]:
+    """Start one process a rank of a gloo world on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    return [start(job, *args, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in range(size)]
+
+
+def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
+    """A run that may be killed: it resumes what `out` holds."""
+    config = small_ppo(total_steps=total_steps, save_every=2, keep_checkpoints=2, target_kl=0.01, warmup_steps=2)
+    PPO(make_env(), load_policy(policy_folder), config=config, seed=3, out=out).learn()
+
+
+def write_gradients(policy_folder: Path, target: Path) -> None:
+    """Gradients of one SFT and one PPO batch, and the weights after two PPO steps, as this world computes them."""
+    sft = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(batch_size=5))
+    data = sft._data[sft._loop.processes.share(np.arange(5))]
+    sft._loop.accumulate(sft._cut(data), lambda rows: sft._sums(data[rows]), count=len(data.tokens))
+    tensors = {f"sft.{name}": p.grad for name, p in sft._loop.parameters.items() if p.grad is not None}
+
+    config = small_ppo(minibatch_size=16, num_epochs=1)
+    ppo = PPO(make_env(8), load_policy(policy_folder), config=config)
+    rollouts, scores, _ = ppo._collector.collect(1)
+    experience, _ = ppo._prepare(rollouts, scores)
+    ppo._loop.accumulate(
+        micro_batches(rollouts.total_lengths, 128),
+        lambda rows: ppo_sums(ppo.policy, ppo.value_model, experience, rows, config),
+        count=len(rollouts.tokens),
+    )
+    tensors |= {f"ppo.{name}": p.grad.clone() for name, p in ppo._loop.parameters.items() if p.grad is not None}
+    ppo._loop._optimizer.zero_grad()
+    ppo.learn()
+    tensors |= {f"trained.{name}": p.detach() for name, p in ppo._loop.parameters.items()}
+    if ppo._loop.processes.is_main:
+        save_file(tensors, target)

@@ -1,0 +1,192 @@
+"""Formats, row kinds and the promise that every faulty row of a file is named in one error."""
+
+import gzip
+import json
+import random
+import sys
+
+import pytest
+
+from alpacafarm_env.data.files import SUFFIXES, read_records, stem_of
+from alpacafarm_env.data.schema import KINDS, PREFERENCE, check_rows, kind_of, shown
+from alpacafarm_env.errors import DataError
+
+ROWS = [
+    {"instruction": "Name a colour.", "input": "", "output": "Blue,\u2028or red."},
+    {"instruction": "Translate.", "input": "chat", "output": ""},
+]
+
+
+def write(path, content):
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def encode(rows, suffix):
+    if suffix.startswith(".parquet"):
+        pa = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        sink = pa.BufferOutputStream()
+        parquet.write_table(pa.Table.from_pylist(rows), sink)
+        return sink.getvalue().to_pybytes()
+    if suffix.startswith(".jsonl"):
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return json.dumps(rows, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_gives_the_same_records(tmp_path, suffix):
+    assert read_records(write(tmp_path / f"sft{suffix}", encode(ROWS, suffix))) == ROWS
+    assert stem_of(tmp_path / f"sft{suffix}") == "sft"
+
+
+def test_other_formats_are_refused(tmp_path):
+    path = write(tmp_path / "sft.csv", "a,b")
+    assert stem_of(path) is None
+    with pytest.raises(DataError, match=r"ends in one of \.json.*got 'sft.csv'"):
+        read_records(path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    assert read_records(write(tmp_path / "a.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode())) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[{", "syntax error"),
+        ("a.json", '{"instruction": "x"}', "expected a list of objects, got dict"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), "expected UTF-8, got byte 0xff at offset 0"),
+        ("a.parquet", b"PAR1 not really", "expected a Parquet file"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    with pytest.raises(DataError, match=message) as error:
+        read_records(write(tmp_path / name, content))
+    assert str(tmp_path / name) in str(error.value)
+
+
+def test_damaged_gzip_and_missing_files(tmp_path):
+    whole = gzip.compress(json.dumps(ROWS).encode())
+    for content in (whole[:-10], b"plain", whole[:30] + bytes(20) + whole[50:]):
+        (tmp_path / "a.json.gz").write_bytes(content)
+        with pytest.raises(DataError, match="expected a gzip file"):
+            read_records(tmp_path / "a.json.gz")
+    with pytest.raises(DataError, match="a file that can be read, got FileNotFoundError"):
+        read_records(tmp_path / "b.json")
+
+
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.data.files.MAX_BYTES", 1000)
+    with pytest.raises(DataError, match="at most 1000 bytes"):
+        read_records(write(tmp_path / "a.json.gz", " " * 1001))
+
+
+def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="pip install pyarrow"):
+        read_records(write(tmp_path / "a.parquet", b""))
+
+
+def test_every_faulty_row_is_in_one_error(tmp_path):
+    lines = [
+        '{"instruction": "fine", "input": "", "output": "yes"}',
+        '{"instruction": "cut", "out',
+        '{"instruction": "", "output": "x"}',
+        '{"instruction": "no output"}',
+        "[1, 2]",
+        '{"instruction": "null", "input": null, "output": null}',
+        '{"instruction": "twice", "output": "a", "output": "b"}',
+        '{"instruction": "surrogate", "output": "\\ud800"}',
+        '{"instruction": "number", "output": 1e999}',
+        "",
+        '{"instruction": "fine too", "output": ""}',
+    ]
+    path = write(tmp_path / "sft.jsonl", "\n".join(lines) + "\n")
+    with pytest.raises(DataError) as error:
+        check_rows(read_records(path), KINDS["demonstration"], str(path))
+    first, *rest = str(error.value).split("\n")
+    assert first == f"{path}: 9 faulty records; correct or remove them:"
+    assert [line.split(":")[0].strip() for line in rest] == [
+        "record 2",
+        "record 3 field 'instruction'",
+        "record 4 field 'output'",
+        "record 5",
+        "record 6 field 'input'",
+        "record 6 field 'output'",
+        "record 7",
+        "record 8 field 'output'",
+        "record 9 field 'output'",
+        "record 10",
+    ]
+    assert rest[1].strip() == "record 3 field 'instruction': expected a non-empty string, got ''"
+    assert rest[2].endswith("got nothing (the field is missing)")
+    assert rest[4].endswith("got null")
+    assert "the field 'output' twice" in rest[6]
+    assert r"'\ud800'" in rest[7]
+
+
+def test_the_listing_is_capped():
+    with pytest.raises(DataError) as error:
+        check_rows([{}] * 50, KINDS["instruction"], "x.json")
+    lines = str(error.value).split("\n")
+    assert lines[0].startswith("x.json: 50 faulty records")
+    assert len(lines) == 1 + 20 + 1
+    assert lines[-1].strip() == "... and 30 more"
+
+
+def test_an_empty_file_is_an_error():
+    with pytest.raises(DataError, match="one record or more"):
+        check_rows([], KINDS["instruction"], "x.json")
+
+
+def test_defaults_and_further_fields():
+    row = {"instruction": "a", "output": "b", "price": 3}
+    assert check_rows([row], KINDS["demonstration"], "x") == [
+        {"instruction": "a", "input": "", "output": "b", "generator": "", "dataset": ""}
+    ]
+
+
+@pytest.mark.parametrize("label", [0, 1.5, 3, True, "1", None, float("nan")])
+def test_preferences_are_1_or_2(label):
+    row = {"instruction": "a", "input": "", "output_1": "b", "output_2": "c", "preference": label}
+    with pytest.raises(DataError, match="record 1 field 'preference': expected 1 or 2, got"):
+        check_rows([row], PREFERENCE, "x")
+    for good in (1, 2, 1.0, 2.0):
+        assert check_rows([{**row, "preference": good}], PREFERENCE, "x")[0]["preference"] == good
+
+
+def test_kinds_are_told_by_any_row_so_that_one_faulty_row_does_not_hide():
+    assert kind_of([{"instruction": "a"}]) == "instruction"
+    assert kind_of([{"instruction": "a"}, {"output": "b"}]) == "demonstration"
+    assert kind_of([{"instruction": "a", "output": ["b"]}, {"output": ["b"]}, {"output": "c"}]) == "multisample"
+    assert kind_of([3, {"instruction": "a"}, {"output_1": "b"}]) == "preference"
+
+
+def test_found_values_are_shortened():
+    assert shown("x" * 500) == "'" + "x" * 29 + "..." + "x" * 14 + "'"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".parquet"])
+def test_damage_ends_in_valid_rows_or_a_data_error(tmp_path, suffix):
+    """Bit flips and cuts, 200 a format: nothing but DataError escapes."""
+    rng = random.Random(suffix)
+    path = tmp_path / f"sft{suffix}"
+    content = encode(ROWS * 3, suffix)
+    whole = write(path, content).read_bytes()
+    num_refused = 0
+    for _ in range(200):
+        damaged = bytearray(whole[: rng.randrange(1, len(whole))] if rng.random() < 0.3 else whole)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bytes(damaged))
+        try:
+            rows = check_rows(read_records(path), KINDS["demonstration"], str(path))
+        except DataError:
+            num_refused += 1
+        else:
+            assert all(isinstance(row["output"], str) for row in rows)
+    assert num_refused > 50

@@ -1,0 +1,141 @@
+"""The command line: `show` prints what it promises, the same for the same seed; wrong requests are told so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.sandbox import gold
+from alpacafarm_env.sandbox.judges import GREEDY, HUMANS, POOL, Annotators
+from alpacafarm_env.sandbox.show import opinions, page, sample, show
+
+ROOT = Path(__file__).resolve().parents[2]
+ASK = Instruction("List three traits of a lion.", id=3, split="eval")
+GOOD, BAD = "A lion is brave, golden and proud.", "A lion is shy."
+
+
+def test_show_prints_what_it_promises(capsys):
+    assert main(["show", "--split", "eval", "--num", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "This is a simulation." in text
+    assert "2 of the 805 instructions of the split eval, seed 0" in text
+    pages = text.split("──\n")[1:]
+    assert len(pages) == 2
+    ids = [int(number) for number in re.findall(r"── \d of 2: eval (\d+), \w+ ─", text)]
+    for index, body in zip(ids, pages, strict=True):
+        ask = sandbox.SANDBOX.instructions("eval")[index]
+        reference = sandbox.SANDBOX.references("eval")[index]
+        squeezed = " ".join(body.split())
+        assert f"Instruction {' '.join(ask.instruction.split())}" in squeezed
+        assert f"Reference {' '.join(reference.split())}" in squeezed
+        assert f"reference {gold.gold(ask, reference):.2f}" in squeezed
+        assert all(
+            word in body for word in ("Policy", "complete", "excess", "gpt4", "davinci003", "greedy_gpt4", "human")
+        )
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_same_seed_same_text_and_more_pages_only_add():
+    first, again, more = list(show(num=1)), list(show(num=1)), list(show(num=2))
+    assert first == again
+    assert [line.split(": ", 1)[1] if ": eval" in line else line for line in first[2].splitlines()] == [
+        line.split(": ", 1)[1] if ": eval" in line else line for line in more[2].splitlines()
+    ]
+    assert list(show(num=1, seed=1))[2] != first[2]
+
+
+def test_a_page_by_hand():
+    lines = page(ASK, BAD, GOOD, width=80)
+    assert lines[:3] == [f"Instruction  {ASK}", f"Reference    {BAD}", f"Policy       {GOOD}"]
+    table = [line.split() for line in lines]
+    assert ["reference", "1.40", "0", "1", "0", "1", "1", "0"] in table
+    assert ["policy", "7.00", "1", "0", "0", "1", "1", "0"] in table
+    assert ["weights", "+5.0", "-0.6", "-0.4", "+1.0", "+1.0", "-0.1"] in table
+    counts = {
+        row[0]: len(row) - 2
+        for row in table
+        if row and row[0] in ("gpt4", "chatgpt", "davinci003", "greedy_gpt4", "human")
+    }
+    assert counts == {"gpt4": 5, "chatgpt": 4, "davinci003": 4, "greedy_gpt4": 1, "human": 16}
+
+
+def test_long_texts_wrap_beside_their_label_and_lists_stay_lists():
+    lines = page(ASK, "- brave\n- golden", "brave " * 60, width=72)
+    at = lines.index("Reference    - brave")
+    assert lines[at + 1] == " " * 13 + "- golden"
+    assert all(len(line) <= 72 for line in lines[: lines.index("")])
+    assert page(ASK, "", GOOD)[1] == "Reference    (empty)"
+
+
+def test_opinions_are_means_over_both_orders():
+    for pool in (POOL, GREEDY, HUMANS):
+        judge = Annotators("any", pool)
+        expected = [
+            sum(float(judge.probabilities([ASK], [BAD], [GOOD], k, a_first=first)[0]) for first in (True, False)) / 2
+            for k in range(len(pool))
+        ]
+        assert opinions(pool, ASK, BAD, GOOD) == pytest.approx(expected)
+        assert opinions(pool, ASK, GOOD, GOOD) == pytest.approx([0.5] * len(pool))
+
+
+def test_a_response_depends_on_its_instruction_alone():
+    asks = sandbox.SANDBOX.instructions("val")[:3]
+    together = sample(sandbox.POLICY, asks, temperature=0.7, seed=0)
+    assert together[::-1] == sample(sandbox.POLICY, asks[::-1], temperature=0.7, seed=0)
+    assert together != sample(sandbox.POLICY, asks, temperature=0.7, seed=1)
+    assert all("<" not in text for text in together)
+
+
+def test_the_policy_answers_sensibly():
+    """Nearly greedy, the shipped policy is fluent and mostly true."""
+    asks = sandbox.SANDBOX.instructions("val")[:12]
+    rows = [gold.parts(a, r) for a, r in zip(asks, sample(sandbox.POLICY, asks, temperature=0.1, seed=0), strict=True)]
+    assert sum(row.fluent for row in rows) / 12 > 0.9
+    assert sum(row.complete for row in rows) / 12 > 0.2
+
+
+def test_a_missing_policy_is_said_so(tmp_path):
+    with pytest.raises(CheckpointError, match="found no config.json. Reinstall the package, or rebuild it"):
+        list(show(policy=tmp_path / "policy"))
+
+
+def test_unknown_split_is_exit_status_two(capsys):
+    assert main(["show", "--split", "evl"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: Unknown split 'evl'. Did you mean 'eval'? Splits: sft,")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["show", "--num", "0"], "expected a positive int, got '0'"),
+        (["show", "--num", "two"], "expected a positive int, got 'two'"),
+        (["show", "--temperature", "nan"], "expected a positive float, got 'nan'"),
+        (["shw"], "invalid choice: 'shw'"),
+    ],
+)
+def test_wrong_arguments_are_exit_status_two(args, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_arguments_it_prints_help():
+    run = subprocess.run([sys.executable, "-m", "alpacafarm_env"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("usage: python -m alpacafarm_env")
+    assert "show" in run.stdout
+
+
+def test_a_reader_who_has_seen_enough_causes_no_complaint():
+    command = f"{sys.executable} -m alpacafarm_env show --num 3 | head -n 1"
+    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("AlpacaFarm's sandbox")
+    assert run.stderr == ""

@@ -1,0 +1,210 @@
+"""Oracles and judges by name: what a name means, that it is built once, and what is said about a wrong one."""
+
+import math
+
+import numpy as np
+import pytest
+from tiny_reward_model import make_tiny_reward_model
+
+from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
+from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.oracles import Constant, Recorded, RecordedJudge, References, RewardModel, WinRate
+from alpacafarm_env.oracles.registry import make_judge, make_oracle
+
+
+class Longer:
+    """Prefers the longer text."""
+
+    name = "longer"
+
+    def compare(self, instructions, a, b):
+        return np.array([(np.sign(len(y) - len(x)) + 1) / 2 for x, y in zip(a, b, strict=True)])
+
+
+class RecordedTiny:
+    """The tiny data set with one judgement."""
+
+    name, level = "recorded tiny", "recorded"
+
+    def __init__(self, tiny):
+        self.tiny, self.splits = tiny, tiny.splits
+        self.instructions, self.references = tiny.instructions, tiny.references
+
+    def recorded_verdicts(self, generator=None):
+        return {(str(self.tiny.instructions("eval")[0]), "judged"): 1.0 if generator is None else 0.25}
+
+
+def test_an_object_is_returned_as_it_is(tiny_dataset, counting_oracle):
+    assert make_oracle(counting_oracle, dataset=tiny_dataset) is counting_oracle
+    referee = Longer()
+    assert make_judge(referee, dataset=tiny_dataset) is referee
+
+
+def test_constant(tiny_dataset):
+    assert make_oracle("constant", dataset=tiny_dataset) == Constant(0.0)
+    oracle = make_oracle({"name": "constant", "value": 2.5}, dataset=tiny_dataset)
+    assert oracle.score(["i", "j"], ["x", "y"]).tolist() == [2.5, 2.5]
+
+
+def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tmp_path):
+    folder = make_tiny_reward_model(tmp_path / "model")
+    oracle = make_oracle({"reward_model": str(folder), "batch_size": 8}, dataset=tiny_dataset)
+    assert isinstance(oracle, RewardModel)
+    assert oracle.name == "reward_model:model"
+    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=tiny_dataset) is oracle
+    assert make_oracle({"batch_size": 9, "reward_model": folder}, dataset=tiny_dataset) is not oracle
+    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=tiny_dataset, seed=1) is not oracle
+    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=RecordedTiny(tiny_dataset)) is not oracle
+    assert make_oracle({"reward_model": folder, "name": "mine"}, dataset=tiny_dataset).name == "mine"
+
+
+def test_the_win_rate_by_a_judge_of_ones_own(tiny_dataset):
+    oracle = make_oracle({"judge": Longer()}, dataset=tiny_dataset)
+    assert isinstance(oracle, WinRate)
+    assert oracle.name == "win_rate:longer"
+    instructions = tiny_dataset.instructions("val")[:3]
+    reference = tiny_dataset.references("val")[1]
+    assert oracle.score(instructions, ["", reference, "x" * 99]).tolist() == [0.0, 0.5, 1.0]
+    noisy = make_oracle({"judge": Longer(), "flip": 0.25, "both_orders": True, "seed": 4}, dataset=tiny_dataset)
+    assert noisy.name == "win_rate:longer+both_orders+flip0.25"
+    assert noisy.score(instructions, ["", reference, "x" * 99])[1] == 0.5
+
+
+def test_seeds_reach_the_noise_and_a_mapping_has_the_last_word(tiny_dataset):
+    def scores(oracle_seed, **options):
+        spec = {"judge": Longer(), "flip": 0.5, **options}
+        return make_oracle(spec, dataset=tiny_dataset, seed=oracle_seed).score(
+            tiny_dataset.instructions("val") * 4, texts
+        )
+
+    texts = [f"response {i}" for i in range(48)]
+    assert (scores(0) != scores(1)).any()
+    np.testing.assert_array_equal(scores(0, seed=1), scores(1))
+
+
+def test_a_judge_by_mapping(tiny_dataset):
+    assert make_judge({"judge": {"judge": Longer(), "flip": 0.1}}, dataset=tiny_dataset).name == "longer+flip0.1"
+
+
+def test_recorded(tiny_dataset):
+    dataset = RecordedTiny(tiny_dataset)
+    first = dataset.instructions("eval")[0]
+    oracle = make_oracle("recorded", dataset=dataset)
+    assert isinstance(oracle, Recorded)
+    np.testing.assert_array_equal(oracle.score([first, first], ["judged", "new"]), [1.0, math.nan])
+    of_one = make_oracle({"name": "recorded", "generator": "gpt4"}, dataset=dataset)
+    assert of_one.score([first], ["judged"]).tolist() == [0.25]
+    assert isinstance(make_judge("recorded", dataset=dataset), RecordedJudge)
+    with_references = make_oracle({"judge": "recorded"}, dataset=dataset)
+    assert with_references.score([first, first], ["judged", dataset.references("eval")[0]]).tolist() == [1.0, 0.5]
+
+
+def test_references_follow_an_instructions_split(tiny_dataset):
+    references = References(tiny_dataset)
+    asked = tiny_dataset.instructions("val")[2]
+    assert references[asked] == tiny_dataset.references("val")[2]
+    assert references[str(asked)] == references[asked]
+    assert references.get("never asked") is None
+    assert references.get(Instruction("never asked", split="val")) is None
+    assert len(references) == len(list(references)) == 60
+
+
+def test_references_are_read_when_asked_for_and_a_split_without_any_says_so(tiny_dataset, monkeypatch):
+    asked = []
+
+    def references(split):
+        asked.append(split)
+        if split == "unlabeled":
+            raise DataError("no references in 'unlabeled'")
+        return type(tiny_dataset).references(tiny_dataset, split)
+
+    monkeypatch.setattr(tiny_dataset, "references", references)
+    oracle = make_oracle({"judge": Longer()}, dataset=tiny_dataset)
+    assert asked == []
+    oracle.score(tiny_dataset.instructions("eval"), [""] * 12)
+    assert asked == ["eval"]
+    with pytest.raises(DataError, match="no references in 'unlabeled'"):
+        oracle.score(tiny_dataset.instructions("unlabeled"), [""] * 12)
+    assert "unlabeled" not in {getattr(text, "split_name", "") for text in References(tiny_dataset)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("golden", "Unknown oracle 'golden'. Did you mean 'gold'\\? Oracles: surrogate, gold, "),
+        ({"name": "win-rate"}, "Did you mean 'win_rate'"),
+        ({"name": "constant", "valeu": 1}, "Unknown option 'valeu'. Did you mean 'value'"),
+        ({"name": "recorded", "judge_": 1}, "Unknown option 'judge_'"),
+        ({"name": "annotators", "flipp": 0.1}, "Unknown option 'flipp'. Did you mean 'flip'"),
+        ({"reward_model": "x", "batchsize": 1}, "Unknown option 'batchsize'. Did you mean 'batch_size'"),
+        ({"judge": "sim_evil"}, "Unknown judge 'sim_evil'. Did you mean 'sim_eval'"),
+    ],
+)
+def test_a_wrong_name(tiny_dataset, spec, message):
+    with pytest.raises(UnknownNameError, match=message):
+        make_oracle(spec, dataset=tiny_dataset)
+
+
+@pytest.mark.parametrize("spec", [None, 3, [], {}, {"flip": 0.1}, {"name": "gold", "judge": "human"}, Longer()])
+def test_a_wrong_type(tiny_dataset, spec):
+    with pytest.raises(TypeError, match=r"oracle|judge"):
+        make_oracle(spec, dataset=tiny_dataset)
+
+
+@pytest.mark.parametrize("spec", [None, 3, {}, {"flip": 0.1}, Constant()])
+def test_a_wrong_type_of_judge(tiny_dataset, spec):
+    with pytest.raises(TypeError, match="judge"):
+        make_judge(spec, dataset=tiny_dataset)
+
+
+@pytest.mark.parametrize("spec", ["surrogate", "annotators", "win_rate", "human", "gold", {"judge": "sim_gpt4"}])
+def test_what_only_the_sandbox_has(tiny_dataset, spec):
+    with pytest.raises(
+        DataError, match=r"Only the sandbox has a .*'tiny' is of level 'recorded'\. Give oracle='recorded'"
+    ):
+        make_oracle(spec, dataset=tiny_dataset)
+
+
+class Sandbox:
+    """What the registry needs of the sandbox, with judges that say how they were asked for."""
+
+    def __init__(self, folder):
+        self.REWARD_MODEL = folder
+
+    def gold_oracle(self):
+        return Constant(9.0, name="gold")
+
+    def judge(self, name, seed):
+        referee = Longer()
+        referee.name, referee.seed = name, seed
+        return referee
+
+
+def test_the_names_of_the_sandbox(tiny_dataset, tmp_path, monkeypatch):
+    folder = make_tiny_reward_model(tmp_path / "model")
+    monkeypatch.setattr("alpacafarm_env.sandbox", Sandbox(folder), raising=False)
+    monkeypatch.setattr(tiny_dataset, "level", "sandbox")
+    made = {name: make_oracle(name, dataset=tiny_dataset) for name in ("surrogate", "gold", "annotators", "win_rate")}
+    assert {name: oracle.name for name, oracle in made.items()} == {name: name for name in made}
+    assert isinstance(made["surrogate"], RewardModel)
+    assert made["surrogate"].path == folder
+    assert make_oracle({"name": "surrogate", "max_length": 64}, dataset=tiny_dataset).max_length == 64
+    assert make_oracle({"judge": "sim_ann"}, dataset=tiny_dataset).name == "annotators"
+    assert make_oracle({"judge": "sim_gpt4"}, dataset=tiny_dataset).name == "win_rate:sim_gpt4"
+    assert make_oracle({"name": "win_rate", "flip": 0.1}, dataset=tiny_dataset).name == "win_rate:sim_eval+flip0.1"
+    assert make_oracle("human", dataset=tiny_dataset).score(tiny_dataset.instructions("eval")[:1], [""]).tolist() == [
+        0.0
+    ]
+    assert [make_judge("human", dataset=tiny_dataset, seed=seed).seed for seed in (0, 5)] == [0, 5]
+    assert make_judge({"judge": "human", "seed": 7}, dataset=tiny_dataset, seed=5).seed == 7
+
+
+def test_what_only_a_recorded_dataset_has(tiny_dataset):
+    for make in (make_oracle, make_judge):
+        with pytest.raises(DataError, match="'tiny' .* has no recorded judgements"):
+            make("recorded", dataset=tiny_dataset)
+
+
+def test_a_missing_reward_model_is_found_when_the_oracle_is_made(tiny_dataset, tmp_path):
+    with pytest.raises(CheckpointError, match="found none"):
+        make_oracle({"reward_model": tmp_path / "nothing"}, dataset=tiny_dataset)

@@ -1,0 +1,132 @@
+"""Win rates, length control and intervals against hand-computed and published numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.statistics import (
+    credits_from_preferences,
+    interval,
+    length_controlled_win_rate,
+    win_rate,
+)
+
+PREFERENCES = [1, 2, 2, 1.5, 0, None, float("nan"), 1.2, 1.9]
+
+
+def test_win_rate_of_the_upstream_example():
+    summary = win_rate(credits_from_preferences(PREFERENCES))
+    assert summary.win_rate == pytest.approx(58.5714, abs=5e-5)
+    assert summary.standard_error == pytest.approx(15.0283, abs=5e-5)
+    counts = (summary.num_wins, summary.num_losses, summary.num_draws, summary.num_total, summary.num_unscored)
+    assert counts == (3, 2, 2, 7, 2)
+    assert summary.row()["n_wins_base"] == 2
+
+
+def test_win_rate_by_hand():
+    summary = win_rate([1, 1, 0, 1])
+    assert summary.win_rate == 75
+    assert summary.standard_error == pytest.approx(100 * 0.5 / 2)  # sd = sqrt(3 / 4 / 3) = 0.5, n = 4
+
+
+def test_win_rate_without_and_with_one_verdict():
+    none, one = win_rate([math.nan]), win_rate([1.0, math.nan])
+    assert none.num_total == 0
+    assert math.isnan(none.win_rate)
+    assert one.win_rate == 100
+    assert math.isnan(one.standard_error)
+    assert win_rate([]).num_total == 0
+
+
+@pytest.mark.parametrize("credits", [[1.5], [-0.1], [math.inf], [[0.5]]])
+def test_credits_outside_their_range_are_refused(credits):
+    with pytest.raises(ValueError, match="expected credits"):
+        win_rate(credits)
+
+
+@pytest.mark.parametrize("preference", [3, 0.5, -1, math.inf])
+def test_preferences_outside_their_coding_are_refused(preference):
+    with pytest.raises(ValueError, match=f"preference 1: .* got {preference!r}"):
+        credits_from_preferences([1, preference])
+
+
+def test_length_control_of_the_reference_against_itself():
+    assert length_controlled_win_rate([0.5] * 6, [3, 9, 2, 40, 7, 1], [3, 9, 2, 40, 7, 1]) == pytest.approx(50)
+
+
+def test_length_control_removes_what_length_explains():
+    # A judge that sees nothing but length, and a generator that is longer in two thirds of the rows.
+    rng = np.random.default_rng(0)
+    references = rng.integers(100, 900, size=4000)
+    lengths = references + np.where(rng.random(4000) < 2 / 3, 1, -1) * rng.integers(50, 400, size=4000)
+    credits = rng.random(4000) < 1 / (1 + np.exp(-3 * np.tanh((lengths - references) / 300)))
+    assert win_rate(credits).win_rate > 60
+    assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(50, abs=3)
+
+
+def test_length_control_leaves_what_length_does_not_explain():
+    rng = np.random.default_rng(1)
+    references, lengths = rng.integers(100, 900, size=(2, 4000))
+    credits = (rng.random(4000) < 0.8).astype(float)
+    assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(100 * credits.mean(), abs=1)
+
+
+def test_length_control_is_antisymmetric():
+    credits, a, b = np.array([1, 0, 1, 1, 0.5]), [10, 30, 25, 60, 5], [12, 20, 20, 20, 20]
+    there, back = length_controlled_win_rate(credits, a, b), length_controlled_win_rate(1 - credits, b, a)
+    assert there + back == pytest.approx(100, abs=1e-3)
+    assert 50 < there < 100
+
+
+def test_length_control_drops_rows_without_a_verdict():
+    lengths, references = [5, 50, 30, 20, 44], [30, 30, 31, 29, 30]
+    kept = length_controlled_win_rate([1, 0, 1, 0, math.nan], lengths, references)
+    assert 0 < kept < 100
+    assert kept != length_controlled_win_rate([1, 0, 1, 0, 1], lengths, references)
+    assert math.isnan(length_controlled_win_rate([math.nan] * 2, [1, 2], [3, 4]))
+
+
+def test_length_control_at_its_ends():
+    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8) > 99.9
+    assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4) == pytest.approx(50, abs=1e-6)
+
+
+def test_length_control_refuses_lengths_that_do_not_fit():
+    with pytest.raises(ValueError, match="finite lengths"):
+        length_controlled_win_rate([1, 0], [1, 2, 3], [1, 2, 3])
+    with pytest.raises(ValueError, match="finite lengths"):
+        length_controlled_win_rate([1, 0], [1, math.nan], [1, 2])
+
+
+def test_t_interval_by_hand():
+    result = interval([1, 2, 3, 4])  # sd = 1.29099, t(0.975, 3) = 3.18245
+    assert (result.mean, result.num) == (2.5, 4)
+    assert result.high - result.mean == pytest.approx(3.18245 * 1.29099 / 2, abs=1e-4)
+    assert result.mean - result.low == pytest.approx(result.high - result.mean)
+    assert str(result) == "2.5 [0.4457, 4.554], n = 4"
+
+
+def test_bootstrap_interval():
+    values = np.random.default_rng(0).normal(3, 1, size=50)
+    first, again, t = interval(values, method="bootstrap"), interval(values, method="bootstrap"), interval(values)
+    assert first == again
+    assert first.low == pytest.approx(t.low, abs=0.08)
+    assert first.high == pytest.approx(t.high, abs=0.08)
+    assert first != interval(values, method="bootstrap", seed=1)
+
+
+def test_one_seed_has_no_interval():
+    result = interval([7.0])
+    assert result.mean == 7
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [([], {}), ([1, math.nan], {}), ([1, 2], {"confidence": 95}), ([1, 2], {"method": "normal"})],
+)
+def test_intervals_refuse_what_has_no_meaning(values, options):
+    with pytest.raises(ValueError, match="expected"):
+        interval(values, **options)

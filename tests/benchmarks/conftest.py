@@ -1,0 +1,60 @@
+"""Tiny random models and a data folder on disk: a user's own, as the benchmark commands take them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def own_data(tmp_path_factory) -> Path:
+    """A folder with sixteen instructions in each of unlabeled, val and eval; eval and val have outputs."""
+    folder = tmp_path_factory.mktemp("data")
+    for split in ("unlabeled", "val", "eval"):
+        rows = [
+            {
+                "instruction": f"Say {split} {i} <b>now</b>.",
+                "input": f"line {i}" if i % 3 == 0 else "",
+                "output": f"Yes {i}.",
+            }
+            for i in range(16)
+        ]
+        (folder / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own_models(tmp_path_factory) -> tuple[Path, Path]:
+    """Folders of a policy and a reward model of one layer with random weights and one byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+    from alpacafarm_env.templates import PromptTemplate
+
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    alphabet = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        num_labels=1,
+    )
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind in (("policy", LlamaForCausalLM), ("reward_model", LlamaForSequenceClassification)):
+        torch.manual_seed(0)
+        kind(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        PromptTemplate("Q: {instruction}\nIn: {input}\nA:", "Q: {instruction}\nA:").save(folder / name)
+    return folder / "policy", folder / "reward_model"

@@ -1,0 +1,92 @@
+"""Rebuilding the sandbox: its texts equal the shipped ones, an interrupted build resumes, an install replaces all."""
+
+import json
+
+import pytest
+
+from alpacafarm_env.benchmarks import build_sandbox
+from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, BuildOptions, compare, hashes, install, main
+from alpacafarm_env.sandbox import dataset
+
+MODELS = ("policy", *REWARD_MODELS)
+
+
+def write_model(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_text(folder.name)
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    """Every stage replaced by one that writes its files at once; returns the list of those that ran."""
+    ran = []
+
+    def stage(name, work):
+        monkeypatch.setattr(build_sandbox, f"build_{name}", lambda *args: (ran.append(name), work(*args)))
+
+    stage("texts", lambda folder: [dataset.write_rows(folder / f"{split}.jsonl.gz", []) for split in dataset.SIZES])
+    stage("policy", lambda data, folder, work: write_model(folder))
+    stage("pairs", lambda data, policy, file: dataset.write_rows(file, []))
+    stage("reward_models", lambda out: [write_model(out / "assets" / name) for name in REWARD_MODELS])
+    return ran
+
+
+def test_texts_equal_the_shipped_ones(tmp_path):
+    build_sandbox.build_texts(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted([*(f"{split}.jsonl.gz" for split in dataset.SIZES), "davinci003_stand_in.jsonl.gz"])
+    for name in names:  # the rows: another zlib may pack them into other bytes
+        assert dataset.read_rows(tmp_path / name) == dataset.read_rows(dataset.ASSETS / "data" / name)
+
+
+def test_a_finished_build_runs_nothing_again(tmp_path, stages):
+    build_sandbox.build(BuildOptions(out=tmp_path))
+    assert stages == ["texts", "policy", "pairs", "reward_models"]
+    assets = build_sandbox.build(BuildOptions(out=tmp_path))
+    assert len(stages) == 4
+    assert json.loads((assets / "manifest.json").read_text())["files"] == hashes(assets)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_unfinished_model_is_built_again(tmp_path, stages, name):
+    """Any one of them, also the first of the two reward models that train side by side."""
+    assets = build_sandbox.build(BuildOptions(out=tmp_path))
+    (assets / name / "tokenizer_config.json").unlink()
+    stages.clear()
+    build_sandbox.build(BuildOptions(out=tmp_path))
+    assert stages == ["policy" if name == "policy" else "reward_models"]
+
+
+def test_compare_names_what_differs(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        write_model(folder / "policy")
+    assert compare(ours, theirs) == []
+    (ours / "policy" / "model.safetensors").write_text("other weights")
+    (ours / "new.json").write_text("{}")
+    (theirs / "policy" / "old.json").write_text("{}")
+    (theirs / "manifest.json").write_text("{}")
+    assert compare(ours, theirs) == ["new.json", "policy/model.safetensors", "policy/old.json"]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_install_replaces_everything(tmp_path, before):
+    ours, shipped = tmp_path / "ours", tmp_path / "package" / "assets"
+    write_model(ours / "policy")
+    shipped.parent.mkdir()
+    if before:
+        write_model(shipped / "forgotten")
+    install(ours, shipped)
+    assert hashes(shipped) == hashes(ours)
+    assert [path.name for path in shipped.parent.iterdir()] == ["assets"]
+
+
+def test_the_command_says_whether_the_result_equals_the_shipped_one(tmp_path, stages, monkeypatch, capsys):
+    monkeypatch.setattr(dataset, "ASSETS", tmp_path / "shipped")
+    args = ["--out", str(tmp_path / "out")]
+    assert main(args) == 1
+    assert "files differ from the shipped sandbox" in capsys.readouterr().out
+    assert main([*args, "--install"]) == 0
+    assert main(args) == 0
+    assert "Equal to the shipped sandbox, byte for byte." in capsys.readouterr().out

@@ -1,0 +1,93 @@
+"""Evaluation of responses, with oracles whose answers are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks.evaluation import SCORES, Judges, evaluate, judges_of, missing_at, subset
+from alpacafarm_env.oracles.base import OracleError
+
+
+class Fixed:
+    def __init__(self, *values):
+        self.name, self.values, self.calls = "fixed", values, 0
+
+    def score(self, instructions, responses):
+        self.calls += 1
+        return np.array(self.values, dtype=np.float64)
+
+
+RESPONSES = ("a", "äö", "🙂🙂🙂")
+
+
+def test_values_and_means():
+    judges = Judges(Fixed(1.0, 2.0, 6.0), Fixed(-1.0, 0.0, 1.0), Fixed(1.0, 0.5, 0.0), Fixed(1.0, 1.0, 0.25))
+    found = evaluate(("i", "j", "k"), RESPONSES, judges, finished=[True, True, False])
+    assert found.means() == {
+        "proxy": 3.0,
+        "gold": 0.0,
+        "win_rate_simulated": 50.0,
+        "win_rate_human": 75.0,
+        "length": 2.0,
+        "finished": pytest.approx(2 / 3),
+    }
+    assert found.length.tolist() == [1, 2, 3]  # code points, not bytes
+    assert found.scores["proxy"].tolist() == [1, 2, 6]
+    assert set(found.unscored().values()) == {0}
+    assert [oracle.calls for _, oracle in judges.items()] == [1, 1, 1, 1]
+    assert len(found) == 3
+
+
+def test_a_missing_verdict_is_counted_and_left_out_of_the_mean():
+    found = evaluate(("i", "j", "k"), RESPONSES, Judges(win_rate_human=Fixed(1.0, math.nan, 0.0)))
+    assert found.means()["win_rate_human"] == 50.0
+    assert found.unscored() == {"proxy": 3, "gold": 3, "win_rate_simulated": 3, "win_rate_human": 1}
+
+
+def test_a_judge_that_does_not_exist_gives_nan_never_a_number():
+    means = evaluate(("i",), ("r",), Judges()).means()
+    assert all(math.isnan(means[name]) for name in (*SCORES, "finished"))
+    assert means["length"] == 1.0
+
+
+def test_no_responses():
+    oracle = Fixed()
+    found = evaluate((), (), Judges(proxy=oracle), finished=[])
+    assert oracle.calls == 0
+    assert all(math.isnan(value) for value in found.means().values())
+
+
+def test_wrong_lengths_and_wrong_answers_are_told():
+    with pytest.raises(ValueError, match=r"\(2, 1, None\)"):
+        evaluate(("i", "j"), ("r",), Judges())
+    with pytest.raises(ValueError, match=r"\(1, 1, 2\)"):
+        evaluate(("i",), ("r",), Judges(), finished=[True, False])
+    with pytest.raises(OracleError):
+        evaluate(("i",), ("r",), Judges(gold=Fixed(1.0, 2.0)))
+
+
+def test_outside_the_sandbox_there_is_a_proxy_only(tiny_dataset):
+    judges = judges_of(tiny_dataset, proxy={"name": "constant", "value": 2.0})
+    assert [name for name, oracle in judges.items() if oracle is None] == list(missing_at("recorded"))
+    assert missing_at("sandbox") == ()
+    assert evaluate(("i",), ("r",), judges).means()["proxy"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("num_items", "wanted", "expected"), [(10, 5, [0, 2, 4, 6, 8]), (3, 9, [0, 1, 2]), (7, 3, [0, 2, 4])]
+)
+def test_subset_is_spread_evenly(num_items, wanted, expected):
+    assert subset(num_items, wanted) == expected
+
+
+def test_subset_of_the_eval_sources_has_each_of_them_in_proportion():
+    sources = [252, 188, 129, 80, 156]
+    bounds = np.cumsum(sources)
+    chosen = np.searchsorted(bounds, subset(805, 200), side="right")
+    assert np.abs(np.bincount(chosen) - np.array(sources) * 200 / 805).max() <= 1
+
+
+def test_subset_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="got 0"):
+        subset(10, 0)

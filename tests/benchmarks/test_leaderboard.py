@@ -1,0 +1,198 @@
+"""The leaderboard: a small folder of judgements through the environment, and the published one if its data is there."""
+
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks import leaderboard
+from alpacafarm_env.benchmarks.leaderboard import COLUMNS, compare, main, replay
+from alpacafarm_env.data import RecordedDataset
+from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.errors import DataError
+
+NUM = 40
+QUESTIONS = [{"index": i, "instruction": f"Question {i}", "input": "an input" * (i % 3 == 0)} for i in range(NUM)]
+TEXTS = [row["instruction"] + ("\n\n" + row["input"] if row["input"] else "") for row in QUESTIONS]
+REFERENCES = [f"reference {i}" for i in range(NUM)]
+# Both write the same text for question 0, and the judge preferred it once and once not.
+OUTPUTS = {
+    "strong": ["shared"] + ["a long and strong answer" * (1 + i % 3) for i in range(1, NUM - 1)] + [REFERENCES[-1]],
+    "weak": ["shared"] + ["weak"[: 1 + i % 4] for i in range(1, NUM)],
+}
+CREDITS = {
+    "strong": [1.0] + [float(i % 5 != 0) for i in range(1, NUM - 2)] + [None, 0.5],
+    "weak": [0.0] + [float(i % 7 == 0) for i in range(1, NUM)],
+}
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def expected_row(generator):
+    values = np.array([credit for credit in CREDITS[generator] if credit is not None])
+    return {
+        "win_rate": 100 * values.mean(),
+        "standard_error": 100 * values.std(ddof=1) / np.sqrt(len(values)),
+        "n_wins": int((values == 1).sum()),
+        "n_wins_base": int((values == 0).sum()),
+        "n_draws": int((values == 0.5).sum()),
+        "n_total": len(values),
+        "avg_length": sum(map(len, OUTPUTS[generator])) // NUM,
+    }
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """A folder of judgements with a published table that agrees with them."""
+    path = tmp_path / "data"
+    write_lines(path / "eval_instructions.jsonl.gz", QUESTIONS)
+    references = [{**row, "output": text, "generator": "ref"} for row, text in zip(QUESTIONS, REFERENCES, strict=True)]
+    write_lines(path / "davinci003.jsonl.gz", references)
+    judgements = [
+        {"index": index, "generator": name, "preference": credit}
+        for name, credits in CREDITS.items()
+        for index, credit in enumerate(credits)
+    ]
+    write_lines(path / "preferences_my_judge.jsonl.gz", judgements)
+    for name, responses in OUTPUTS.items():
+        rows = [{**row, "output": text, "generator": name} for row, text in zip(QUESTIONS, responses, strict=True)]
+        write_lines(path / "outputs" / f"outputs_{name}.jsonl.gz", rows)
+    (path / "recorded.json").write_text(json.dumps({"reference_sha256": reference_digest(TEXTS, REFERENCES)}))
+    publish(path, {name: expected_row(name) for name in OUTPUTS})
+    return path
+
+
+def publish(path, rows):
+    (path / "extras").mkdir(exist_ok=True)
+    with gzip.open(path / "extras" / "leaderboard_my_judge.csv.gz", "wt", newline="") as file:
+        writer = csv.DictWriter(file, ["", *COLUMNS[1:]])
+        writer.writeheader()
+        writer.writerows({"": name, **row} for name, row in rows.items())
+
+
+def test_replayed_credits_are_the_stored_ones(bundle):
+    dataset = RecordedDataset(bundle)
+    for name in OUTPUTS:
+        np.testing.assert_array_equal(replay(dataset, name), dataset.judgements(name))
+
+
+def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["--data", str(bundle), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "judge: my_judge | reference: ref | level: recorded | 2 generators, n = 39 to 40 of 40 instructions" in printed
+    )
+    assert "2 models compared" in printed
+    assert "counts equal: yes" in printed
+    assert "minimal fit" in printed
+    assert printed.index("strong") < printed.index("weak")
+
+    with (out / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["generator"] for row in rows] == ["strong", "weak"]
+    assert tuple(rows[0]) == COLUMNS
+    for row in rows:
+        for column, value in expected_row(row["generator"]).items():
+            assert float(row[column]) == pytest.approx(value, abs=1e-9)
+        assert 0 < float(row["length_controlled_winrate"]) < 100
+
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["complete"] is True
+    assert manifest["facts"]["level"] == "recorded"
+    assert manifest["facts"]["comparison"]["num_models"] == 2
+    assert (out / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
+    report = (out / "report.html").read_text()
+    assert "data:image/png;base64," in report
+    assert "http:" not in report
+    assert "https:" not in report
+
+
+def test_a_second_call_resumes(bundle, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    assert main(["--data", str(bundle), "--out", str(out), "--quick"]) == 0
+    first = capsys.readouterr().out
+
+    def never(*args):
+        raise AssertionError("a finished cell was run again")
+
+    monkeypatch.setattr(leaderboard, "replay", never)
+    monkeypatch.setenv("ALPACAFARM_DATA", str(bundle))
+    assert main(["--out", str(out)]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_a_published_table_that_does_not_come_out_fails_the_command(bundle, tmp_path, capsys):
+    rows = {name: expected_row(name) for name in OUTPUTS}
+    publish(bundle, {**rows, "weak": {**rows["weak"], "n_wins": 99}})
+    assert main(["--data", str(bundle), "--out", str(tmp_path / "out")]) == 1
+    assert "counts equal: NO" in capsys.readouterr().out
+
+
+def test_without_a_published_table(bundle, tmp_path, capsys):
+    (bundle / "extras" / "leaderboard_my_judge.csv.gz").unlink()
+    assert main(["--data", str(bundle), "--out", str(tmp_path / "out")]) == 0
+    assert "Published" not in capsys.readouterr().out
+
+
+def test_folders_that_cannot_be_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
+    assert main(["--out", str(tmp_path / "out")]) == 2
+    assert "give --data, or set ALPACAFARM_DATA" in capsys.readouterr().err
+    (tmp_path / "sft.json").write_text('[{"instruction": "a", "output": "b"}]')
+    assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "expected a folder with recorded judgements" in capsys.readouterr().err
+
+
+def test_comparison_by_hand():
+    counts = dict.fromkeys(leaderboard.COUNTS, 10)
+    rows = [
+        {"generator": name, "win_rate": rate, "standard_error": 1.0, "avg_length": 7, **counts, COLUMNS[-1]: rate - 5}
+        for name, rate in (("a", 50.0), ("b", 60.0), ("c", 80.0), ("unpublished", 1.0))
+    ]
+    published = {row["generator"]: {**row, COLUMNS[-1]: row["win_rate"]} for row in rows[:3]}
+    result = compare(rows, published)
+    assert (result.num_models, result.num_length_controlled, result.reproduced) == (3, 3, True)
+    assert result.correlation == pytest.approx(1)
+    assert result.mean_difference == pytest.approx(5)
+    published["b"]["standard_error"] += 1e-6
+    assert not compare(rows, published).reproduced
+    assert not compare(rows, {}).reproduced
+
+
+@pytest.mark.skipif(
+    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
+)
+def test_the_published_leaderboard_comes_out(tmp_path):
+    """Through the environment: win rate and standard error within 1e-9, counts exact, for every model in both."""
+    assert main(["--out", str(tmp_path)]) == 0
+    comparison = json.loads((tmp_path / "manifest.json").read_text())["facts"]["comparison"]
+    assert comparison["num_models"] == 38
+    assert max(comparison["differences"][column] for column in ("win_rate", "standard_error")) <= 1e-9
+    assert all(comparison["differences"][column] == 0 for column in (*leaderboard.COUNTS, "avg_length"))
+    assert comparison["correlation"] > 0.95
+    with (tmp_path / "table.csv").open(newline="") as file:
+        controlled = {row["generator"]: float(row["length_controlled_winrate"]) for row in csv.DictReader(file)}
+    # The minimal fit is close to the published figure near the reference's strength.
+    assert controlled["alpaca-7b"] == pytest.approx(26.29, abs=1)
+    assert controlled["text_davinci_001"] == pytest.approx(20.57, abs=1)
+
+
+@pytest.mark.skipif(
+    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
+)
+def test_the_other_davinci003_file_is_refused(tmp_path):
+    folder = Path(os.environ["ALPACAFARM_DATA"])
+    for name in ("eval_instructions.jsonl.gz", "preferences_alpaca_eval_gpt4.jsonl.gz", "outputs"):
+        (tmp_path / name).symlink_to((folder / name).resolve())
+    (tmp_path / "davinci003.jsonl.gz").symlink_to((folder / "extras" / "davinci003_alt_results_dir.jsonl.gz").resolve())
+    with pytest.raises(DataError, match="expected the reference responses with sha256 a4079dcd"):
+        RecordedDataset(tmp_path)

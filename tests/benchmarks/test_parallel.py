@@ -1,0 +1,126 @@
+"""Cells in several processes: rows, resume, failures, and a progress report with an honest time left."""
+
+import io
+import math
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from alpacafarm_env.benchmarks.parallel import News, Progress, clock_text, run_cells
+from alpacafarm_env.benchmarks.study import Study
+
+
+def count(cell, length, tell):
+    """A cell's work: as many rows as units."""
+    for done in range(length + 1):
+        tell(News(cell, done, f"{cell} at {done}" if done == length else ""))
+    return [{"cell": cell, "value": value / 3} for value in range(length)]
+
+
+def fail(tell):
+    raise RuntimeError("no luck")
+
+
+class StubbornError(Exception):
+    """Cannot be unpickled: its constructor takes more than it keeps."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def refuse(tell):
+    raise StubbornError("one", "two")
+
+
+def die(tell):
+    tell(News("bad", 0))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(**lengths):
+    return {cell: partial(count, cell, length) for cell, length in lengths.items()}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
+    lengths = {"a": 3, "b": 1, "c": 2}
+    rows = run_cells(Study(tmp_path, "s", {}), work(**lengths), lengths, processes=processes)
+    assert rows == [{"cell": cell, "value": value / 3} for cell, length in lengths.items() for value in range(length)]
+    told = capsys.readouterr().err
+    assert all(f"{cell} at {length}" in told for cell, length in lengths.items())
+    assert "[100%" in told
+
+
+def test_a_stored_cell_is_not_run_again(tmp_path):
+    run_cells(Study(tmp_path, "s", {}), work(a=2), {"a": 2}, processes=1)
+    study = Study(tmp_path, "s", {})
+    rows = run_cells(study, {"a": fail, **work(b=1)}, {"a": 2, "b": 1}, processes=1)
+    assert [row["cell"] for row in rows] == ["a", "a", "b"]
+    assert study.finish() == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path, capsys, processes):
+    study = Study(tmp_path, "s", {})
+    rows = run_cells(study, {"bad": fail, **work(good=2)}, {"bad": 1, "good": 2}, processes=processes)
+    assert [row["cell"] for row in rows] == ["good", "good"]
+    assert study.failed == {"bad": "RuntimeError: no luck"}
+    assert study.finish() == 1
+    assert "no luck" in capsys.readouterr().err
+
+
+def test_a_process_that_is_killed_is_told_and_silences_no_other(tmp_path):
+    study = Study(tmp_path, "s", {})
+    rows = run_cells(study, {"bad": die, **work(good=200)}, {"bad": 1, "good": 200}, processes=2)
+    assert len(rows) == 200
+    assert study.failed == {"bad": "its process died without an answer, exit status -9"}
+
+
+def test_an_error_that_cannot_travel_is_told_all_the_same(tmp_path):
+    study = Study(tmp_path, "s", {})
+    assert run_cells(study, {"bad": refuse, "worse": fail}, {"bad": 1, "worse": 1}, processes=2) == []
+    assert study.failed == {"bad": "StubbornError: one and two", "worse": "RuntimeError: no luck"}
+
+
+def test_time_left_knows_that_the_last_wave_leaves_a_process_idle():
+    now = [0.0]
+    progress = Progress({"a": 10, "b": 10, "c": 10}, 2, io.StringIO(), clock=lambda: now[0])
+    progress.tell(News("a", 0))
+    progress.tell(News("b", 0))
+    assert math.isnan(progress.seconds_left())
+    now[0] = 5.0
+    progress.tell(News("a", 5))
+    progress.tell(News("b", 5))
+    # One second a unit and process; left: c (10) on one process, a and b (5 + 5) on the other.
+    assert progress.seconds_left() == 10.0
+    now[0] = 10.0
+    progress.tell(News("a", 10))
+    progress.tell(News("b", 10))
+    assert progress.seconds_left() == 10.0
+    assert progress.status() == "[ 67%, 0:10 passed, about 0:10 left]"
+
+
+def test_what_an_earlier_call_left_done_does_not_count_as_speed():
+    now = [0.0]
+    progress = Progress({"a": 10}, 1, io.StringIO(), clock=lambda: now[0])
+    progress.tell(News("a", 8))
+    now[0] = 4.0
+    progress.tell(News("a", 9))
+    assert progress.seconds_left() == 4.0
+
+
+def test_lines_on_a_stream_that_is_no_terminal():
+    stream = io.StringIO()
+    progress = Progress({"a": 2}, 1, stream)
+    progress.tell(News("a", 1))
+    progress.tell(News("a", 2, "half way"))
+    assert stream.getvalue().endswith("half way\n")
+    assert stream.getvalue().count("\n") == 1
+    assert "\r" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (75, "1:15"), (3661, "1:01:01")])
+def test_clock(seconds, text):
+    assert clock_text(seconds) == text

@@ -1,0 +1,73 @@
+"""Curves with bands: the numbers behind the ink, and what is written on the axes."""
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks.plots import Curve, Panel, band, draw, png, write_png
+
+STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
+VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
+
+
+def panel(values=VALUES, **options):
+    x = STEPS[: len(values)]
+    return Panel("PPO step", "win rate (%)", [Curve("simulated", x, values)], **options)
+
+
+def test_band_is_the_t_interval_over_seeds():
+    mean, low, high = band(VALUES)
+    # t(0.975, 2) = 4.302653; sd(1, 2, 3) = 1, over sqrt(3).
+    assert mean.tolist() == [2, 4, 2]
+    assert low[0] == pytest.approx(2 - 4.302653 / np.sqrt(3), abs=1e-6)
+    assert high[0] == pytest.approx(2 + 4.302653 / np.sqrt(3), abs=1e-6)
+    assert low[1] == high[1] == 4
+
+
+def test_one_seed_has_no_band_and_a_seed_without_a_value_leaves_a_gap():
+    mean, low, high = band(VALUES[:1])
+    assert mean.tolist() == [1, 4, 0]
+    assert np.isnan(low).all()
+    assert np.isnan(high).all()
+    gap = VALUES.copy()
+    gap[1, 2] = np.nan
+    assert np.isnan(band(gap)[0]).tolist() == [False, False, True]
+
+
+def test_axes_carry_labels_marks_and_level():
+    figure = draw(
+        [panel(level=50.0, level_label="no preference", marks=(5.0, 5.0, 10.0), marks_label="chosen")], "Title", "n = 9"
+    )
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("PPO step", "win rate (%)")
+    assert axis.get_legend_handles_labels()[1] == ["simulated", "no preference", "chosen"]
+    assert figure.get_suptitle() == "Title"
+    assert figure.get_supxlabel() == "n = 9"
+    bold = next(line for line in axis.lines if line.get_label() == "simulated")
+    assert bold.get_ydata().tolist() == [2, 4, 2]
+    assert len(axis.collections) == 1
+
+
+def test_a_measure_without_values_is_said_to_be_missing():
+    (axis,) = draw([panel(np.full((2, 3), np.nan))], "t").axes
+    assert axis.get_title() == "no value at this level: simulated"
+    assert not axis.lines
+
+
+def test_x_may_differ_between_seeds():
+    x = np.array([[0.0, 1.0, 3.0], [0.0, 3.0, 1.0]])
+    (axis,) = draw([Panel("√KL (√nats)", "gold", [Curve("gold", x, VALUES[:2])])], "t").axes
+    bold = next(line for line in axis.lines if line.get_label() == "gold")
+    assert bold.get_xdata().tolist() == [0, 2, 2]
+
+
+def test_png_is_reproducible(tmp_path):
+    first, second = (png(draw([panel()], "t", "n")) for _ in range(2))
+    assert first == second
+    assert write_png(tmp_path / "a.png", draw([panel()], "t", "n")) == (tmp_path / "a.png").read_bytes() == first
+
+
+def test_shapes_are_checked():
+    with pytest.raises(
+        ValueError, match=r"expected x and values of one shape \[seeds, evaluations\], got \(3, 3\) and \(2, 3\)"
+    ):
+        Curve("c", STEPS, VALUES[:2])

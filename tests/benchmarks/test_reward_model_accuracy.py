@@ -1,0 +1,125 @@
+"""Accuracy of reward models: the arithmetic by hand, fresh instructions, and the command on a few pairs."""
+
+import csv
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks import reward_model_accuracy, reward_model_report
+from alpacafarm_env.benchmarks.fresh_pairs import fresh_instructions
+from alpacafarm_env.benchmarks.reward_model_accuracy import (
+    COLUMNS,
+    TRAINED_ON,
+    AccuracyOptions,
+    against_gold,
+    hits,
+    main,
+    pooled,
+    reliability,
+    wilson,
+)
+from alpacafarm_env.sandbox import tasks
+from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
+
+
+def test_wilson_interval_is_that_of_the_literature():
+    # Newcombe 1998, Stat. Med. 17:857, table I, method 3 (score without continuity correction).
+    for (correct, num), expected in {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }.items():
+        assert wilson(correct, num) == pytest.approx(expected, abs=5e-5)
+
+
+def test_hits_count_ties_half():
+    chance, label = np.array([0.9, 0.2, 0.5, 0.6, 0.4]), np.array([1.0, 1.0, 0.0, 0.5, 0.0])
+    assert hits(chance, label).tolist() == [1, 0, 0.5, 0.5, 1]
+
+
+def test_accuracy_against_gold_by_quartile():
+    gap = np.array([-1, 2, -3, 4, -5, 6, -7, 8], dtype=float)
+    chance = np.where(gap > 0, 0.9, 0.1)
+    chance[:2] = 1 - chance[:2]  # wrong where the gap is smallest
+    rows = {row["subset"]: row for row in against_gold("judge", chance, gap)}
+    assert [rows[f"gap quartile {k}"]["accuracy"] for k in (1, 2, 3, 4)] == [0, 1, 1, 1]
+    assert [rows[f"gap quartile {k}"]["mean_gold_gap"] for k in (1, 2, 3, 4)] == [1.5, 3.5, 5.5, 7.5]
+    assert (rows["all"]["accuracy"], rows["all"]["n"], rows["all"]["num_correct"]) == (0.75, 8, 6)
+
+
+def test_reliability_is_by_confidence_on_either_side():
+    chance, label = np.array([0.95, 0.05, 0.55, 0.45, 1.0]), np.array([1.0, 0.0, 0.0, 0.0, 1.0])
+    low, high = reliability("model", chance, "judge", label)
+    assert (low["subset"], low["n"], low["accuracy"]) == ("confidence 0.5 to 0.6", 2, 0.5)
+    assert (high["subset"], high["n"], high["accuracy"]) == ("confidence 0.9 to 1.0", 3, 1.0)
+    assert low["confidence"] == pytest.approx(0.55)
+    assert high["confidence"] == pytest.approx((0.95 + 0.95 + 1) / 3)
+    # 2 pairs at |.55 - .5|, 3 at |.9667 - 1|
+    error = reward_model_report.calibration_error([low, high], "model")
+    assert error == pytest.approx((2 * 0.05 + 3 * (1 - 2.9 / 3)) / 5)
+
+
+def test_pooling_weighs_draws_by_their_pairs():
+    few = against_gold("judge", np.full(8, 0.9), np.full(8, 1.0))
+    many = against_gold("judge", np.full(24, 0.1), np.full(24, 2.0))
+    rows = {row["subset"]: row for row in pooled([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])}
+    assert (rows["all"]["accuracy"], rows["all"]["n"], rows["all"]["mean_gold_gap"]) == (0.25, 32, 1.75)
+    assert (rows["all"]["low"], rows["all"]["high"]) == wilson(8, 32)
+
+
+def test_too_few_pairs_are_refused():
+    with pytest.raises(ValueError, match="--num: expected 8 pairs or more"):
+        AccuracyOptions(num=7)
+
+
+def test_fresh_instructions_stand_in_no_split_and_are_readable():
+    data = Sandbox()
+    known = {str(row) for split in data.splits for row in data.instructions(split)}
+    fresh = list(islice(fresh_instructions(data, 3), 300))
+    assert len(set(fresh)) == 300
+    assert not known & set(map(str, fresh))
+    assert all(tasks.read(str(row)) is not None for row in fresh)
+    assert np.mean([bool(row.input) for row in fresh]) == pytest.approx(0.25, abs=0.1)  # 4 standard errors
+    assert list(islice(fresh_instructions(data, 3), 5)) == fresh[:5]
+    assert list(islice(fresh_instructions(data, 4), 5)) != fresh[:5]
+
+
+def test_the_command_measures_models_and_judges_on_the_same_pairs(tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), "--num", "40", "--seeds", "2"]
+    assert main(arguments) == 0
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(COLUMNS)
+    total = {(row["seed"], row["judge"]): row for row in rows if row["subset"] == "all"}
+    assert len(total) == 2 * len(reward_model_report.MEANINGS)
+    assert {row["n"] for row in total.values()} == {"40"}
+    assert [float(total[seed, "gold"]["accuracy"]) for seed in "01"] == [1, 1]
+    assert {row["against"] for row in rows if row["confidence"]} == set(TRAINED_ON.values())
+    for row in rows:
+        assert float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
+    accuracy = {name: np.mean([float(total[seed, name]["accuracy"]) for seed in "01"]) for name in TRAINED_ON}
+    printed = capsys.readouterr().out
+    assert all(f"Right on {100 * value:.1f} %" in printed for value in accuracy.values())
+    assert "n = 80 fresh pairs" in printed
+    assert accuracy["reward_model_clean"] > 0.6  # 80 pairs: far above a coin, whatever the draw
+    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+    manifest = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["complete"] is True
+    assert set(manifest["config"]["weights_sha256"]) == {"policy", *TRAINED_ON}
+
+
+def test_a_second_call_draws_nothing_again(tmp_path, monkeypatch):
+    arguments = ["--out", str(tmp_path), "--num", "8", "--data", str(ASSETS)]
+    assert main(arguments) == 0
+    table = (tmp_path / "table.csv").read_bytes()
+    monkeypatch.setattr(reward_model_accuracy, "measure", lambda *_: pytest.fail("drawn again"))
+    assert main(arguments) == 0
+    assert (tmp_path / "table.csv").read_bytes() == table
+
+
+def test_missing_models_end_with_status_2(tmp_path, capsys):
+    assert main(["--out", str(tmp_path / "out"), "--data", str(tmp_path)]) == 2
+    assert "build_sandbox" in capsys.readouterr().err

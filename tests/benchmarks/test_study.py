@@ -1,0 +1,192 @@
+"""Studies: cells are run once and survive an interruption, files are whole or absent, the status tells the truth."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import alpacafarm_env
+from alpacafarm_env.benchmarks.study import Study, StudyOptions, run_command, versions, write_atomic, write_csv
+from alpacafarm_env.errors import CheckpointError, DataError
+
+CONFIG = {"learning_rate": 0.1, "steps": 3}
+
+
+def manifest(out):
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_finished_cells_are_not_run_again(tmp_path):
+    calls = []
+
+    def work(seed):
+        calls.append(seed)
+        return [{"seed": seed, "gold": np.float64(seed) / 3, "kl": math.nan, "note": None, "n": np.int64(2)}]
+
+    first = Study(tmp_path, "demo", CONFIG, seeds=[0, 1])
+    rows = first.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(2)})
+    more = Study(tmp_path, "demo", CONFIG, seeds=[0, 1, 2])
+    again = more.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(3)})
+    assert calls == [0, 1, 2]
+    assert [list(row) for row in again[:2]] == [list(row) for row in rows]
+    assert (again[1]["gold"], again[1]["n"], again[1]["note"]) == (1 / 3, 2, None)
+    assert type(rows[1]["n"]) is type(again[1]["n"]) is int
+    assert math.isnan(again[0]["kl"])
+    assert manifest(tmp_path)["seeds"] == [0, 1, 2]
+
+
+def test_the_status_is_0_only_when_all_was_done(tmp_path):
+    study = Study(tmp_path, "demo", CONFIG)
+    study.run({"a": lambda: [{"x": 1}]})
+    assert study.exit_status == 1
+    assert manifest(tmp_path)["complete"] is False
+    study.note(judge="j")
+    assert study.finish() == 0
+    stored = manifest(tmp_path)
+    assert stored["complete"] is True
+    assert stored["facts"] == {"judge": "j"}
+    assert stored["config"] == CONFIG
+    assert stored["versions"]["numpy"] == np.__version__
+
+
+def test_a_failing_cell_is_named_and_the_others_still_run(tmp_path, capsys):
+    def fail():
+        raise ZeroDivisionError("a reason")
+
+    study = Study(tmp_path, "demo", CONFIG)
+    assert study.run({"bad": fail, "good": lambda: [{"x": 1}]}) == [{"x": 1}]
+    assert study.finish() == 1
+    assert manifest(tmp_path)["cells"] == {"done": ["good"], "failed": {"bad": "ZeroDivisionError: a reason"}}
+    assert "'bad' failed: ZeroDivisionError: a reason" in capsys.readouterr().err
+    retry = Study(tmp_path, "demo", CONFIG)
+    assert retry.run({"bad": lambda: [{"x": 0}], "good": fail}) == [{"x": 0}, {"x": 1}]
+    assert retry.finish() == 0
+
+
+def test_another_config_or_name_is_refused(tmp_path):
+    Study(tmp_path, "demo", CONFIG)
+    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.1, is 0\.2.*Choose another --out"):
+        Study(tmp_path, "demo", {**CONFIG, "learning_rate": 0.2})
+    with pytest.raises(CheckpointError, match="name was 'demo', is 'other'"):
+        Study(tmp_path, "other", CONFIG)
+    Study(tmp_path, "demo", dict(CONFIG))
+
+
+def test_damaged_files_are_named(tmp_path, capsys):
+    study = Study(tmp_path, "demo", CONFIG)
+    study.run({"a": lambda: [{"x": 1}]})
+    (cell,) = (tmp_path / "cells").iterdir()
+    cell.write_text("{")
+    again = Study(tmp_path, "demo", CONFIG)
+    again.run({"a": lambda: [{"x": 1}]})
+    assert again.finish() == 1
+    assert str(cell) in again.failed["a"]
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="expected a manifest"):
+        Study(tmp_path, "demo", CONFIG)
+
+
+def test_keys_with_any_character_get_files_of_their_own(tmp_path):
+    study = Study(tmp_path, "demo", CONFIG)
+    keys = ["a/b", "../a", "a_b", "a%2Fb", "ü", ".."]
+    rows = study.run({key: lambda key=key: [{"key": key}] for key in keys})
+    assert [row["key"] for row in rows] == keys
+    assert len(list((tmp_path / "cells").iterdir())) == len(keys)
+
+
+def test_an_interrupted_command_continues(tmp_path):
+    script = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from alpacafarm_env.benchmarks.study import Study, run_command
+        out, interrupt = Path(sys.argv[1]), sys.argv[2] == "yes"
+
+        def work(seed):
+            with open(out / "calls.txt", "a") as file:
+                file.write(f"{seed} ")
+            if seed == 2 and interrupt:
+                os.kill(os.getpid(), signal.SIGINT)
+            return [{"seed": seed}]
+
+        def command():
+            study = Study(out, "demo", {})
+            rows = study.run({str(seed): lambda seed=seed: work(seed) for seed in range(4)})
+            study.write_table(rows)
+            return study.finish()
+
+        sys.exit(run_command(command))
+    """)
+    (tmp_path / "run.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parent.parent)}
+    runs = [
+        subprocess.run(
+            [sys.executable, tmp_path / "run.py", tmp_path, interrupt],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        for interrupt in ("yes", "no")
+    ]
+    assert [run.returncode for run in runs] == [130, 0], runs[0].stderr
+    assert "the same command continues" in runs[0].stderr
+    assert (tmp_path / "calls.txt").read_text() == "0 1 2 2 3 "
+    assert (tmp_path / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
+
+
+def test_tables_keep_every_digit(tmp_path):
+    rows = [
+        {"name": 'a,"b"\n', "x": 0.1 + 0.2, "y": None, "n": np.int64(3)},
+        {"name": "é", "x": math.nan, "y": 1, "n": 4},
+    ]
+    path = write_csv(tmp_path / "t.csv", rows)
+    with path.open(newline="", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert first == {"name": 'a,"b"\n', "x": "0.30000000000000004", "y": "", "n": "3"}
+    assert second["x"] == "nan"
+    assert float(first["x"]) == 0.1 + 0.2
+    write_csv(path, rows, ["n", "name"])
+    assert path.read_text().startswith("n,name\n3,")
+    with pytest.raises(ValueError, match="row 1: expected the columns"):
+        write_csv(path, [{"a": 1}, {"b": 2}])
+    assert write_csv(path, [], ["a"]).read_text() == "a\n"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    write_atomic(path, "old")
+
+    def full(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_run_command_turns_our_errors_into_a_sentence(capsys):
+    def faulty():
+        raise DataError("x.json: expected y")
+
+    assert run_command(lambda: 0) == 0
+    assert run_command(faulty) == 2
+    assert capsys.readouterr().err == "error: x.json: expected y\n"
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        run_command(lambda: 1 // 0)
+
+
+def test_options(tmp_path):
+    assert str(StudyOptions().folder("demo")) == "results/demo"
+    assert StudyOptions(out=tmp_path).folder("demo") == tmp_path
+    with pytest.raises(ValueError, match="--seeds: expected 1 or more, got 0"):
+        StudyOptions(seeds=0)
+    assert {"python", "platform", "numpy"} <= versions().keys()

@@ -1,0 +1,183 @@
+"""The main job end to end on a user's own data with tiny random models: files, resume, common random numbers."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from alpacafarm_env.benchmarks import win_rate_runs
+from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.win_rate_runs import RunPlan
+from alpacafarm_env.errors import CheckpointError, DataError
+
+COLUMNS = ["seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished"]
+
+
+@pytest.fixture
+def options(own_data, own_models, tmp_path, monkeypatch):
+    """Three steps of eight short responses, evaluated after 0, 2 and 3 steps, two seeds, in this process."""
+    from alpacafarm_env.agents import PPOConfig
+
+    def config(plan):
+        return PPOConfig(
+            total_steps=plan.steps,
+            save_every=plan.evaluate_every,
+            rollout_batch_size=8,
+            minibatch_size=4,
+            learning_rate=3e-3,
+            max_response_tokens=6,
+        )
+
+    monkeypatch.setattr(RunPlan, "ppo_config", config)
+    policy, reward_model = map(str, own_models)
+    return WinRateCurveOptions(
+        out=tmp_path / "out",
+        seeds=2,
+        data=str(own_data),
+        policy=policy,
+        reward_model=reward_model,
+        steps=3,
+        evaluate_every=2,
+        num_val=4,
+        num_eval=9,
+        processes=1,
+    )
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_whole_command(options, capsys, monkeypatch):
+    assert run(options) == 0
+    out = options.folder("win_rate_curve")
+    table = read(out / "table.csv")
+    assert list(table[0]) == list(read(out / "val.csv")[0]) == COLUMNS
+    assert [(row["seed"], row["step"]) for row in table] == [(s, t) for s in "01" for t in "023"]
+    for row in table:
+        assert all(math.isnan(float(row[name])) for name in ("gold", "win_rate_simulated", "win_rate_human"))
+        assert all(math.isfinite(float(row[name])) for name in ("proxy", "kl", "length", "finished"))
+    assert all(abs(float(row["kl"])) < 1e-4 for row in table if row["step"] == "0")
+    assert all(abs(float(row["kl"])) > 1e-3 for row in table if row["step"] == "3")
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["complete"]
+    assert manifest["facts"]["level"] == "live"
+    assert set(manifest["facts"]["chosen_steps"]) == {"0", "1"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == len(list(out.glob("*.png"))) == 4
+    assert "&lt;b&gt;now&lt;/b&gt;" in page
+    assert "<b>now</b>" not in page
+    printed = capsys.readouterr()
+    assert "KL from SFT" in printed.out
+    assert "no gold reward" in printed.out
+    assert "seed 1, step 3 of 3: proxy" in printed.err
+
+    # A second call trains nothing and changes no table.
+    monkeypatch.setattr(win_rate_runs, "make_agent", None)
+    before = (out / "table.csv").read_bytes()
+    assert run(options) == 0
+    assert (out / "table.csv").read_bytes() == before
+
+
+def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, tmp_path, monkeypatch):
+    plan, whole = make_plans(options)[0], tmp_path / "whole"
+    told = []
+    rows = win_rate_runs.run_seed(plan, told.append)
+    plan.folder.rename(whole)
+    evaluate_policy = win_rate_runs.evaluate_policy
+
+    def stop(plan, agent, judges, step):
+        if step == 2:  # its checkpoint is on disk already, its evaluation is not
+            raise KeyboardInterrupt
+        return evaluate_policy(plan, agent, judges, step)
+
+    monkeypatch.setattr(win_rate_runs, "evaluate_policy", stop)
+    with pytest.raises(KeyboardInterrupt):
+        win_rate_runs.run_seed(plan, told.append)
+    monkeypatch.setattr(win_rate_runs, "evaluate_policy", evaluate_policy)
+    told.clear()
+    assert json.dumps(win_rate_runs.run_seed(plan, told.append)) == json.dumps(rows)
+    assert told[0].done == plan.units_done(2) - 1
+    assert told[-1].done == plan.units
+    for path in sorted((whole / "evaluations").iterdir()):
+        assert (plan.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
+    plan = make_plans(options)[0]
+    agent = win_rate_runs.make_agent(plan)
+    instructions = win_rate_runs.load_dataset(plan.dataset).instructions("eval")
+
+    def texts(seed, split):
+        return win_rate_runs.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
+
+    assert texts(0, "eval") == texts(0, "eval")
+    assert texts(0, "eval") != texts(1, "eval")
+    assert texts(0, "eval") != texts(0, "val")
+
+
+def test_kl_is_of_the_tempered_distributions(options):
+    plan = make_plans(options)[0]
+    policy = win_rate_runs.make_agent(plan).policy
+    instructions = win_rate_runs.load_dataset(plan.dataset).instructions("eval")
+    assert policy.model.lm_head.weight is not policy.reference.lm_head.weight
+    policy.model.lm_head.weight.data *= 1.3
+    import torch
+
+    rollouts = policy.generate(
+        instructions, generator=torch.Generator().manual_seed(0), temperature=0.7, max_new_tokens=5
+    )
+    found = win_rate_runs.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
+    with torch.no_grad():
+        difference = policy.logprobs(rollouts, temperature=0.7) - policy.logprobs(
+            rollouts, role="reference", temperature=0.7
+        )
+    expected = torch.stack([part.sum() for part in difference.split(rollouts.lengths.tolist())])
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert found.abs().max() > 0.05
+
+
+def test_another_setting_in_the_same_folder_is_refused(options):
+    from dataclasses import replace
+
+    assert run(replace(options, seeds=1, steps=1)) == 0
+    with pytest.raises(CheckpointError, match="steps was 1, is 2"):
+        run(replace(options, seeds=1, steps=2))
+
+
+def test_evaluated_steps_and_units():
+    plan = RunPlan(0, None, 7, 3, 1, 1, 0.7, "d", "p", "r", "sandbox")
+    assert plan.evaluated_steps == (0, 3, 6, 7)
+    assert [plan.units_done(step) for step in (0, 2, 3, 7)] == [1, 3, 5, 11]
+    assert plan.units == 11
+
+
+def test_command_line():
+    quick, usual = WinRateCurveOptions.parse(["--quick"]), WinRateCurveOptions.parse([])
+    assert quick.quick
+    assert not usual.quick
+    assert quick.seeds < usual.seeds
+    assert quick.steps < usual.steps
+    assert WinRateCurveOptions.parse(["--quick", "--seeds", "5"]).seeds == 5
+    assert WinRateCurveOptions.parse(["--dataset", "x"]).data == WinRateCurveOptions.parse(["--data", "x"]).data == "x"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"steps": 0}, "--steps"),
+        ({"evaluate_every": 0}, "--evaluate-every"),
+        ({"seeds": 0}, "--seeds"),
+        ({"temperature": 0.0}, "--temperature"),
+    ],
+)
+def test_wrong_numbers_are_named(wrong, name):
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        WinRateCurveOptions(**wrong)
+
+
+def test_own_data_needs_own_models(own_data):
+    with pytest.raises(DataError, match="--policy and --reward-model"):
+        make_plans(WinRateCurveOptions(data=str(own_data), policy="p"))

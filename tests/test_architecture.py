@@ -1,0 +1,155 @@
+"""The house: what may import what, what is packaged, and how long a file may be."""
+
+import ast
+import configparser
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("alpacafarm_env", "agents", "wrappers", "benchmarks")
+MAY_IMPORT = {
+    "alpacafarm_env": {"alpacafarm_env"},
+    "agents": {"alpacafarm_env", "agents"},
+    "wrappers": {"alpacafarm_env", "wrappers"},
+    "benchmarks": set(LAYERS),
+}
+SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def module_name(path):
+    """agents/ppo.py -> alpacafarm_env.agents.ppo, and alpacafarm_env/spaces.py -> alpacafarm_env.spaces."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts if parts[0] == "alpacafarm_env" else ["alpacafarm_env", *parts])
+
+
+def layer_of(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else parts[0]
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+def imported(node, path):
+    """The absolute names that one import statement of the module at `path` may load."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        parents = module_name(path).split(".")
+        if path.name != "__init__.py":
+            parents.pop()
+        base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+    return [name if (name := f"{base}.{alias.name}") in MODULES else base for alias in node.names]
+
+
+def imports(path, *, at_import_only):
+    """Our own modules that the module at `path` imports: anywhere in it, or only those that loading it loads."""
+    pending, names = list(ast.parse(path.read_text(encoding="utf-8")).body), []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names += imported(node, path)
+        elif at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        elif at_import_only and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+        else:
+            pending += ast.iter_child_nodes(node)
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_point_down(path):
+    layer = layer_of(module_name(path))
+    for name in imports(path, at_import_only=False):
+        if name.split(".")[0] == "alpacafarm_env":
+            assert layer_of(name) in MAY_IMPORT[layer], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_no_import_cycles():
+    graph = {name: set(imports(path, at_import_only=True)) & MODULES.keys() for name, path in MODULES.items()}
+    done, trail = set(), []
+
+    def visit(name):
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            trail.append(name)
+            for target in sorted(graph[name] - {name}):
+                visit(target)
+            done.add(trail.pop())
+
+    for name in graph:
+        visit(name)
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_our_folders_are_imported_by_their_installed_name(path):
+    """`import agents` would load a second copy beside alpacafarm_env.agents, whose classes are other classes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            roots = {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            roots = {(node.module or "").split(".")[0]}
+        else:
+            continue
+        assert not roots & {"agents", "wrappers", "benchmarks"}, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_longer_than_400_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_packages_of_setup_cfg_are_the_folders():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    listed = config["options"]["packages"].split()
+    folders = {module_name(path) for path in SOURCES if path.name == "__init__.py"}
+    assert sorted(listed) == sorted(folders)
+    # A folder with code but without __init__.py would be missing from the wheel without a word.
+    assert {module_name(path.parent / "__init__.py") for path in SOURCES} == folders
+
+
+@pytest.mark.parametrize("module", ["alpacafarm_env", "alpacafarm_env.envs.vector", "alpacafarm_env.oracles.registry"])
+def test_importing_loads_no_heavy_library(module):
+    heavy = ("torch", "transformers", "openai", "matplotlib", "scipy", "datasets", "pyarrow", "pydantic")
+    command = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+def test_importing_takes_under_half_a_second(capsys):
+    """CPU time, as the wall clock counts other people's work too; the best of three, as the first fills file caches."""
+    command = "import time; start = time.process_time(); import alpacafarm_env; print(time.process_time() - start)"
+    runs = [
+        subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    seconds = min(float(run.stdout) for run in runs)
+    with capsys.disabled():
+        print(f"\nimport alpacafarm_env: {seconds:.2f} s")
+    assert seconds < 0.5
+
+
+def test_public_names_exist():
+    import alpacafarm_env
+
+    for name in alpacafarm_env.__all__:
+        assert getattr(alpacafarm_env, name) is not None
+    assert set(alpacafarm_env.__all__) <= set(dir(alpacafarm_env))
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = alpacafarm_env.no_such_name
+
+
+@pytest.mark.parametrize("address", [("192.0.2.1", 80), ("example.invalid", 80)])
+def test_tests_cannot_reach_the_network(address):
+    with pytest.raises(RuntimeError, match="must not use the network"):
+        socket.create_connection(address, timeout=1)

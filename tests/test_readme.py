@@ -1,0 +1,82 @@
+"""README.md says what is so: its code runs, and its tables, commands and tree are those of the package."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from alpacafarm_env.envs.registration import IDS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", README, re.MULTILINE))
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def name_of(block):
+    """The block's first line that is no import: what it is about."""
+    return next(line for line in block.splitlines() if line and not line.startswith(("import ", "from ")))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=name_of)
+def test_python_block_runs(block, capsys):
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    assert "print(" not in block or capsys.readouterr().out.strip()
+
+
+def test_an_extension_takes_20_lines_or_fewer():
+    extensions = re.findall(r"^```python\n(.*?)^```$", SECTIONS["Extend it"], re.MULTILINE | re.DOTALL)
+    assert len(extensions) == 3
+    for block in extensions:
+        code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
+        assert len(code) <= 20, name_of(block)
+
+
+def test_length_penalty_is_the_surrogate_minus_a_price():
+    block = next(block for block in BLOCKS if "class LengthPenalty" in block)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    env = names["env"]
+    env.reset(seed=1)
+    response = "Sure! A long answer."
+    _, reward, _, _, info = env.step(response)
+    assert reward == pytest.approx(info["proxy"] - 0.01 * len(response))
+
+
+@pytest.mark.parametrize("name", ["run", "test"])
+def test_a_marked_block_is_one_line(name):
+    """As .ci/run and others take them from here: a comment, then directly a fenced block of one line."""
+    found = re.findall(rf"^<!-- {name} -->\n```\w*\n(.*?)\n```$", README, re.MULTILINE | re.DOTALL)
+    assert len(found) == 1
+    assert "\n" not in found[0]
+    assert found[0].startswith("pip install ")
+
+
+def test_the_table_of_environments_is_the_registry():
+    rows = re.findall(r"^\| `(AlpacaFarm-\w+-v0)` \| (\w+)", SECTIONS["Environments"], re.MULTILINE)
+    assert tuple(name for name, _ in rows) == IDS
+    assert {name: gym.spec(name).kwargs["split"] for name in IDS} == dict(rows)
+
+
+def test_every_command_exists():
+    modules = set(re.findall(r"python -m ([\w.]+)", README))
+    assert len(modules) == 6
+    for module in modules:
+        assert importlib.util.find_spec(module if module != "alpacafarm_env" else "alpacafarm_env.__main__"), module
+
+
+def test_the_tree_names_what_is_there():
+    tree = re.search(r"^```\n(alpacafarm_env/.*?)^```$", SECTIONS["The house"], re.MULTILINE | re.DOTALL)[1]
+    for line in tree.splitlines():
+        indent, folder, words = re.fullmatch(r"( *)([\w/]+)/ +(.*)", line).groups()
+        path = ROOT / ("alpacafarm_env" if indent else "") / folder
+        assert path.is_dir()
+        for name in re.findall(r"\w+\.py", words):
+            assert (path / name).is_file(), path / name
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target

@@ -1,0 +1,191 @@
+"""Reward wrappers for single environments, and the core they share with their batched twins in `wrappers.vector`.
+
+A reward wrapper decides who scores the responses; it computes nothing itself. Stack as many as you like:
+
+* The OUTERMOST of `SurrogateReward`, `AnnotatorReward`, `WinRateReward` and `GoldReward` decides. It alone is asked,
+  once a step, and the environment's own oracle is not even built: swapping a wrapper swaps the reward and its cost.
+* `AddScore` reports a further oracle's score in `info` and leaves the reward bit-identical.
+
+They work over any AlpacaFarm environment at any depth of other wrappers. To change a reward's number only, use
+Gymnasium's own: `ClipReward`, `NormalizeReward`, `TransformReward`.
+
+Instructions are drawn by the environment alone: two runs that differ only in their wrappers see the same instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+import gymnasium as gym
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import VectorEnv
+
+from ..envs.scoring import RESERVED_KEYS, Scoring
+from ..oracles.base import PreferenceOracle, RewardOracle
+
+OracleSpec = str | Mapping[str, Any] | RewardOracle
+JudgeSpec = str | Mapping[str, Any] | PreferenceOracle
+
+ObsType = TypeVar("ObsType")
+ActType = TypeVar("ActType")
+
+
+class Scored:
+    """The core of every wrapper here, single and batched: it names an oracle while the environment's `step` runs."""
+
+    env: Any
+    oracle: RewardOracle
+
+    def choose(self, spec: OracleSpec) -> None:
+        """Sets the oracle, by the data set of the environment.
+
+        Raises:
+            TypeError: There is no AlpacaFarm environment under this wrapper.
+        """
+        self._scoring = scoring_of(self.env, type(self).__name__)
+        self.oracle = self._scoring.make_oracle(spec)
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """What holds during a step: this oracle decides, unless an outer wrapper already said who does."""
+        return self._scoring.scored_by(self.oracle)
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment while `scoring` holds."""
+        with self.scoring():
+            return self.env.step(action)
+
+
+class Reported(Scored):
+    """The core of `AddScore`."""
+
+    key: str
+
+    def report(self, key: Any, spec: OracleSpec) -> None:
+        """Sets key and oracle.
+
+        Raises:
+            ValueError: The key is empty, starts with an underscore or is taken.
+        """
+        inner = self.env
+        while inner is not inner.unwrapped:
+            if isinstance(inner, Reported) and inner.key == key:
+                raise ValueError(f"{type(inner).__name__} already reports a score under {key!r}; give another key.")
+            inner = inner.env
+        if not isinstance(key, str) or not key or key.startswith("_") or key in RESERVED_KEYS:
+            raise ValueError(
+                "The key of a score must be a text without a leading underscore that info does not use itself, got "
+                f"{key!r}; taken: {', '.join(sorted(RESERVED_KEYS))}."
+            )
+        self.key = key
+        self.choose(spec)
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """What holds during a step: this oracle's score is reported too."""
+        return self._scoring.also_scored_by(self.key, self.oracle)
+
+
+def scoring_of(env: Any, wrapper: str) -> Scoring:
+    """Returns the AlpacaFarm environment under any wrappers.
+
+    Raises:
+        TypeError: There is none.
+    """
+    base = env.unwrapped
+    if isinstance(base, Scoring):
+        return base
+    advice = "Make one with gym.make('AlpacaFarm-PPO-v0')"
+    if isinstance(env, VectorEnv):
+        advice = (
+            "Make it with gym.make_vec('AlpacaFarm-PPO-v0', num_envs=n) and no vectorization_mode, or wrap each single "
+            f"environment: SyncVectorEnv([lambda: wrappers.{wrapper}(gym.make('AlpacaFarm-PPO-v0'))] * n)"
+        )
+    raise TypeError(f"{wrapper} needs an AlpacaFarm environment, got {base!r} of type {type(base).__name__}. {advice}.")
+
+
+class _Single(
+    Scored, gym.Wrapper[ObsType, ActType, ObsType, ActType], RecordConstructorArgs, Generic[ObsType, ActType]
+):
+    """The single form: its keywords are recorded, so that `env.spec` names it."""
+
+    def __init__(self, env: Any, **keywords: Any) -> None:
+        name = type(self).__name__
+        if isinstance(env, VectorEnv):
+            raise TypeError(f"{name} wraps one environment; for a batch of them use wrappers.vector.{name}.")
+        # Not copied: an oracle object may be a model.
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, **keywords)
+        gym.Wrapper.__init__(self, env)
+
+
+class SurrogateReward(_Single[ObsType, ActType]):
+    """Rewards by a learned reward model.
+
+    Args:
+        env: An AlpacaFarm environment, single.
+        oracle: "surrogate", the data set's own; `{"reward_model": folder}`; or any other oracle.
+    """
+
+    def __init__(self, env: gym.Env[ObsType, ActType], *, oracle: OracleSpec = "surrogate") -> None:
+        super().__init__(env, oracle=oracle)
+        self.choose(oracle)
+
+
+class AnnotatorReward(_Single[ObsType, ActType]):
+    """Rewards by P(response preferred to the reference) from noisy annotators.
+
+    Args:
+        env: An AlpacaFarm environment, single.
+        judge: "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
+            `{"judge": "sim_eval", "flip": 0.175}`; or a `PreferenceOracle`.
+    """
+
+    def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_ann") -> None:
+        super().__init__(env, judge=judge)
+        self.choose(win_rate(judge))
+
+
+class WinRateReward(_Single[ObsType, ActType]):
+    """Rewards by P(response preferred to the reference) without added noise, as in evaluation.
+
+    Args:
+        env: An AlpacaFarm environment, single.
+        judge: "sim_eval", the pool; or as in `AnnotatorReward`.
+    """
+
+    def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_eval") -> None:
+        super().__init__(env, judge=judge)
+        self.choose(win_rate(judge))
+
+
+class GoldReward(_Single[ObsType, ActType]):
+    """Rewards by the sandbox's true reward.
+
+    Args:
+        env: An AlpacaFarm environment over the sandbox, single.
+    """
+
+    def __init__(self, env: gym.Env[ObsType, ActType]) -> None:
+        super().__init__(env)
+        self.choose("gold")
+
+
+class AddScore(Reported, _Single[ObsType, ActType]):
+    """Reports a second oracle's score under `info[key]`, beside a reward that stays bit-identical.
+
+    Args:
+        env: An AlpacaFarm environment, single.
+        key: The info key.
+        oracle: Any oracle; "gold" beside a learned reward shows over-optimization as it happens.
+    """
+
+    def __init__(
+        self, env: gym.Env[ObsType, ActType], *, key: str = "gold_reward", oracle: OracleSpec = "gold"
+    ) -> None:
+        super().__init__(env, key=key, oracle=oracle)
+        self.report(key, oracle)
+
+
+def win_rate(judge: JudgeSpec) -> Mapping[str, Any]:
+    """Returns the specification of the win rate by a judge."""
+    return judge if isinstance(judge, Mapping) else {"judge": judge}

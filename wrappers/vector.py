@@ -1,0 +1,64 @@
+"""The reward wrappers of `alpacafarm_env.wrappers` for batched environments: one oracle call a step.
+
+Same names, same keywords, same rules; they wrap what `gym.make_vec(id, num_envs=n)` returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from .rewards import JudgeSpec, OracleSpec, Reported, Scored, win_rate
+
+__all__ = ["AddScore", "AnnotatorReward", "GoldReward", "SurrogateReward", "WinRateReward"]
+
+
+class _Vector(Scored, VectorWrapper[Any, Any, Any, Any, Any]):
+    """The batched form."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        name = type(self).__name__
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"{name} wraps a batch of environments; for a single one use wrappers.{name}.")
+        VectorWrapper.__init__(self, env)
+
+
+class SurrogateReward(_Vector):
+    """Rewards by a learned reward model; see `alpacafarm_env.wrappers.SurrogateReward`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, oracle: OracleSpec = "surrogate") -> None:
+        super().__init__(env)
+        self.choose(oracle)
+
+
+class AnnotatorReward(_Vector):
+    """Rewards by noisy annotators; see `alpacafarm_env.wrappers.AnnotatorReward`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, judge: JudgeSpec = "sim_ann") -> None:
+        super().__init__(env)
+        self.choose(win_rate(judge))
+
+
+class WinRateReward(_Vector):
+    """Rewards by wins over the reference; see `alpacafarm_env.wrappers.WinRateReward`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, judge: JudgeSpec = "sim_eval") -> None:
+        super().__init__(env)
+        self.choose(win_rate(judge))
+
+
+class GoldReward(_Vector):
+    """Rewards by the sandbox's true reward; see `alpacafarm_env.wrappers.GoldReward`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self.choose("gold")
+
+
+class AddScore(Reported, _Vector):
+    """Reports a second oracle's score in `infos`; see `alpacafarm_env.wrappers.AddScore`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, key: str = "gold_reward", oracle: OracleSpec = "gold") -> None:
+        super().__init__(env)
+        self.report(key, oracle)
