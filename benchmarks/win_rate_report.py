@@ -175,7 +175,7 @@ def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[
         x = root_kl if against_kl else steps
         lines = [Curve(NAMES[name], x, source.values[name]) for name in measures]
         won = measures[0] in wins
-        name = "win rate against the reference" if won else NAMES[measures[0]]
+        name = "win rate" if won else NAMES[measures[0]]
         return Panel(
             "√KL from SFT (√nats)" if against_kl else "PPO step",
             f"{split}{name} ({UNITS[measures[0]]})",
@@ -190,7 +190,7 @@ def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[
         "proxy_and_gold": ("Proxy and gold reward during PPO", [panel(["proxy"]), panel(["gold"])]),
         "win_rates": (
             "Win rate against the reference during PPO",
-            [panel(wins), panel(["win_rate_simulated"], source=val, split=f"val, n = {num_val}: ")],
+            [panel(wins), panel(["win_rate_simulated"], source=val, split=f"val (n = {num_val}): ")],
         ),
         "against_kl": (
             "Rewards and win rates against the distance from SFT",

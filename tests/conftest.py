@@ -1,8 +1,13 @@
 """Shared by all tests: no network, and a small data set and oracles that need nothing but numpy."""
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Sequence
+
+# The models of the tests are tiny: a second torch thread gains nothing, and beside any other load it costs a lot. Read
+# when torch and its subprocesses start, so it comes before the imports.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

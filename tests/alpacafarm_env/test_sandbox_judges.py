@@ -74,7 +74,7 @@ def test_features_by_hand():
     rows = features([ASK, ASK, FOREIGN], ["Sure!\n- brave\n- shy", "", GOOD])
     # 1 of 3, one false, none repeated, any form, fluent, no excess; 19 characters; bullets; an opener
     np.testing.assert_allclose(rows[0], [1 / 3, 1, 0, 1, 1, 0, math.log2(19 + 10), 1, 1])
-    np.testing.assert_allclose(rows[1], [0, 0, 0, 1, 0, 0, math.log2(10), 0, 0])
+    np.testing.assert_allclose(rows[1], [0, 0, 0, 0, 0, 0, math.log2(10), 0, 0])
     assert np.isnan(rows[2]).all()
     assert features([], []).shape == (0, len(FEATURES))
 

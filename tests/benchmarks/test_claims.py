@@ -1,0 +1,66 @@
+"""The claims of the README about learning, each with a margin that comes from the spread of the seeds."""
+
+import csv
+import math
+
+import pytest
+
+from alpacafarm_env.benchmarks import reward_model_accuracy, win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions
+from alpacafarm_env.benchmarks.win_rate_summary import Choice, Curves, choose, compare
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def curves(tmp_path, **options):
+    assert win_rate_curve.run(WinRateCurveOptions(out=tmp_path / "curve", **options)) == 0
+    return Curves.of(rows_of(tmp_path / "curve" / "table.csv")), Curves.of(rows_of(tmp_path / "curve" / "val.csv"))
+
+
+def assert_ppo_beats_sft(found, choice):
+    by_measure = {comparison.measure: comparison for comparison in compare(found, choice)}
+    for measure in ("gold", "win_rate_human"):
+        comparison = by_measure[measure]
+        assert math.isfinite(comparison.standard_error)
+        assert comparison.difference > 3 * comparison.standard_error, comparison
+    assert by_measure["win_rate_human"].difference >= 10
+
+
+def test_six_steps_of_ppo_beat_sft(tmp_path, capsys):
+    found, _ = curves(tmp_path, seeds=3, steps=6, evaluate_every=6, num_val=50, num_eval=402)
+    assert_ppo_beats_sft(found, Choice(columns=(1, 1, 1), measure="fixed"))
+
+
+@pytest.mark.slow
+def test_the_main_job_beats_sft_over_five_seeds(tmp_path, capsys):
+    found, val = curves(tmp_path, seeds=5)
+    assert_ppo_beats_sft(found, choose(val))
+
+
+def accuracies(tmp_path, num):
+    folder = tmp_path / "accuracy"
+    options = reward_model_accuracy.AccuracyOptions(out=folder, num=num, seeds=1)
+    assert reward_model_accuracy.run(options) == 0
+    rows = [row for row in rows_of(folder / "table.csv") if row["subset"] == "all"]
+    return {row["judge"]: (float(row["accuracy"]), int(row["n"])) for row in rows}
+
+
+def assert_clean_is_right(found, clean, surrogate):
+    (accuracy, num), (noisy, _) = found[clean], found[surrogate]
+    assert accuracy >= 0.8
+    assert accuracy - noisy > 2 * math.sqrt(0.5 / num)  # two standard errors of a difference of shares, at most
+
+
+@pytest.mark.slow
+def test_the_clean_reward_model_is_right_on_four_of_five_fresh_pairs(tmp_path, capsys):
+    assert_clean_is_right(accuracies(tmp_path, 2000), "reward_model_clean", "reward_model")
+
+
+def test_reward_models_on_fewer_pairs(tmp_path, capsys):
+    found = accuracies(tmp_path, 600)
+    accuracy, num = found["reward_model_clean"]
+    assert accuracy > 0.8 - 2 * math.sqrt(0.16 / num)
+    assert accuracy - found["reward_model"][0] > 0
