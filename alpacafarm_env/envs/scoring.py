@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..instructions import Instruction
 from ..oracles.base import UNSCORED_REASON, Verdicts, judge, shorten
+from ..oracles.registry import check_name, make_oracle
 from ..spaces import MAX_TEXT_LENGTH, find_surrogate
 from .infos import Column, Columns, column
 
@@ -90,6 +91,7 @@ class Scoring:
         self.instructions: Sequence[Instruction] = self.dataset.instructions(split)
         if not self.instructions:
             raise DataError(f"Split {split!r} of data set {self.dataset.name!r} is empty: there is nothing to ask.")
+        check_name(oracle)
         self._on_unscored = on_unscored
         self._oracle_spec = oracle
         self._deciding: RewardOracle | None = None
@@ -102,8 +104,6 @@ class Scoring:
 
     def make_oracle(self, spec: "str | Mapping[str, Any] | RewardOracle") -> "RewardOracle":
         """The oracle that `spec` names, for this environment's data set (see `alpacafarm_env.make_oracle`)."""
-        from ..oracles.registry import make_oracle
-
         return make_oracle(spec, dataset=self.dataset)
 
     @contextmanager

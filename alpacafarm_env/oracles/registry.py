@@ -149,6 +149,17 @@ class References(Mapping[str, str]):
         return found
 
 
+def check_name(spec: Spec | RewardOracle) -> None:
+    """Refuses a misspelt oracle name before anything is built, so that `gym.make` tells it and not the first step.
+
+    Raises:
+        UnknownNameError: No oracle of that name.
+    """
+    name = spec if isinstance(spec, str) else spec.get("name") if isinstance(spec, Mapping) else None
+    if isinstance(name, str) and name not in _NAMED and name not in WIN_RATES:
+        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
+
+
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
     mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
     if not mapping.keys() & {"name", "reward_model", "judge"} or mapping.keys() >= {"name", "judge"}:
@@ -158,11 +169,10 @@ def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
         return cast(RewardOracle, _call(RewardModel, mapping, path=path))
     if "judge" in mapping:
         return _win_rate(dataset, {"seed": seed, **mapping})
+    check_name(spec)
     name = mapping.pop("name")
     if name in WIN_RATES:
         return _win_rate(dataset, {"seed": seed, **mapping, "judge": WIN_RATES[name]})
-    if name not in _NAMED:
-        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
     return cast(RewardOracle, _call(_NAMED[name], mapping, dataset=dataset))
 
 

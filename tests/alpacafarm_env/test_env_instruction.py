@@ -326,7 +326,9 @@ def test_unknown_names_are_answered_with_the_closest(tiny_dataset, constant_orac
 
 def test_an_unknown_oracle_is_answered_with_the_closest(tiny_dataset):
     with pytest.raises(UnknownNameError, match="Unknown oracle 'constnat'. Did you mean 'constant'"):
-        _ = InstructionEnv(tiny_dataset, oracle="constnat").oracle
+        InstructionEnv(tiny_dataset, oracle="constnat")
+    with pytest.raises(UnknownNameError, match="Unknown oracle 'golt'. Did you mean 'gold'"):
+        InstructionEnv(tiny_dataset, oracle={"name": "golt"})
 
 
 def test_unknown_options_and_ids(env):
