@@ -6,15 +6,18 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_worlds import load_policy, make_env, small_ppo, start, train_ppo
+from tiny_worlds import load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
 
 from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.errors import CheckpointError
 
 DEADLINE_S = 300
+
+Job = Callable[[Path, Path, int], None]
 
 
 def result(out: Path) -> dict[str, bytes]:
@@ -29,9 +32,9 @@ def num_steps(out: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def kill_after(policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
+def kill_after(job: Job, policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
     """Start the run, SIGKILL it `delay_s` after `step` is on disk; False if it was done before."""
-    process = start(train_ppo, policy_folder, out, total_steps)
+    process = start(job, policy_folder, out, total_steps)
     assert process.pid is not None
     deadline = time.monotonic() + DEADLINE_S
     while num_steps(out) < step and process.is_alive():
@@ -43,27 +46,32 @@ def kill_after(policy_folder: Path, out: Path, total_steps: int, *, step: int, d
     return process.exitcode == -signal.SIGKILL
 
 
-def finish(policy_folder: Path, out: Path, total_steps: int) -> None:
-    process = start(train_ppo, policy_folder, out, total_steps)
+def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
+    process = start(job, policy_folder, out, total_steps)
     process.join(DEADLINE_S)
     assert process.exitcode == 0
 
 
 @pytest.mark.parametrize(
-    ("num_kills", "total_steps"), [(3, 7), pytest.param(10, 25, marks=pytest.mark.slow)], ids=["short", "full"]
+    ("job", "num_kills", "total_steps"),
+    [
+        pytest.param(train_ppo, 3, 7, id="short"),
+        pytest.param(train_ppo, 10, 25, id="full", marks=pytest.mark.slow),
+        pytest.param(train_sandbox_ppo, 10, 25, id="sandbox", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(
-    policy_folder: Path, tmp_path: Path, num_kills: int, total_steps: int
+    policy_folder: Path, tmp_path: Path, job: Job, num_kills: int, total_steps: int
 ) -> None:
-    finish(policy_folder, tmp_path / "whole", total_steps)
+    finish(job, policy_folder, tmp_path / "whole", total_steps)
     rng = random.Random(num_kills)
     steps = sorted(rng.sample(range(total_steps), num_kills))
     killed = [
-        kill_after(policy_folder, tmp_path / "killed", total_steps, step=step, delay_s=rng.uniform(0, 0.1))
+        kill_after(job, policy_folder, tmp_path / "killed", total_steps, step=step, delay_s=rng.uniform(0, 0.1))
         for step in steps
     ]
     assert sum(killed) >= num_kills - 1  # the last delay may outlive the run
-    finish(policy_folder, tmp_path / "killed", total_steps)
+    finish(job, policy_folder, tmp_path / "killed", total_steps)
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
     assert num_steps(tmp_path / "killed") == total_steps
     assert not list((tmp_path / "killed").glob(".checkpoint-*"))
