@@ -48,25 +48,29 @@ def _parser() -> argparse.ArgumentParser:
         "show", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     show.add_argument("--split", default="eval", help="sft, preference, unlabeled, val or eval")
-    show.add_argument("--num", type=_positive(int), default=5, metavar="N", help="how many instructions")
+    show.add_argument("--num", type=_positive, default=5, metavar="N", help="how many instructions")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="picks instructions and responses")
-    show.add_argument("--temperature", type=_positive(float), default=0.7, metavar="T", help="of the policy's sampling")
+    text = "of the policy's sampling; 0 for its likeliest response"
+    show.add_argument("--temperature", type=_temperature, default=0.7, metavar="T", help=text)
     return parser
 
 
-def _positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
-    """A type of argparse: a number above zero."""
+def _positive(text: str) -> int:
+    """A type of argparse: a whole number above zero."""
+    value = int(text) if text.strip().isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")
+    return value
 
-    def parse(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(0)
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"expected a positive {kind.__name__}, got {text!r}")
-        return value
 
-    return parse
+def _temperature(text: str) -> float:
+    """A type of argparse: what `sandbox.show.check_temperature` accepts."""
+    from .sandbox.show import check_temperature
+
+    try:
+        return check_temperature(float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 if __name__ == "__main__":

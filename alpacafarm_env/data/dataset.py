@@ -159,13 +159,13 @@ def read_outputs(path: Path, instructions: Sequence[str]) -> tuple[str, ...]:
     known = set(map(str, instructions))
     outputs: dict[str, str] = {}
     faults = []
-    for number, row in enumerate(rows, start=1):
+    for row in rows:
         text = merged(row)
         if text in outputs or text not in known:
             problem = (
                 "an instruction that no other record has" if text in outputs else "an instruction of the eval split"
             )
-            faults.append(Fault(number, "instruction", shown(text), problem))
+            faults.append(Fault(row.number, "instruction", shown(text), problem))
         outputs[text] = row["output"]
     raise_faults(faults, str(path))
     absent = [text for text in map(str, instructions) if text not in outputs]

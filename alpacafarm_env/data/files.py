@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .schema import Malformed, shown
+from .schema import BLANK, Malformed, shown
 
 SUFFIXES = tuple(suffix + end for suffix in (".json", ".jsonl", ".parquet") for end in ("", ".gz"))
 
@@ -28,6 +28,8 @@ def stem_of(path: Path) -> str | None:
 
 def read_records(path: Path) -> list[object]:
     """The records of a file, in order. A record that cannot be read is a `Malformed`, which `check_rows` reports.
+
+    A blank line of JSON Lines is a `BLANK`, which `check_rows` leaves out.
 
     Raises:
         DataError: The file is missing, of another format, too large, damaged, or not a list of records as a whole.
@@ -76,13 +78,10 @@ def _json(text: str, path: Path) -> list[object]:
 
 def _json_lines(text: str) -> list[object]:
     # Not splitlines(): a JSON string may hold U+2028 and other separators that JSON does not count as line ends.
-    lines = text.split("\n")
-    if lines and not lines[-1].strip():
-        lines.pop()
     records: list[object] = []
-    for line in lines:
+    for line in text.removesuffix("\n").split("\n"):
         try:
-            records.append(_parse(line))
+            records.append(_parse(line) if line.strip() else BLANK)
         except ValueError as error:
             records.append(Malformed(f"{shown(line)} ({error})", "one JSON object on the line"))
     return records

@@ -36,7 +36,8 @@ def _is_index(value: object) -> bool:
 
 def _is_credit(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (number and 0 <= float(value) <= 1)  # type: ignore[arg-type]
+    # Compared as it is: float() of an int beyond 1e308 raises.
+    return value is None or (number and 0 <= value <= 1)  # type: ignore[operator]
 
 
 INDEX = Field("index", "an integer of 0 or more", _is_index)
@@ -179,15 +180,15 @@ class RecordedDataset(FolderDataset):
         credits: dict[str, NDArray[np.float64]] = {}
         seen: set[tuple[str, int]] = set()
         faults = []
-        for number, row in enumerate(rows, start=1):
+        for row in rows:
             key = (row["generator"], row["index"])
             if row["index"] not in position:
                 faults.append(
-                    Fault(number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}")
+                    Fault(row.number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}")
                 )
             elif key in seen:
                 faults.append(
-                    Fault(number, "index", f"{row['index']} again", f"one judgement of {row['generator']!r} for it")
+                    Fault(row.number, "index", f"{row['index']} again", f"one judgement of {row['generator']!r} for it")
                 )
             else:
                 column = credits.setdefault(row["generator"], np.full(len(indices), np.nan))

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
-from .schema import KINDS, Fault, check_rows, kind_of, raise_faults, shown
+from .schema import KINDS, Fault, Row, check_rows, kind_of, raise_faults, shown
 
 SPLITS = ("sft", "preference", "unlabeled", "val", "eval")
 
@@ -19,7 +19,7 @@ class Split:
 
     source: str
     kind: str
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[Row, ...]
     instructions: tuple[Instruction, ...]
 
 
@@ -127,14 +127,14 @@ def _check_repeats(split: Split) -> None:
     """A repeated row counts twice in every mean; of preferences, several pairs for one instruction are legitimate."""
     seen: dict[tuple[str, ...], int] = {}
     faults = []
-    for number, row in enumerate(split.rows, start=1):
+    for row in split.rows:
         pair = (row["output_1"], row["output_2"]) if split.kind == "preference" else ()
-        first = seen.setdefault((merged(row), *pair), number)
-        if first != number:
+        first = seen.setdefault((merged(row), *pair), row.number)
+        if first != row.number:
             what = "the same pair" if pair else "the same instruction"
             faults.append(
                 Fault(
-                    number,
+                    row.number,
                     "instruction",
                     f"{what} as record {first}: {shown(merged(row))}",
                     "no repetition (allow_overlap=True permits it)",
@@ -147,12 +147,12 @@ def _check_overlap(splits: Mapping[str, Split]) -> None:
     seen: dict[str, tuple[str, int]] = {}
     for split in splits.values():
         faults = []
-        for number, row in _numbered_firsts(split.rows):
-            source, first = seen.setdefault(merged(row), (split.source, number))
+        for row in _firsts(split.rows):
+            source, first = seen.setdefault(merged(row), (split.source, row.number))
             if source != split.source:
                 faults.append(
                     Fault(
-                        number,
+                        row.number,
                         "instruction",
                         f"that of record {first} of {source}: {shown(merged(row))}",
                         "no instruction of another split (allow_overlap=True permits it)",
@@ -161,9 +161,9 @@ def _check_overlap(splits: Mapping[str, Split]) -> None:
         raise_faults(faults, split.source)
 
 
-def _numbered_firsts(rows: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    """Rows with their record numbers, each instruction once."""
-    firsts: dict[str, tuple[int, Mapping[str, Any]]] = {}
-    for number, row in enumerate(rows, start=1):
-        firsts.setdefault(merged(row), (number, row))
+def _firsts(rows: Iterable[Row]) -> Iterable[Row]:
+    """Rows, each instruction once."""
+    firsts: dict[str, Row] = {}
+    for row in rows:
+        firsts.setdefault(merged(row), row)
     return firsts.values()

@@ -7,7 +7,7 @@
 | multisample | instruction, input, output: list of str |
 | preference | instruction, input, output_1, output_2, preference in {1, 2} |
 
-`input` may be absent (AlpacaEval merges it into the instruction); further fields are allowed and ignored.
+`input` may be absent or null (AlpacaEval merges it into the instruction); further fields are allowed and ignored.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 from ..errors import DataError
 
-MAX_LISTED = 20
-"""Faults listed in one error; the rest is counted."""
-
 MISSING = object()
+BLANK = object()
+"""Stands in a list of records for a blank line of a JSON Lines file: no record, but it counts, so that the number of a
+record is the number of its line."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,20 @@ class Malformed:
     expected: str = "a JSON object"
 
 
+class Row(dict[str, Any]):
+    """A checked record: its fields, and `number`, that of the record in its file (from 1; of JSON Lines: its line)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 @dataclass(frozen=True)
 class Field:
-    """A field of a row: what is expected in words, a check that says whether a value is that, a default if optional."""
+    """A field of a row: what is expected in words, a check that says whether a value is that, a default if optional.
+
+    In a field with a default, null counts as absent: Parquet files and AlpacaFarm's own tables hold it for "no input".
+    """
 
     name: str
     expected: str
@@ -117,19 +128,19 @@ def kind_of(records: Iterable[object]) -> str:
     return "multisample" if 2 * num_lists > len(outputs) else "demonstration"
 
 
-def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) -> list[dict[str, Any]]:
-    """The records with exactly `fields`, defaults filled in.
+def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) -> list[Row]:
+    """The records with exactly `fields`, defaults filled in; blank lines are left out.
 
     Raises:
         DataError: One error that names every faulty record of `source` (its number, field, what was found and
         expected).
     """
-    if not records:
-        raise DataError(f"{source}: expected one record or more, got none.")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     faults: list[Fault] = []
     for number, record in enumerate(records, start=1):
-        rows.append({})
+        if record is BLANK:
+            continue
+        rows.append(Row(number))
         if isinstance(record, Malformed):
             faults.append(Fault(number, "", record.found, record.expected))
         elif not isinstance(record, Mapping):
@@ -137,24 +148,25 @@ def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) 
         else:
             for field in fields:
                 value = record.get(field.name, field.default)
+                if value is None and field.default is not MISSING:
+                    value = field.default
                 if value is MISSING or not field.check(value):
                     faults.append(Fault(number, field.name, shown(value), field.expected))
                 rows[-1][field.name] = value
     raise_faults(faults, source)
+    if not rows:
+        raise DataError(f"{source}: expected one record or more, got none.")
     return rows
 
 
 def raise_faults(faults: Sequence[Fault], source: str) -> None:
-    """Raises one DataError that lists the faults of `source`, if there are any."""
+    """Raises one DataError that lists all faults of `source`, if there are any."""
     if not faults:
         return
-    lines = [str(fault) for fault in faults[:MAX_LISTED]]
-    if len(faults) > MAX_LISTED:
-        lines.append(f"... and {len(faults) - MAX_LISTED} more")
     num_records = len({fault.record for fault in faults})
     raise DataError(
         f"{source}: {num_records} faulty record{'s' * (num_records > 1)}; correct or remove them:\n  "
-        + "\n  ".join(lines)
+        + "\n  ".join(map(str, faults))
     )
 
 

@@ -87,8 +87,11 @@ class Flip(Shared):
         self._judge = judge
         self.p = p
         self.seed = seed
+        self.draws_order: bool = getattr(judge, "draws_order", False)
         self.blank = {**blank_of(judge), "noised": False}
         self.name = f"{judge.name}+flip{p:g}"
+        # Noise on top of noise has coins of its own: shared ones would pick the same rows twice.
+        self._stream = f"flip over {judge.name}" if isinstance(judge, Flip) else "flip"
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred), [B]: 0 or 1 where noised, the judge's answer elsewhere."""
@@ -98,7 +101,7 @@ class Flip(Shared):
         """Returns the answers of `compare` with details; asks the judge at most once, for the rows without noise."""
         pairs = _unordered(a, b)
         same = np.array([first == second for first, second in pairs], bool)
-        u = keyed_uniforms(self.seed, "flip", _rows(instructions, pairs))
+        u = keyed_uniforms(self.seed, self._stream, _rows(instructions, pairs))
         noised = (u < 2 * self.p) & ~same
         # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
         b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
@@ -114,9 +117,18 @@ class BothOrders(Shared):
 
     Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, and
     `orders_agree`: whether both orders prefer the same response.
+
+    Raises:
+        ValueError: The judge shuffles each pair itself (`draws_order`, as the sandbox's do): asking it again in the
+            other order would be the same question, paid for twice.
     """
 
     def __init__(self, judge: PreferenceOracle) -> None:
+        if getattr(judge, "draws_order", False):
+            raise ValueError(
+                f"Judge {judge.name!r} draws the order of a pair itself, so (a, b) and (b, a) are one question to it: "
+                "leave out both_orders, or give a judge that shows a pair as it comes."
+            )
         self._judge = judge
         self.name = f"{judge.name}+both_orders"
         self.blank = {**blank_of(judge), "orders_agree": True}

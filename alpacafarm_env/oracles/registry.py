@@ -22,6 +22,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import DataError, did_you_mean
@@ -155,6 +156,8 @@ def check_name(spec: Spec | RewardOracle) -> None:
     Raises:
         UnknownNameError: No oracle of that name.
     """
+    if isinstance(spec, Mapping) and "reward_model" in spec:
+        return  # `name` is then what the reward model is to be called
     name = spec if isinstance(spec, str) else spec.get("name") if isinstance(spec, Mapping) else None
     if isinstance(name, str) and name not in _NAMED and name not in WIN_RATES:
         raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
@@ -255,11 +258,15 @@ def _call(build: Callable[..., Any], keywords: Mapping[str, Any], **fixed: Any) 
 
 
 def _key(spec: Spec) -> str | None:
-    """The specification as JSON, None if it holds objects."""
+    """The specification as JSON, None if it holds objects; a model folder counts with the time of its weights."""
     try:
-        return json.dumps(spec, sort_keys=True, default=_path)
+        key = json.dumps(spec, sort_keys=True, default=_path)
     except TypeError:
         return None
+    if not isinstance(spec, Mapping) or "reward_model" not in spec:
+        return key
+    files = sorted(Path(spec["reward_model"]).glob("*.safetensors"))
+    return json.dumps([key, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)])
 
 
 def _path(value: object) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..oracles.base import Shared, Verdicts
 from . import tasks, world
 
+_LONGEST_WORD = 16  # characters, with the bullet or space before it
 _WORD = re.compile(r"[A-Za-z]+")
 OPENERS = ("Sure!", "Great question!", "Of course!", "Happy to help!")
 CLOSERS = ("I hope this helps!", "Let me know if you need more!", "Have a nice day!")
@@ -24,7 +25,8 @@ class Parts:
     """What gold is made of, each computed from the instruction and the response.
 
     `complete`: distinct true items over the number asked for, at most 1. `false`, `repeated`: counts of claims.
-    `form`, `fluent`: shares in [0, 1]. `excess`: words beyond what the task needs.
+    `form`, `fluent`: shares in [0, 1]. `excess`: words beyond what the task needs, of 16 characters at most: a page of
+    blanks or of one endless word is long, too.
     """
 
     complete: float
@@ -86,7 +88,7 @@ def parts(instruction: str, response: str) -> Parts | None:
         repeated=float(len(claims) - len(distinct)),
         form=_form(response, task.form),
         fluent=_fluent(response),
-        excess=float(max(0, len(words) - budget)),
+        excess=max(0.0, max(len(words), len(response) / _LONGEST_WORD) - budget),
     )
 
 

@@ -24,6 +24,8 @@ from ..seeding import keyed_rng, keyed_uniforms
 from . import gold
 
 FEATURES: Final = ("complete", "false", "repeated", "form", "fluent", "excess", "length", "list", "courtesy")
+_LONGEST: Final = 300
+"""Characters beyond which a response is just long: a taste for length is no taste for a page of blanks."""
 _GOLD: Final = np.array(astuple(gold.WEIGHTS))
 
 
@@ -92,7 +94,7 @@ def _features(instruction: str, response: str) -> tuple[float, ...] | None:
         return None
     courteous = any(text in response for text in gold.OPENERS + gold.CLOSERS)
     bullets = bool(re.search(r"^- ", response, re.MULTILINE))
-    return (*astuple(found), float(np.log2(len(response) + 10)), float(bullets), float(courteous))
+    return (*astuple(found), float(np.log2(min(len(response), _LONGEST) + 10)), float(bullets), float(courteous))
 
 
 def features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
@@ -115,6 +117,7 @@ class Annotators(Shared):
     """
 
     blank: Final = {"annotator": "", "shown_first": "", "cost_usd": 0.0}
+    draws_order: Final = True
 
     def __init__(self, name: str, annotators: Sequence[Annotator], *, seed: int = 0) -> None:
         self.name = name

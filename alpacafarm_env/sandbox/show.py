@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from ..instructions import Instruction
@@ -22,6 +24,8 @@ from .judges import GREEDY, HUMANS, POOL, Annotator, Annotators
 POLICY: Final = ASSETS / "policy"
 MAX_TOKENS: Final = 64
 """Longest response sampled; the policy's own are half as long."""
+MIN_TEMPERATURE: Final = 1e-3
+"""Below it logits divided by the temperature may overflow, and sampling is greedy anyway: 0 asks for that."""
 _LABEL: Final = 13
 """Width of the column of labels."""
 
@@ -35,12 +39,13 @@ def show(
         split: Where the instructions come from.
         num: How many are drawn, without replacement.
         seed: Picks the instructions and the policy's responses.
-        temperature: Of the policy's sampling, above 0.
+        temperature: Of the policy's sampling: `MIN_TEMPERATURE` or more; or 0 for the likeliest token at each step.
         policy: Folder of a causal language model; the shipped SFT10k policy by default.
 
     Raises:
         UnknownNameError: The sandbox has no such split.
         CheckpointError: There is no model in `policy`.
+        ValueError: The temperature is out of range.
     """
     data = Sandbox()
     instructions = data.instructions(split)
@@ -86,7 +91,9 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
 
     Raises:
         CheckpointError: There is no model in `folder`.
+        ValueError: The temperature is out of range.
     """
+    check_temperature(temperature)
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder}: expected the sandbox's policy, found no config.json. Reinstall the package, or rebuild it with "
@@ -105,14 +112,30 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
         while len(tokens) < MAX_TOKENS:
             with torch.inference_mode():
                 output = model(torch.tensor([unread]), past_key_values=cache, use_cache=True)
-            shares = (output.logits[0, -1].double() / temperature).softmax(-1).cumsum(-1).numpy()
-            token = int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+            token = _draw(output.logits[0, -1].double().numpy(), temperature, rng)
             if token == tokenizer.eos_token_id:
                 break
             tokens.append(token)
             cache, unread = output.past_key_values, [token]
         responses.append(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
     return tuple(responses)
+
+
+def _draw(logits: NDArray[np.float64], temperature: float, rng: np.random.Generator) -> int:
+    """A token of softmax(logits [vocabulary] / temperature); the likeliest at temperature 0."""
+    if temperature == 0:
+        return int(logits.argmax())
+    shares = np.exp((logits - logits.max()) / temperature).cumsum()
+    return int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+
+
+def check_temperature(temperature: float) -> float:
+    """Returns the temperature if the policy can be sampled at it; else raises ValueError."""
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature < math.inf:
+        raise ValueError(
+            f"expected a finite temperature of {MIN_TEMPERATURE:g} or more, or 0 for greedy, got {temperature!r}"
+        )
+    return temperature
 
 
 def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, response: str) -> list[float]:

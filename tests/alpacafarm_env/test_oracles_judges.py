@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from alpacafarm_env import sandbox
 from alpacafarm_env.oracles import BothOrders, Flip, Pool, Verdicts, WinRate, compare, judge
 
 N = 20_000
@@ -152,10 +153,12 @@ def test_identical_responses_stay_ties_under_any_noise():
 
 
 def test_noise_on_noise_is_marked_by_both():
-    inner, outer = Flip(Judge(second_wins), 0.25, seed=1), Flip(Judge(second_wins), 0.25, seed=2)
-    both = compare(Flip(inner, 0.25, seed=2), INSTRUCTIONS, A, B).details["noised"]
-    single = [compare(flip, INSTRUCTIONS, A, B).details["noised"] for flip in (inner, outer)]
-    np.testing.assert_array_equal(both, single[0] | single[1])
+    inner = Flip(Judge(second_wins), 0.25, seed=1)
+    both = compare(Flip(inner, 0.25, seed=1), INSTRUCTIONS, A, B).details["noised"]
+    single = compare(inner, INSTRUCTIONS, A, B).details["noised"]
+    assert both[single].all()
+    # A row is left alone by both with probability 1/2 * 1/2.
+    assert abs(both.mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / N)
 
 
 @pytest.mark.parametrize("p", [-0.01, 0.51, math.nan])
@@ -205,3 +208,19 @@ def test_a_pool_joins_members_that_say_different_things():
 def test_a_pool_needs_members_with_names_of_their_own(members):
     with pytest.raises(ValueError, match="one or more annotators with different names"):
         Pool(members)
+
+
+def test_noise_over_noise_has_coins_of_its_own():
+    instructions = [f"ask {i}" for i in range(20_000)]
+    a, b = ["x"] * len(instructions), ["y"] * len(instructions)
+    for always in (0.0, 1.0):
+        twice = Flip(Flip(Judge(always), 0.25), 0.1)
+        expected = 0.25 * 0.9 + 0.75 * 0.1  # one of the two flips, not both
+        share = float(np.mean(twice.compare(instructions, a, b) != always))
+        assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / len(instructions)) ** 0.5)
+
+
+def test_both_orders_of_a_judge_that_shuffles_by_itself_are_refused():
+    for name in ("sim_eval", "sim_ann", "human"):
+        with pytest.raises(ValueError, match="draws the order of a pair itself"):
+            BothOrders(sandbox.judge(name))

@@ -1,11 +1,14 @@
 """Oracles and judges by name: what a name means, that it is built once, and what is said about a wrong one."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 from tiny_reward_model import make_tiny_reward_model
 
+from alpacafarm_env import sandbox
+from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import Constant, Recorded, RecordedJudge, References, RewardModel, WinRate
@@ -208,3 +211,15 @@ def test_what_only_a_recorded_dataset_has(tiny_dataset):
 def test_a_missing_reward_model_is_found_when_the_oracle_is_made(tiny_dataset, tmp_path):
     with pytest.raises(CheckpointError, match="found none"):
         make_oracle({"reward_model": tmp_path / "nothing"}, dataset=tiny_dataset)
+
+
+def test_a_reward_model_may_have_any_name_and_new_weights_are_loaded_anew(tiny_dataset, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(sandbox.REWARD_MODEL, folder)
+    spec = {"reward_model": str(folder), "name": "mine"}
+    first = make_oracle(spec, dataset=tiny_dataset)
+    assert make_oracle(spec, dataset=tiny_dataset) is first
+    assert first.name == "mine"
+    InstructionEnv(tiny_dataset, oracle=spec)
+    shutil.copyfile(sandbox.REWARD_MODEL_CLEAN / "model.safetensors", folder / "model.safetensors")
+    assert make_oracle(spec, dataset=tiny_dataset) is not first

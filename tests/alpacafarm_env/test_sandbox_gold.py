@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from alpacafarm_env.oracles import judge
 from alpacafarm_env.sandbox import gold
+from alpacafarm_env.sandbox import judge as named_judge
 from alpacafarm_env.sandbox.gold import GoldJudge, GoldOracle, Parts
 
 ASK = (
@@ -142,3 +143,12 @@ def test_judge_prefers_more_gold():
     a = [WHOLE, "A lion is shy.", "- brave", WHOLE]
     b = ["A lion is shy.", WHOLE, "A lion is brave.", WHOLE]
     np.testing.assert_array_equal(GoldJudge().compare([ASK, ASK, ASK, FOREIGN], a, b), [0, 1, 0.5, math.nan])
+
+
+@pytest.mark.parametrize("filler", [" " * 64_000, "🙂" * 1500, "x" * 2**20])
+def test_a_page_of_nothing_is_worse_than_nothing(filler):
+    assert gold.gold(ASK, filler) < gold.gold(ASK, "")
+    reference = "A lion is brave, golden and proud."
+    asks = [ASK, f"Hi! {ASK}"]
+    for name in ("sim_eval", "human"):
+        assert named_judge(name).compare(asks, [reference] * 2, [filler] * 2).tolist() == [0.0, 0.0]
