@@ -123,7 +123,7 @@ def findings(comparisons: Sequence[Comparison], curves: Curves, choice: Choice) 
     if "length" in by_measure and by_measure["length"].sft.mean > 0:
         length = by_measure["length"]
         sentences.append(f"Responses are {length.chosen.mean / length.sft.mean:.2f} times as long as SFT's.")
-    return sentences + _over_optimization(by_measure, curves)
+    return sentences + _over_optimization(by_measure, curves, choice)
 
 
 def run_table(eval_curves: Curves, val_curves: Curves, choice: Choice) -> report.Table:
@@ -226,7 +226,7 @@ def _change(row: Comparison) -> str:
     return f"{sentence} (standard error over {row.chosen.num} seeds {number(row.standard_error)}{ratio}){clear}."
 
 
-def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves) -> list[str]:
+def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves, choice: Choice) -> list[str]:
     """Whether the proxy went on rising after the chosen step while a truth fell, by more than two standard errors."""
     truths = [name for name in ("gold", "win_rate_human") if name in by_measure]
     if not truths or "proxy" not in by_measure:
@@ -239,6 +239,9 @@ def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves) -> 
             f"{number(last, unit)} {unit} at the last step, {curves.steps[-1]}."
         )
     rows = [by_measure[name] for name in ("proxy", *truths)]
+    followed = sum(column < len(curves.steps) - 1 for column in choice.columns)
+    if not followed:
+        return [*sentences, "Every seed's chosen step is its last: nothing follows it."]
     if math.isnan(rows[0].last_standard_error):
         return sentences
     moves = [
@@ -250,5 +253,6 @@ def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves) -> 
     verdict = "the proxy rises while a truth falls, over-optimization" if rises and falls else "no over-optimization"
     return [
         *sentences,
-        f"From the chosen to the last step: {', '.join(moves)}. By two standard errors: {verdict} after the choice.",
+        f"From the chosen to the last step (which {len(choice.columns) - followed} of {len(choice.columns)} seeds chose): "
+        f"{', '.join(moves)}. By two standard errors: {verdict} after the choice.",
     ]
