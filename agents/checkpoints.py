@@ -11,13 +11,13 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, load_model, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 
@@ -152,6 +152,23 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         load_model(model, whole)
     except RuntimeError as error:
         raise CheckpointError(f"{whole} does not fit this model: {error}") from error
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 (hexadecimal) of named tensors: names, types, shapes and bits, wherever they are stored."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def starting_point(model: nn.Module) -> str:
+    """Fingerprint of a model's parameters, without LoRA matrices that do nothing yet: those are drawn unseeded."""
+    parameters = list(model.named_parameters())
+    second = ("lora_B", "lora_embedding_B")
+    is_identity = not any(value.any() for name, value in parameters if any(part in name for part in second))
+    return fingerprint((name, value) for name, value in parameters if not (is_identity and "lora_" in name))
 
 
 def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:

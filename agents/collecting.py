@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from itertools import chain
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Collector:
         self._temperature, self._max_new_tokens = temperature, max_response_tokens
 
     def collect(self, step: int) -> tuple[Rollouts, Tensor, dict[str, float]]:
-        """This process's responses of a step.
+        """This process's responses of a step; there may be none that has a score, if another process has one.
 
         Returns:
             Those that have a score; their scores, float64 [B]; and metrics over all processes: score/mean, score/std,
@@ -71,17 +72,19 @@ class Collector:
             each float the environment reports (info/gold_reward) and of the length in characters.
 
         Raises:
-            UnscoredError: If no response has a score.
+            UnscoredError: If no response of any process has a score.
         """
         first = int(keyed_rng(self._loop.seed, "instructions", step).integers(2**62))
         rounds = [self._round(step, turn, first) for turn in range(self._num_rounds)]
         rewards = torch.cat([reward for _, reward, _ in rounds])
         scored = ~rewards.isnan()
-        if not scored.any():
-            raise UnscoredError(f"Step {step}: none of {len(rewards)} responses has a score to learn from.")
+        processes = self._loop.processes
+        # Added up first, so that all processes raise together instead of waiting for one that is gone.
+        counts = processes.add_up({"scored": int(scored.sum()), "all": len(rewards)})
+        if not counts["scored"]:
+            raise UnscoredError(f"Step {step}: none of {counts['all']:.0f} responses has a score to learn from.")
         rollouts = Rollouts.cat([responses for responses, _, _ in rounds])[scored.to(self._policy.device)]
         infos = [info for _, _, info in rounds]
-        processes = self._loop.processes
         metrics = processes.means(
             {
                 "score/mean": rewards,
@@ -111,6 +114,41 @@ class Collector:
             _, rewards, _, _, info = self._env.step(responses.texts)
         scores = np.where(info.get("scored", True), rewards, math.nan).astype(np.float64)
         return responses, torch.from_numpy(scores), _float_columns(info)
+
+
+def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+    """What of an environment decides a run, JSON-able, for a resumed run to compare."""
+    layers: list[Any] = [env]
+    while (inner := _below(layers[-1])) is not None:
+        layers.append(inner)
+    base = layers[-1]
+    chosen = (base.spec.kwargs.get("oracle") if base.spec else None) or getattr(base, "oracle", None)
+    return {
+        "env": env.spec.id if env.spec else type(env.unwrapped).__name__,
+        "num_envs": env.num_envs,
+        "dataset": getattr(getattr(base, "dataset", None), "name", None),
+        "split": getattr(base, "split", None),
+        "oracle": _named(chosen),
+        "wrappers": [
+            f"{type(w).__name__}({_named(vars(w).get('oracle')) or ''})" for w in layers if w is not w.unwrapped
+        ],
+    }
+
+
+def _below(env: Any) -> Any:
+    """The environment inside a wrapper, the first of separate ones, or None."""
+    return env.env if env is not env.unwrapped else next(iter(getattr(env, "envs", ())), None)
+
+
+def _named(spec: Any) -> Any:
+    """An oracle's specification without objects: they go by their names."""
+    if isinstance(spec, Mapping):
+        return {str(key): _named(value) for key, value in spec.items()}
+    if isinstance(spec, list | tuple):
+        return [_named(part) for part in spec]
+    if spec is None or isinstance(spec, str | int | float):
+        return spec
+    return str(spec) if isinstance(spec, PurePath) else str(getattr(spec, "name", type(spec).__name__))
 
 
 def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:

@@ -1,22 +1,23 @@
 """A language model as the agents see it: instructions in, `Rollouts` and log-probabilities out.
 
 `LanguageModel` joins a causal language model with its tokenizer and prompt template. It plays roles: `"policy"` is the
-model being trained, `"reference"` the one it started from (a frozen copy, or the same trunk with its LoRA adapters
-switched off). Dropout is off in every role, so that a token's log-probability is one number.
+model being trained, `"reference"` the one it started from (a frozen copy, or the same trunk with a frozen copy of its
+LoRA adapters). Dropout is off in every role, so that a token's log-probability is one number.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import peft
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError
@@ -26,6 +27,8 @@ from .sampling import sample
 from .text import decode_rows, encode_prompts, encode_responses
 
 ROLES = ("policy", "reference")
+LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
+"""What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
 
 class LanguageModel:
@@ -58,6 +61,7 @@ class LanguageModel:
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
         self.reference: PreTrainedModel | None = None
+        self._reference_adapter: dict[str, Tensor] | None = None
         known = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
         if len(tokenizer) > known:
             raise ValueError(
@@ -256,11 +260,14 @@ class LanguageModel:
     def add_reference(self) -> None:
         """Makes the policy as it is now the reference.
 
-        With LoRA the reference is the base model, adapters off, and costs no memory. Otherwise a frozen copy is kept.
+        A frozen copy is kept: of a LoRA model the trainable parameters only, since the frozen trunk serves both. They
+        need not be the identity: the adapter may have been trained before.
         """
         if isinstance(self.model, peft.PeftModel):
-            return
-        self.reference = copy.deepcopy(self.model).requires_grad_(False)
+            trained = ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
+            self._reference_adapter = {name: value.detach().clone() for name, value in trained}
+        else:
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
 
     def save(self, folder: str | Path) -> None:
         """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only.
@@ -276,13 +283,14 @@ class LanguageModel:
         return cast(PreTrainedModel, model)
 
     def _reference_logits(self, ids: Tensor, predicts: Tensor) -> Tensor:
-        shares_trunk = isinstance(self.model, peft.PeftModel)
-        model = self.model if shares_trunk else self.reference
-        if model is None:
+        if self.reference is None and self._reference_adapter is None:
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
-        with torch.no_grad(), self.model.disable_adapter() if shares_trunk else nullcontext():
-            logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=predicts).logits
-        return logits
+        inputs = {"input_ids": ids, "use_cache": False, "logits_to_keep": predicts}
+        with torch.no_grad():
+            if self.reference is not None:
+                return cast(Tensor, self.reference(**inputs).logits)
+            # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.
+            return cast(Tensor, functional_call(self.model, self._reference_adapter or {}, kwargs=inputs).logits)
 
     def _check_positions(self, length: int) -> None:
         limit = getattr(self._base_model.config.get_text_config(), "max_position_embeddings", None)
@@ -329,15 +337,37 @@ def check_folder(path: str | Path) -> None:
 
 
 def save_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate) -> None:
-    """Writes a model folder: every file is complete before it gets its final name."""
+    """Writes a model folder: every file is complete before it gets its final name.
+
+    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         model.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
+        _strip_loading_state(Path(beside) / "tokenizer_config.json")
         template.save(beside)
+        mode = _default_mode(Path(beside))
         for path in sorted(Path(beside).rglob("*")):
             if path.is_file():
                 place = target / path.relative_to(beside)
                 place.parent.mkdir(parents=True, exist_ok=True)
+                path.chmod(mode)  # safetensors makes its file private
                 path.replace(place)
+
+
+def _strip_loading_state(config: Path) -> None:
+    """Takes out of a tokenizer's config how it was loaded: from a folder or a hub, with HF_HUB_OFFLINE set or not."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    kept = {key: value for key, value in content.items() if key not in LOADING_STATE}
+    config.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _default_mode(folder: Path) -> int:
+    """rw-r--r-- less what the umask takes away; asked of a new file, since reading the umask would set it."""
+    probe = folder / ".mode"
+    probe.touch(mode=0o644)
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    return mode

@@ -12,7 +12,7 @@ Three laws make a run a function of its config, seed and number of processes:
 
 Processes are started by `accelerate launch` or `torchrun`. Gradients are added up by one all-reduce a parameter after
 the last micro-batch, instead of by a DistributedDataParallel wrapper: the modules stay bare, so generation, adapters
-that are switched off and parameters unused in a step need no special care, and the sum is the mean over the global
+that are exchanged and parameters unused in a step need no special care, and the sum is the mean over the global
 count that we want.
 """
 
@@ -21,10 +21,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
+from types import NoneType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -78,6 +79,13 @@ class TrainingConfig:
     """How many checkpoints to keep, at least 1."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
+            if value is None and NoneType in kinds:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.require(int not in kinds or (number and isinstance(value, int)), field.name, "an integer")
+            self.require(float not in kinds or (number and math.isfinite(value)), field.name, "a finite number")
         self.require(self.learning_rate > 0, "learning_rate", "above 0")
         self.require(self.warmup_steps >= 0, "warmup_steps", "0 or more")
         self.require(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0, or None")

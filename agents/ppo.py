@@ -34,8 +34,8 @@ from torch import Tensor
 
 from ..errors import did_you_mean
 from ..seeding import keyed_rng
-from .checkpoints import load_weights
-from .collecting import Collector
+from .checkpoints import load_weights, starting_point
+from .collecting import Collector, describe
 from .language_model import LanguageModel
 from .loop import Loop, Resume, TrainingConfig, keyed_generator, show_progress
 from .losses import (
@@ -110,6 +110,8 @@ class PPOConfig(TrainingConfig):
             self.require(getattr(self, field) >= 1, field, "1 or more")
         for field in ("kl_coef", "value_coef", "adaptive_kl_step", "act_temperature"):
             self.require(getattr(self, field) >= 0, field, "0 or more")
+        limit = self.max_response_tokens
+        self.require(limit is None or limit >= 1, "max_response_tokens", "1 or more, or None")
         for field in ("clip", "value_clip", "target_kl"):
             self.require(getattr(self, field) is None or getattr(self, field) > 0, field, "above 0, or None")
         for field in ("gamma", "lam"):
@@ -227,7 +229,7 @@ class PPO:
             total=self.config.total_steps,
             seed=seed,
             out=None if out is None else Path(out),
-            inputs={"env": env.spec.id if env.spec else type(env.unwrapped).__name__, "num_envs": env.num_envs},
+            inputs={} if out is None else self._inputs(),
             write=self._write,
             read=self._read,
             resume=resume,
@@ -336,7 +338,9 @@ class PPO:
     def _improve(self, step: int, experience: Experience) -> dict[str, float]:
         """Epochs of minibatch updates; their mean metrics."""
         config, processes = self.config, self._loop.processes
-        num_minibatches = config.rollout_batch_size // config.minibatch_size
+        # Where few responses have a score, fewer minibatches, the same number on all processes: none may be empty.
+        num_scored = int(processes.largest({"scored": len(experience.rollouts)})["scored"])
+        num_minibatches = min(config.rollout_batch_size // config.minibatch_size, num_scored)
         lengths, total_lengths = experience.rollouts.lengths.cpu(), experience.rollouts.total_lengths.cpu()
         updates = []
         for epoch in range(config.num_epochs):
@@ -370,6 +374,11 @@ class PPO:
             return self.config.recompute_logprobs
         exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
         return not (exact and self.policy.device.type == "cpu")
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the run starts from, for a resumed one to compare."""
+        models = {"policy_sha256": self.policy.model, "value_sha256": self.value_model}
+        return {**describe(self.env), **{name: starting_point(model) for name, model in models.items()}}
 
     def _write(self, folder: Path) -> None:
         self.policy.save(folder / "policy")

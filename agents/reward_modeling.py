@@ -31,12 +31,12 @@ from transformers.utils import logging as hf_logging
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle
 from ..templates import PromptTemplate
-from .checkpoints import load_weights
+from .checkpoints import fingerprint, load_weights
 from .language_model import check_folder, check_special_tokens, save_files, turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import pairwise_loss
 from .processes import default_device
-from .rollouts import micro_batches
+from .rollouts import micro_batches, ragged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class RewardModeling:
             total=self.config.epochs * math.ceil(len(preferences) / self.config.batch_size),
             seed=seed,
             out=None if out is None else Path(out),
-            inputs={"preferences": len(preferences), "tokens": sum(len(text) for pair in self._pairs for text in pair)},
+            inputs=self._inputs(),
             write=lambda folder: self.save(folder / "reward"),
             read=lambda folder: self.load(folder / "reward"),
             resume=resume,
@@ -232,6 +232,13 @@ class RewardModeling:
 
     def _cut(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
         return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the preferences are, for a resumed run to compare."""
+        tokens, lengths = ragged([text for pair in self._pairs for text in pair])
+        targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
+        columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
+        return {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
 
     def _encode_pairs(self, preferences: Sequence[Preference]) -> list[tuple[list[int], list[int]]]:
         instructions = [preference.instruction for preference in preferences]

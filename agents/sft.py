@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..instructions import Demonstration
-from .checkpoints import load_weights
+from .checkpoints import fingerprint, load_weights
 from .language_model import LanguageModel
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import nll_loss
@@ -105,7 +105,14 @@ class SFT:
             total=self.config.epochs * math.ceil(len(demonstrations) / self.config.batch_size),
             seed=seed,
             out=None if out is None else Path(out),
-            inputs={"demonstrations": len(demonstrations), "tokens": len(self._data.tokens)},
+            inputs={
+                "demonstrations": len(demonstrations),
+                "tokens": len(self._data.tokens),
+                "data_sha256": fingerprint(
+                    (name, getattr(self._data, name))
+                    for name in ("prompt_tokens", "prompt_lengths", "tokens", "lengths")
+                ),
+            },
             write=lambda folder: self.save(folder / "policy"),
             read=lambda folder: self.load(folder / "policy"),
             resume=resume,

@@ -3,7 +3,8 @@
     python -m alpacafarm_env.benchmarks.build_sandbox [--out DIR] [--install]
 
 Stages: texts (instructions, references), the SFT10k policy, pairs of its samples, and two reward models on those pairs:
-the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels). Interrupted, a second call resumes.
+the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels). Interrupted, a second call resumes;
+if the sources, configurations or packages have changed since, it starts over.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 import torch
 import tyro
 
-from .. import sandbox
+from .. import agents, sandbox
 from ..agents import SFT, LanguageModel, RewardModeling, RewardModelingConfig, SFTConfig
 from ..agents.language_model import save_files
 from ..agents.loop import keyed_generator
@@ -48,6 +49,9 @@ REWARD_MODELS = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder -> the judge that labels its preferences."""
 LAST_FILE: Final = "tokenizer_config.json"
 """Of a model's folder: `save_files` puts files in place in the order of their names, so with this one all are there."""
+
+STAMP_FILE: Final = "stamp.sha256"
+"""In the folder of a build: `stamp()` of what its assets were built from."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,53 @@ def build_reward_models(out: Path) -> None:
         raise AlpacaFarmError("A reward model's training failed; its error is above. Call again to resume.")
 
 
+def stamp() -> str:
+    """SHA-256 of all that decides the result: seed, configurations, packages, and the sources that read them."""
+    folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
+    sources = [Path(__file__), *(path for folder in folders for path in sorted(folder.glob("*.py")))]
+    settings = {
+        "seed": texts.SEED,
+        "architecture": ARCHITECTURE,
+        "sft": asdict(SFTConfig.sandbox()),
+        "reward_modeling": asdict(RewardModelingConfig.sandbox()),
+        "template": asdict(TEMPLATE),
+        "versions": versions(),
+        "sources": [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources],
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def prepare(out: Path) -> None:
+    """Stamps `out`; what an earlier call with another stamp left there is removed, for none of it can be trusted.
+
+    Raises:
+        AlpacaFarmError: There is something in the way that has no stamp, so that it may be anybody's.
+    """
+    file, current = out / STAMP_FILE, stamp()
+    left = [folder for folder in (out / "assets", out / "work") if folder.exists()]
+    if not file.is_file():
+        if left:
+            raise AlpacaFarmError(
+                f"{out}: expected no folder, or one of an earlier build, got {' and '.join(path.name for path in left)}"
+                f" without a file {STAMP_FILE}. Remove them or give another folder with --out."
+            )
+    elif file.read_text(encoding="utf-8").strip() == current:
+        return
+    elif left:
+        print(f"{out} was built from other sources, settings or packages: starting over.", flush=True)
+        for folder in left:
+            shutil.rmtree(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, current + "\n")
+
+
 def build(options: BuildOptions) -> Path:
-    """Runs every stage that is not done yet; returns the folder of assets."""
+    """Runs every stage that is not done yet; returns the folder of assets.
+
+    Raises:
+        AlpacaFarmError: The folder holds something else, or a training failed.
+    """
+    prepare(options.out)
     torch.set_num_threads(options.threads)
     assets, work = options.out / "assets", options.out / "work"
     data, policy, pairs = texts.Sandbox(assets / "data"), assets / "policy", assets / "data" / "pairs.jsonl.gz"
@@ -238,7 +287,9 @@ def build_and_compare(options: BuildOptions) -> int:
 
 def main(args: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    options = tyro.cli(BuildOptions, args=args, description=__doc__)
+    options = tyro.cli(
+        BuildOptions, args=args, description=__doc__, prog="python -m alpacafarm_env.benchmarks.build_sandbox"
+    )
     return run_command(lambda: build_and_compare(options))
 
 

@@ -83,7 +83,8 @@ class Evaluation:
     def means(self) -> dict[str, float]:
         """proxy, gold: means; win rates: percent; length: mean characters; finished: share in [0, 1].
 
-        Means are over the responses that have a verdict; `unscored` counts the others. NaN where none has.
+        Means are over the responses that have a verdict, NaN where none has. How many have none is not among them: the
+        method `unscored` counts those.
         """
         scores = {
             name: win_rate(values).win_rate if name in WIN_RATES else _mean(values)

@@ -14,8 +14,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Self, TextIO
@@ -132,7 +133,7 @@ def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int],
     """Runs the cells that the study has not stored yet, up to `processes` at a time; returns the rows of all.
 
     A cell that raises, or whose process dies, is reported and listed in the study's manifest; the others still run.
-    With one process the work is done in this one.
+    With one process the work is done in this one, and in its main thread: Ctrl-C reaches no other.
     """
     progress = Progress(units, processes)
     running: set[BaseProcess] = set()
@@ -145,11 +146,13 @@ def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int],
         progress.tell(News(key, units[key]))  # the only news of a cell that an earlier call has stored
         return rows
 
+    if processes == 1:
+        return [row for key, work in cells.items() for row in _rows_or_failure(study, key, partial(settle, key, work))]
     with ThreadPoolExecutor(processes) as threads:
         # Threads only wait: each looks after one process and stores its cell as soon as that is finished.
         futures = {key: threads.submit(settle, key, work) for key, work in cells.items()}
         try:
-            return [row for key, future in futures.items() for row in _rows_or_failure(study, key, future)]
+            return [row for key, future in futures.items() for row in _rows_or_failure(study, key, future.result)]
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
@@ -157,9 +160,9 @@ def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int],
             raise
 
 
-def _rows_or_failure(study: Study, key: str, future: Future[list[Row]]) -> list[Row]:
+def _rows_or_failure(study: Study, key: str, rows: Callable[[], list[Row]]) -> list[Row]:
     try:
-        return future.result()
+        return rows()
     except CheckpointError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever stopped one cell, the others go on; it is reported

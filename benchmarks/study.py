@@ -46,7 +46,8 @@ class StudyOptions:
     """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
 
     out: Path | None = None
-    """Folder for table.csv, manifest.json, figures and report.html. Default: results/<name of the command>."""
+    """Folder for table.csv, manifest.json, figures and report.html. Default: results/<command>, with --quick
+    results/<command>-quick."""
     quick: bool = False
     """A smaller study of the same shape, to see that everything works."""
     seeds: int = 5
@@ -59,8 +60,8 @@ class StudyOptions:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
 
     def folder(self, name: str) -> Path:
-        """The output folder: `out`, or results/<name>."""
-        return self.out if self.out is not None else Path("results") / name
+        """The output folder: `out`, or results/<name>; a quick study has a folder of its own, results/<name>-quick."""
+        return self.out if self.out is not None else Path("results") / (f"{name}-quick" if self.quick else name)
 
 
 class Study:
@@ -74,7 +75,8 @@ class Study:
         kept.
 
     Raises:
-        CheckpointError: The folder holds a study of another name or config, or an unreadable manifest.
+        CheckpointError: The folder holds a study of another name or config, or an unreadable manifest; or it cannot be
+            made, because `out` is a file, for instance.
     """
 
     def __init__(self, out: Path | str, name: str, config: Mapping[str, Any], *, seeds: Sequence[int] = ()) -> None:
@@ -87,7 +89,13 @@ class Study:
         self.finished = False
         self._facts: dict[str, Any] = {}
         self._check_manifest()
-        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        try:
+            (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"--out: expected a folder to write into, got {str(self.out)!r} ({error.strerror}). "
+                "Choose another --out."
+            ) from error
         self.write_manifest()
 
     @property
@@ -161,12 +169,7 @@ class Study:
         stored = _read_json(path, "a manifest")
         before = {"name": stored.get("name"), **(stored.get("config") or {})}
         now = {"name": self.name, **self.config}
-        changed = [
-            f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
-            for key in {**before, **now}
-            if before.get(key) != now.get(key)
-        ]
-        if changed:
+        if changed := _differences(before, now):
             raise CheckpointError(
                 f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
                 "Choose another --out, or remove that folder."
@@ -227,6 +230,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """One sentence for each value that differs; of nested settings those that differ only, as "outer.inner"."""
+    found = []
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{within}{key}.")
+        elif old != new:
+            found.append(f"{within}{key} was {old!r}, is {new!r}")
+    return found
 
 
 def _csv_value(value: Any) -> Any:

@@ -27,6 +27,7 @@ from . import win_rate_report as words
 from .parallel import run_cells
 from .report import Section, write_report
 from .study import Row, Study, StudyOptions, run_command, versions, write_csv
+from .win_rate_inputs import check_inputs
 from .win_rate_runs import SPLITS, RunPlan, run_seed
 from .win_rate_samples import samples_table, unscored_sentences
 from .win_rate_summary import COLUMNS, Curves, choose, compare
@@ -47,7 +48,11 @@ class WinRateCurveOptions(StudyOptions):
     reward_model: str | None = None
     """Your own reward model (sequence-classification folder) to train on. Default: the sandbox's surrogate."""
     preset: Literal["sandbox", "paper"] | None = None
-    """PPO's settings, all but the number of steps. Default: paper with --policy, else sandbox."""
+    """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
+    else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt accepted, in tokens; data with a longer one is refused at the start. Default: the positions of the
+    models less the longest response."""
     steps: int = 30
     """PPO steps of each run."""
     evaluate_every: int = 5
@@ -68,6 +73,18 @@ class WinRateCurveOptions(StudyOptions):
                 raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
         if not self.temperature > 0:
             raise ValueError(f"--temperature: expected a number above 0, got {self.temperature!r}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"--max-prompt-tokens: expected 1 or more, got {self.max_prompt_tokens!r}")
+        if self.preset == "paper" and not self.own_policy:
+            raise ValueError(
+                "--preset paper: expected --policy beside it, got none; its responses of up to 300 tokens do not fit "
+                "the 256 positions of the sandbox's policy. Give your own --policy, or leave --preset out"
+            )
+
+    @property
+    def own_policy(self) -> bool:
+        """Whether PPO starts from the user's own model and not from the sandbox's."""
+        return self.policy not in (None, "sandbox")
 
     @classmethod
     def small(cls) -> Self:
@@ -78,13 +95,15 @@ class WinRateCurveOptions(StudyOptions):
     def parse(cls, args: Sequence[str] | None = None) -> Self:
         """Options from the command line; --quick changes what is not given."""
         given = list(sys.argv[1:] if args is None else args)
-        return tyro.cli(cls, args=given, default=cls.small() if "--quick" in given else cls(), description=__doc__)
+        default = cls.small() if "--quick" in given else cls()
+        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+        return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
 
 
 def run(options: WinRateCurveOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     plans = make_plans(options)
-    check_data(plans[0])
+    check_inputs(plans[0])
     study = Study(options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds))
     processes = min(options.processes, len(plans))
     shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
@@ -94,13 +113,6 @@ def run(options: WinRateCurveOptions) -> int:
     if rows:
         write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
     return study.finish() if rows else study.exit_status
-
-
-def check_data(plan: RunPlan) -> None:
-    """Reads the splits that will be needed, so that a fault in the data is told before anything runs."""
-    dataset = load_dataset(plan.dataset)
-    for split in ("unlabeled", *SPLITS):
-        dataset.instructions(split)
 
 
 def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
@@ -128,7 +140,8 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             dataset=options.data or "sandbox",
             policy=options.policy or "sandbox",
             reward_model=options.reward_model or "sandbox",
-            preset=options.preset or ("paper" if options.policy else "sandbox"),
+            preset=options.preset or ("paper" if options.own_policy else "sandbox"),
+            max_prompt_tokens=options.max_prompt_tokens,
         )
         for seed in range(options.seeds)
     ]

@@ -251,8 +251,7 @@ def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves, cho
     rises = rows[0].last_minus_chosen > 2 * rows[0].last_standard_error
     falls = any(row.last_minus_chosen < -2 * row.last_standard_error for row in rows[1:])
     verdict = "the proxy rises while a truth falls, over-optimization" if rises and falls else "no over-optimization"
-    return [
-        *sentences,
-        f"From the chosen to the last step (which {len(choice.columns) - followed} of {len(choice.columns)} seeds chose): "
-        f"{', '.join(moves)}. By two standard errors: {verdict} after the choice.",
-    ]
+    where = (
+        f"From the chosen to the last step, which {len(choice.columns) - followed} of {len(choice.columns)} seeds chose"
+    )
+    return [*sentences, f"{where}: {', '.join(moves)}. By two standard errors: {verdict} after the choice."]

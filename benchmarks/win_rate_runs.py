@@ -19,6 +19,7 @@ from ..data import load_dataset
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from .parallel import News, Tell
 from .study import Row, write_atomic
+from .win_rate_inputs import prompt_limit
 from .win_rate_summary import COLUMNS, number
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class RunPlan:
     """Folder, or "sandbox"."""
     preset: str
     """The PPOConfig that is used, but for the number of steps: "sandbox" or "paper"."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt accepted; None for all that fits. It refuses prompts and changes no row."""
 
     @property
     def cell(self) -> str:
@@ -87,6 +90,11 @@ class RunPlan:
         """Units of work for the progress report: a step and an evaluation count one each."""
         return self.steps + len(self.evaluated_steps)
 
+    @property
+    def max_response_tokens(self) -> int:
+        """Longest response, in training and in evaluations: the preset's, else AlpacaFarm's 300."""
+        return self.ppo_config().max_response_tokens or 300
+
     def ppo_config(self) -> PPOConfig:
         """The preset with this plan's steps, and checkpoints at evaluated steps only."""
         from ..agents import PPOConfig
@@ -96,7 +104,8 @@ class RunPlan:
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed, JSON-able: a folder made with other values is refused."""
-        plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("seed", "folder")}
+        left_out = ("seed", "folder", "max_prompt_tokens")
+        plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         return {**plan, "ppo": asdict(self.ppo_config())}
 
     def units_done(self, step: int) -> int:
@@ -129,7 +138,8 @@ def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
 
 def make_agent(plan: RunPlan) -> PPO:
     """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
-    from ..agents import PPO
+    from ..agents import PPO, LanguageModel
+    from ..agents.processes import default_device
 
     config = plan.ppo_config()
     env = gym.make_vec(
@@ -139,7 +149,13 @@ def make_agent(plan: RunPlan) -> PPO:
         oracle=plan.proxy,
         autoreset_mode=AutoresetMode.DISABLED,
     )
-    policy, reward_model = plan.model_folders
+    folder, reward_model = plan.model_folders
+    policy = LanguageModel.from_pretrained(
+        folder,
+        device=default_device(),
+        max_prompt_tokens=prompt_limit(plan),
+        max_response_tokens=plan.max_response_tokens,
+    )
     return PPO(env, policy, value_init=reward_model, config=config, seed=plan.seed, out=plan.folder)
 
 

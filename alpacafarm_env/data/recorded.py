@@ -184,7 +184,9 @@ class RecordedDataset(FolderDataset):
             key = (row["generator"], row["index"])
             if row["index"] not in position:
                 faults.append(
-                    Fault(row.number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}")
+                    Fault(
+                        row.number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}"
+                    )
                 )
             elif key in seen:
                 faults.append(

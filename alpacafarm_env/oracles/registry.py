@@ -151,16 +151,19 @@ class References(Mapping[str, str]):
 
 
 def check_name(spec: Spec | RewardOracle) -> None:
-    """Refuses a misspelt oracle name before anything is built, so that `gym.make` tells it and not the first step.
+    """Refuses a misspelt oracle or judge before anything is built, so that `gym.make` tells it and not the first step.
 
     Raises:
-        UnknownNameError: No oracle of that name.
+        UnknownNameError: No oracle or judge of that name.
     """
-    if isinstance(spec, Mapping) and "reward_model" in spec:
+    given: Mapping[str, Any] = {"name": spec} if isinstance(spec, str) else spec if isinstance(spec, Mapping) else {}
+    if "reward_model" in given:
         return  # `name` is then what the reward model is to be called
-    name = spec if isinstance(spec, str) else spec.get("name") if isinstance(spec, Mapping) else None
+    name, judge = given.get("name"), given.get("judge")
     if isinstance(name, str) and name not in _NAMED and name not in WIN_RATES:
         raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
+    if isinstance(judge, str) and judge not in JUDGES:
+        raise did_you_mean("judge", judge, JUDGES)
 
 
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:

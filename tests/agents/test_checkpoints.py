@@ -35,6 +35,32 @@ def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path / "none") is None
 
 
+def test_a_fingerprint_tells_names_types_shapes_and_bits_apart() -> None:
+    bits = torch.tensor([[0.0, 1.0]])
+    variants = [
+        {"a": bits},
+        {"b": bits},
+        {"a": bits.view(torch.int32)},
+        {"a": bits.T},
+        {"a": -bits},
+        {"a": bits.bfloat16()},
+        {"a": torch.tensor(1.0)},
+        {},
+    ]
+    assert len({checkpoints.fingerprint(variant.items()) for variant in variants}) == len(variants)
+    assert checkpoints.fingerprint({"a": bits.T}.items()) == checkpoints.fingerprint({"a": bits.T.clone()}.items())
+
+
+def test_adapters_count_as_a_starting_point_once_they_do_something() -> None:
+    def fingerprint(a: float, b: float, weight: float = 1.0) -> str:
+        model = nn.ParameterDict({"weight": torch.tensor([float(weight)])})
+        model.update({"lora_A": torch.tensor([float(a)]), "lora_B": torch.tensor([float(b)])})
+        return checkpoints.starting_point(model)
+
+    assert fingerprint(1, 0) == fingerprint(2, 0) != fingerprint(1, 0, weight=2)
+    assert len({fingerprint(1, 0), fingerprint(1, 1), fingerprint(2, 1)}) == 3
+
+
 @pytest.mark.parametrize("name", ["policy/weights", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty"])
 def test_damage_to_any_file_is_found_and_the_one_before_is_taken(out: Path, name: str, damage: str) -> None:

@@ -213,11 +213,12 @@ class TestReference:
     @OLD_NAME_IN_PEFT
     def test_fresh_adapters_are_the_identity(self, tokenizer):
         lm = lora_model(tokenizer)
+        lm.add_reference()
         rollouts = lm.generate(INSTRUCTIONS, generator=generator())
         assert torch.equal(lm.logprobs(rollouts), lm.logprobs(rollouts, role="reference"))
 
     @OLD_NAME_IN_PEFT
-    def test_adapters_off_is_the_base_model(self, tokenizer, llama):
+    def test_the_reference_of_fresh_adapters_is_the_base_model(self, tokenizer, llama):
         lm = lora_model(tokenizer)
         lm.add_reference()
         train_adapters(lm)
@@ -227,6 +228,29 @@ class TestReference:
         assert torch.equal(lm.logprobs(rollouts, role="reference"), base)
         assert_close(lm.logprobs(rollouts).detach(), rollouts.logprobs)  # the adapters do take part in sampling
         assert (rollouts.logprobs - base).abs().max() > 0.1
+
+    @OLD_NAME_IN_PEFT
+    def test_the_reference_of_trained_adapters_is_where_they_were(self, tokenizer, llama, tmp_path):
+        lm = lora_model(tokenizer)
+        with pytest.raises(RuntimeError, match="add_reference"):
+            lm.logprobs(lm.as_rollouts(INSTRUCTIONS, RESPONSES), role="reference")
+        train_adapters(lm)
+        trainable = [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
+        rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
+        start = lm.logprobs(rollouts).detach()
+        lm.add_reference()
+        with torch.no_grad():
+            for parameter in lm.model.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(2)
+        assert torch.equal(lm.logprobs(rollouts, role="reference"), start)
+        assert not lm.logprobs(rollouts, role="reference").requires_grad
+        assert (start - llama.logprobs(rollouts)).abs().max() > 0.1
+        moved = lm.logprobs(rollouts)
+        assert (moved - start).abs().max() > 0.1  # scoring the reference left the policy as it was
+        assert trainable == [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
+        lm.model.save_pretrained(tmp_path)
+        assert not any("reference" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
 
     @OLD_NAME_IN_PEFT
     def test_only_adapters_get_gradients(self, tokenizer):

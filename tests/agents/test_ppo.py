@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,22 @@ import peft
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from tiny_worlds import ASCII, TEXTS, Picky, Share, load_policy, make_env, small_ppo
+from tiny_worlds import (
+    ASCII,
+    TEXTS,
+    First,
+    Picky,
+    Share,
+    load_policy,
+    make_env,
+    small_ppo,
+    start_world,
+    train_with_few_scores,
+)
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
-from alpacafarm_env.errors import UnknownNameError, UnscoredError
+from alpacafarm_env.errors import CheckpointError, UnknownNameError, UnscoredError
 
 LEARN = small_ppo(
     total_steps=16,
@@ -175,6 +187,29 @@ def test_a_step_without_any_score_is_an_error(llama: LanguageModel) -> None:
         next(agent.updates())
 
 
+def test_one_scored_response_is_one_minibatch(llama: LanguageModel) -> None:
+    agent = PPO(make_env(16, First(ASCII), on_unscored="truncate"), llama, config=small_ppo(minibatch_size=1))
+    updates = list(agent.updates())
+    assert [metrics["score/unscored"] for metrics in updates] == [15 / 16, 15 / 16]
+    assert all(math.isfinite(metrics["loss"]) for metrics in updates)
+
+
+@pytest.mark.parametrize(
+    ("num_scored", "said"),
+    [((1, 0), r"\[\{.*'step': 2.*\}\]"), ((0, 0), "Step 1: none of 16 responses has a score .*")],
+)
+def test_processes_with_and_without_scores_stay_together(
+    policy_folder: Path, tmp_path: Path, num_scored: tuple[int, int], said: str
+) -> None:
+    processes = start_world(train_with_few_scores, policy_folder, tmp_path, num_scored, size=2)
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second
+    assert re.fullmatch(said, first)
+
+
 def test_clamped_k1_penalises_more_than_k1(llama: LanguageModel) -> None:
     """Away from the reference, the clamp drops the negative terms of the penalty (AlpacaFarm's released code)."""
     agent, experience, _ = prepared(llama, kl_coef=1.0)
@@ -249,6 +284,24 @@ def test_lora_trains_its_adapter_and_the_value_model_only(policy_folder: Path, t
     assert resumed.act(TEXTS) == agent.act(TEXTS)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_trained_adapter_is_its_own_reference(policy_folder: Path, tmp_path: Path) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    load_policy(policy_folder, lora=lora).save(tmp_path / "adapter")
+    config = small_ppo(recompute_logprobs=True, total_steps=3, save_every=2)
+    PPO(make_env(), load_policy(tmp_path / "adapter"), config=config, out=tmp_path / "whole").learn()
+    agent = PPO(make_env(), load_policy(tmp_path / "adapter"), config=config, out=tmp_path / "parts")
+    assert all("lora_" in name for name in agent._loop.parameters if name.startswith("policy."))
+    updates = agent.updates()
+    assert next(updates)["kl/k1"] == 0
+    assert next(updates)["kl/k1"] != 0
+    PPO(make_env(), load_policy(tmp_path / "adapter"), config=config, out=tmp_path / "parts").learn()
+    whole, parts = ((tmp_path / out / "metrics.jsonl").read_bytes() for out in ("whole", "parts"))
+    assert whole == parts  # after resuming, the reference is the starting point still
+    with pytest.raises(CheckpointError, match="Changed: policy_sha256"):
+        PPO(make_env(), load_policy(tmp_path / "parts/checkpoint-3/policy"), config=config, out=tmp_path / "parts")
+
+
 def test_the_value_model_starts_from_the_reward_models_trunk(llama: LanguageModel, reward_model_folder: Path) -> None:
     from safetensors.torch import load_file
 
@@ -313,6 +366,26 @@ def test_bad_settings_are_named() -> None:
         PPOConfig(temperature=0)
     with pytest.raises(UnknownNameError, match="Did you mean 'k3'"):
         PPOConfig(kl_estimator="k33")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("total_steps", 2.5, "an integer"),
+        ("num_epochs", True, "an integer"),
+        ("save_every", "2", "an integer"),
+        ("max_response_tokens", 1.5, "an integer"),
+        ("max_response_tokens", 0, "1 or more, or None"),
+        ("kl_coef", math.inf, "a finite number"),
+        ("learning_rate", math.nan, "a finite number"),
+        ("missing_eos_score", math.nan, "a finite number"),
+        ("target_kl", "6", "a finite number"),
+        ("gamma", None, "a finite number"),
+    ],
+)
+def test_settings_that_are_no_integer_or_not_finite_are_refused(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"PPOConfig.{field} must be {expected}, got {value!r}")):
+        small_ppo(**{field: value})
 
 
 def test_an_environment_that_does_not_fit_is_refused(llama: LanguageModel) -> None:

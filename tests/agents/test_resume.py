@@ -8,12 +8,18 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
-from tiny_worlds import load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
+import torch
+from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
 
+from alpacafarm_env import wrappers as single
+from alpacafarm_env.agents.collecting import describe
 from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.wrappers.vector import SurrogateReward
 
 DEADLINE_S = 300
 
@@ -118,3 +124,44 @@ def test_a_changed_config_names_its_fields(policy_folder: Path, tmp_path: Path) 
     changed = small_ppo(kl_coef=0.5, total_steps=3)
     with pytest.raises(CheckpointError, match=r"kl_coef: 0.002 -> 0.5; seed: 0 -> 1; total_steps: 2 -> 3"):
         PPO(make_env(), load_policy(policy_folder), config=changed, seed=1, out=tmp_path)
+
+
+def test_other_models_and_environments_are_named(
+    policy_folder: Path, reward_model_folder: Path, tmp_path: Path
+) -> None:
+    PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
+
+    def refused(field: str, **changes: Any) -> None:
+        arguments = {"env": make_env(), "policy": load_policy(policy_folder), "config": small_ppo(), **changes}
+        with pytest.raises(CheckpointError, match=rf"Changed: {field}"):
+            PPO(**arguments, out=tmp_path)
+
+    other = load_policy(policy_folder)
+    with torch.no_grad():
+        other.model.lm_head.weight[0, 0] += 1e-3  # the head is not in the value model
+    refused("policy_sha256: '.{64}' -> '.{64}'\\.", policy=other)
+    refused("value_sha256: '.{64}' -> '.{64}'\\.", value_init=reward_model_folder)
+    louder = Share("!")
+    louder.name = "louder"
+    refused("oracle: 'share' -> 'louder'\\.", env=make_env(oracle=louder))
+    refused(r"wrappers: \[\] -> \['SurrogateReward\(louder\)'\]", env=SurrogateReward(make_env(), oracle=louder))
+    env = make_env()
+    env.dataset.name, env.split = "other", "val"
+    refused("dataset: 'tiny' -> 'other'; split: 'unlabeled' -> 'val'", env=env)
+
+
+def test_an_environment_is_described_by_its_specification() -> None:
+    spec = {"reward_model": Path("models/a")}
+    batched = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=2, oracle=spec)
+    assert describe(batched) == {
+        "env": "AlpacaFarm-PPO-v0",
+        "num_envs": 2,
+        "dataset": "sandbox",
+        "split": "unlabeled",
+        "oracle": {"reward_model": "models/a"},
+        "wrappers": [],
+    }
+    separate = gym.vector.SyncVectorEnv([lambda: single.GoldReward(gym.make("AlpacaFarm-PPO-v0"))] * 2)
+    described = describe(separate)
+    assert described["dataset"] == "sandbox"
+    assert any(wrapper.startswith("GoldReward(gold") for wrapper in described["wrappers"])

@@ -10,6 +10,7 @@ import torch
 from tiny_worlds import TEXTS, TinyDataset
 
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
+from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Preference
 from alpacafarm_env.oracles.reward_model import RewardModel
 
@@ -52,6 +53,16 @@ def test_a_target_of_zero_is_the_flipped_preference(policy_folder: Path) -> None
     hard = next(RewardModeling(policy_folder, [*map(flipped, PREFERENCES)], config=FIT).updates())
     assert soft["loss"] == pytest.approx(hard["loss"], abs=1e-6)
     assert soft["grad_norm"] == pytest.approx(hard["grad_norm"], abs=1e-5)
+
+
+def test_flipped_labels_and_other_targets_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
+    config = RewardModelingConfig(epochs=1, batch_size=5)
+    RewardModeling(policy_folder, PREFERENCES, config=config, out=tmp_path).learn()
+    assert RewardModeling(policy_folder, PREFERENCES, targets=[1.0] * 5, config=config, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
+        RewardModeling(policy_folder, [*map(flipped, PREFERENCES)], config=config, out=tmp_path)
+    with pytest.raises(CheckpointError, match="Changed: data_sha256"):
+        RewardModeling(policy_folder, PREFERENCES, targets=[1.0, 1.0, 1.0, 1.0, 0.5], config=config, out=tmp_path)
 
 
 def test_the_head_starts_as_stiennons_and_depends_on_the_seed_alone(policy_folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tiny_worlds import DEMONSTRATIONS, load_policy
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.errors import CheckpointError
 
 OVERFIT = SFTConfig(epochs=60, batch_size=4, learning_rate=1e-2, act_temperature=0)
 
@@ -77,6 +79,14 @@ def test_responses_that_are_too_long_are_counted(policy_folder: Path) -> None:
     policy = load_policy(policy_folder, max_response_tokens=9)  # "answer 0" and EOS
     with pytest.warns(UserWarning, match="4 of 5 responses are cut to max_response_tokens=9"):
         SFT(policy, DEMONSTRATIONS)
+
+
+def test_other_demonstrations_of_equal_size_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
+    config, other = SFTConfig(epochs=1), [replace(d, response=d.response[::-1]) for d in DEMONSTRATIONS]
+    SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=config, out=tmp_path).learn()
+    assert SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=config, out=tmp_path)
+    with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
+        SFT(load_policy(policy_folder, max_response_tokens=16), other, config=config, out=tmp_path)
 
 
 def test_no_demonstrations_is_an_error(llama: LanguageModel) -> None:

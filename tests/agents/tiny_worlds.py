@@ -27,6 +27,7 @@ from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
+from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 torch.set_num_threads(1)  # models this small gain nothing from threads, and lose much on a busy machine
@@ -74,6 +75,16 @@ class Picky(Share):
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         even = np.array([len(response) % 2 == 0 for response in responses])
         return np.where(even, np.nan, super().score(instructions, responses))
+
+
+class First(Share):
+    """Scores the first `num_scored` responses of a batch only."""
+
+    num_scored = 1
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        unscored = np.arange(len(responses)) >= self.num_scored
+        return np.where(unscored, np.nan, super().score(instructions, responses))
 
 
 def make_env(num_envs: int = 16, oracle: Any = None, **kwargs: Any) -> InstructionVectorEnv:
@@ -133,6 +144,18 @@ def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
         PPOConfig.sandbox(), total_steps=total_steps, rollout_batch_size=64, minibatch_size=32, save_every=2
     )
     PPO(env, sandbox.POLICY, value_init=sandbox.REWARD_MODEL, config=config, seed=3, out=out).learn()
+
+
+def train_with_few_scores(policy_folder: Path, target: Path, num_scored: Sequence[int]) -> None:
+    """Two steps in which rank r gets the score of `num_scored[r]` responses only; writes the metrics, or the error."""
+    oracle = First(ASCII)
+    policy = load_policy(policy_folder)
+    oracle.num_scored = num_scored[int(os.environ["RANK"])]
+    try:
+        said = repr(list(PPO(make_env(8, oracle, on_unscored="truncate"), policy, config=small_ppo()).updates()))
+    except UnscoredError as error:
+        said = str(error)
+    (target / os.environ["RANK"]).write_text(said)
 
 
 def write_gradients(policy_folder: Path, target: Path) -> None:

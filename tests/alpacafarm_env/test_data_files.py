@@ -98,12 +98,12 @@ def test_every_faulty_row_is_in_one_error(tmp_path):
         '{"instruction": "", "output": "x"}',
         '{"instruction": "no output"}',
         "[1, 2]",
-        '{"instruction": "null", "input": null, "output": null}',
+        '{"instruction": "null", "input": [], "output": null}',
         '{"instruction": "twice", "output": "a", "output": "b"}',
         '{"instruction": "surrogate", "output": "\\ud800"}',
         '{"instruction": "number", "output": 1e999}',
         "",
-        '{"instruction": "fine too", "output": ""}',
+        '{"instruction": "", "output": "after a blank line"}',
     ]
     path = write(tmp_path / "sft.jsonl", "\n".join(lines) + "\n")
     with pytest.raises(DataError) as error:
@@ -120,27 +120,45 @@ def test_every_faulty_row_is_in_one_error(tmp_path):
         "record 7",
         "record 8 field 'output'",
         "record 9 field 'output'",
-        "record 10",
+        "record 11 field 'instruction'",
     ]
     assert rest[1].strip() == "record 3 field 'instruction': expected a non-empty string, got ''"
     assert rest[2].endswith("got nothing (the field is missing)")
-    assert rest[4].endswith("got null")
+    assert rest[4].endswith("got []")
+    assert rest[5].endswith("got null")
     assert "the field 'output' twice" in rest[6]
     assert r"'\ud800'" in rest[7]
 
 
-def test_the_listing_is_capped():
+def test_however_many_rows_are_faulty_all_are_listed():
     with pytest.raises(DataError) as error:
-        check_rows([{}] * 50, KINDS["instruction"], "x.json")
-    lines = str(error.value).split("\n")
-    assert lines[0].startswith("x.json: 50 faulty records")
-    assert len(lines) == 1 + 20 + 1
-    assert lines[-1].strip() == "... and 30 more"
+        check_rows([{}] * 500, KINDS["instruction"], "x.json")
+    first, *rest = str(error.value).split("\n")
+    assert first.startswith("x.json: 500 faulty records")
+    assert [line.split(" field")[0].strip() for line in rest] == [f"record {number}" for number in range(1, 501)]
 
 
-def test_an_empty_file_is_an_error():
-    with pytest.raises(DataError, match="one record or more"):
-        check_rows([], KINDS["instruction"], "x.json")
+@pytest.mark.parametrize("content", ["", "\n", " \n\n\t\r\n"])
+def test_an_empty_file_is_an_error(tmp_path, content):
+    path = write(tmp_path / "a.jsonl", content)
+    for records in ([], read_records(path)):
+        with pytest.raises(DataError, match="one record or more"):
+            check_rows(records, KINDS["instruction"], "x.json")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n \r\n"])
+def test_blank_lines_are_no_records_but_count(tmp_path, end):
+    text = '{"instruction": "a"}\n\n \t\n{"instruction": "b"}' + end
+    rows = check_rows(read_records(write(tmp_path / "a.jsonl", text)), KINDS["instruction"], "x")
+    assert [(row["instruction"], row.number) for row in rows] == [("a", 1), ("b", 4)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_null_in_an_optional_field_counts_as_absent(tmp_path, suffix):
+    records = [{"instruction": "a", "input": None, "output": "b"}, {"instruction": "c", "input": "d", "output": "e"}]
+    path = write(tmp_path / f"sft{suffix}", encode(records, suffix))
+    rows = check_rows(read_records(path), KINDS["demonstration"], "x")
+    assert [row["input"] for row in rows] == ["", "d"]
 
 
 def test_defaults_and_further_fields():

@@ -127,6 +127,11 @@ def test_another_reference_file_is_refused(tmp_path):
             [{"index": 0, "generator": "good", "preference": 2}],
             "a number in .0, 1. or null, got 2",
         ),
+        (
+            "preferences_some_judge",
+            [{"index": 0, "generator": "good", "preference": 10**400}],
+            r"a number in .0, 1. or null, got 1000\d*\.\.\.0",
+        ),
         ("preferences_some_judge", [{"index": 0, "generator": "good"}], "'preference'.*the field is missing"),
         ("preferences_some_judge", [{"index": True, "generator": "good", "preference": 1}], "field 'index'.*got True"),
         ("preferences_some_judge", [{"index": 0, "generator": "who", "preference": 1}], "got none for who"),
@@ -136,6 +141,20 @@ def test_another_reference_file_is_refused(tmp_path):
 def test_faulty_folders(tmp_path, name, rows, message):
     with pytest.raises(DataError, match=message):
         RecordedDataset(make_bundle(tmp_path, **{name: rows}))
+
+
+def test_faults_are_named_by_line_also_after_blank_lines(tmp_path):
+    folder = make_bundle(tmp_path)
+    path = folder / "preferences_some_judge.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "", lines[1], "", json.dumps({**json.loads(lines[0]), "index": 9}), "\n"]))
+    with pytest.raises(DataError, match="1 faulty record;.*\n  record 5 field 'index'"):
+        RecordedDataset(folder)
+    path = folder / "outputs" / "outputs_bad.jsonl"
+    path.write_text("\n" + path.read_text().replace("Q2", "Q7"))
+    (folder / "preferences_some_judge.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="record 4 field 'instruction'"):
+        RecordedDataset(folder).outputs("bad")
 
 
 def test_outputs_that_do_not_match_the_instructions(tmp_path):

@@ -329,6 +329,8 @@ def test_an_unknown_oracle_is_answered_with_the_closest(tiny_dataset):
         InstructionEnv(tiny_dataset, oracle="constnat")
     with pytest.raises(UnknownNameError, match="Unknown oracle 'golt'. Did you mean 'gold'"):
         InstructionEnv(tiny_dataset, oracle={"name": "golt"})
+    with pytest.raises(UnknownNameError, match="Unknown judge 'sim_evl'. Did you mean 'sim_eval'"):
+        InstructionEnv(tiny_dataset, oracle={"judge": "sim_evl", "flip": 0.1})
 
 
 def test_unknown_options_and_ids(env):

@@ -13,7 +13,7 @@ from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox.judges import GREEDY, HUMANS, POOL, Annotators
-from alpacafarm_env.sandbox.show import opinions, page, sample, show
+from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, opinions, page, sample, show
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = Instruction("List three traits of a lion.", id=3, split="eval")
@@ -100,6 +100,17 @@ def test_the_policy_answers_sensibly():
     assert sum(row.complete for row in rows) / 12 > 0.2
 
 
+def test_temperatures_down_to_greedy():
+    """The coldest sampling accepted is greedy in effect; no temperature between it and 0 is accepted."""
+    asks = sandbox.SANDBOX.instructions("val")[:3]
+    greedy = sample(sandbox.POLICY, asks, temperature=0, seed=0)
+    assert greedy == sample(sandbox.POLICY, asks, temperature=0, seed=1)
+    assert greedy == sample(sandbox.POLICY, asks, temperature=MIN_TEMPERATURE, seed=0)
+    for temperature in (1e-308, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite temperature of 0.001 or more, or 0 for greedy"):
+            sample(sandbox.POLICY, asks, temperature=temperature, seed=0)
+
+
 def test_a_missing_policy_is_said_so(tmp_path):
     with pytest.raises(CheckpointError, match="found no config.json. Reinstall the package, or rebuild it"):
         list(show(policy=tmp_path / "policy"))
@@ -117,7 +128,15 @@ def test_unknown_split_is_exit_status_two(capsys):
     [
         (["show", "--num", "0"], "expected a positive int, got '0'"),
         (["show", "--num", "two"], "expected a positive int, got 'two'"),
-        (["show", "--temperature", "nan"], "expected a positive float, got 'nan'"),
+        (["show", "--num", "inf"], "expected a positive int, got 'inf'"),
+        *(
+            (
+                ["show", "--temperature", bad],
+                f"expected a finite temperature of 0.001 or more, or 0 for greedy, got {is_}",
+            )
+            for bad, is_ in (("nan", "nan"), ("inf", "inf"), ("1e-308", "1e-308"), ("-1", "-1.0"), ("9e-4", "0.0009"))
+        ),
+        (["show", "--temperature", "warm"], "could not convert string to float: 'warm'"),
         (["shw"], "invalid choice: 'shw'"),
     ],
 )

@@ -1,12 +1,16 @@
 """Rebuilding the sandbox: its texts equal the shipped ones, an interrupted build resumes, an install replaces all."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from alpacafarm_env.benchmarks import build_sandbox
 from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, BuildOptions, compare, hashes, install, main
 from alpacafarm_env.sandbox import dataset
+from alpacafarm_env.templates import PromptTemplate
 
 MODELS = ("policy", *REWARD_MODELS)
 
@@ -56,6 +60,63 @@ def test_an_unfinished_model_is_built_again(tmp_path, stages, name):
     stages.clear()
     build_sandbox.build(BuildOptions(out=tmp_path))
     assert stages == ["policy" if name == "policy" else "reward_models"]
+
+
+def test_another_stamp_starts_over(tmp_path, stages, monkeypatch, capsys):
+    """What an earlier call left from other sources or settings is not what this call would build."""
+    assets = build_sandbox.build(BuildOptions(out=tmp_path))
+    (tmp_path / "work").mkdir()
+    (assets / "leftover").touch()
+    (tmp_path / "notes.txt").write_text("kept")
+    stages.clear()
+    capsys.readouterr()
+    monkeypatch.setitem(build_sandbox.ARCHITECTURE, "hidden_size", 128)
+    build_sandbox.build(BuildOptions(out=tmp_path))
+    assert "starting over" in capsys.readouterr().out
+    assert stages == ["texts", "policy", "pairs", "reward_models"]
+    assert not (tmp_path / "work").exists()
+    assert not (assets / "leftover").exists()
+    assert (tmp_path / "notes.txt").read_text() == "kept"
+    build_sandbox.build(BuildOptions(out=tmp_path))
+    assert len(stages) == 4
+
+
+def test_the_stamp_covers_settings_and_sources(tmp_path, monkeypatch):
+    found = {build_sandbox.stamp()}
+    assert found == {build_sandbox.stamp()}
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset, "SEED", 1)
+        found.add(build_sandbox.stamp())
+    with monkeypatch.context() as patch:
+        patch.setattr(build_sandbox, "TEMPLATE", PromptTemplate("{instruction}{input}", "{instruction}"))
+        found.add(build_sandbox.stamp())
+    for config in ("SFTConfig", "RewardModelingConfig"):
+        with monkeypatch.context() as patch:
+            changed = replace(getattr(build_sandbox, config).sandbox(), epochs=77)
+            patch.setattr(getattr(build_sandbox, config), "sandbox", lambda changed=changed: changed)
+            found.add(build_sandbox.stamp())
+    for package in (build_sandbox.sandbox, build_sandbox.agents):
+        copy = tmp_path / package.__name__
+        shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+        with monkeypatch.context() as patch:
+            patch.setattr(package, "__file__", str(copy / "__init__.py"))
+            assert build_sandbox.stamp() in found  # where the sources lie does not matter
+            (copy / "__init__.py").write_text("# changed")
+            found.add(build_sandbox.stamp())
+    assert len(found) == 7
+
+
+def test_folders_of_somebody_else_are_left_alone(tmp_path, stages, capsys):
+    write_model(tmp_path / "assets" / "policy")
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "got assets without a file stamp.sha256" in capsys.readouterr().err
+    assert (tmp_path / "assets" / "policy" / "model.safetensors").is_file()
+    assert stages == []
+
+
+def test_the_manifest_belongs_to_the_shipped_files():
+    manifest = json.loads((dataset.ASSETS / "manifest.json").read_text())
+    assert manifest["files"] == hashes(dataset.ASSETS)
 
 
 def test_compare_names_what_differs(tmp_path):

@@ -4,10 +4,16 @@ import io
 import math
 import os
 import signal
+import subprocess
+import sys
+import textwrap
+import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+import alpacafarm_env
 from alpacafarm_env.benchmarks.parallel import News, Progress, clock_text, run_cells
 from alpacafarm_env.benchmarks.study import Study
 
@@ -82,6 +88,50 @@ def test_an_error_that_cannot_travel_is_told_all_the_same(tmp_path):
     study = Study(tmp_path, "s", {})
     assert run_cells(study, {"bad": refuse, "worse": fail}, {"bad": 1, "worse": 1}, processes=2) == []
     assert study.failed == {"bad": "StubbornError: one and two", "worse": "RuntimeError: no luck"}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
+    script = tmp_path / "command.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys, time
+            from functools import partial
+            from alpacafarm_env.benchmarks.parallel import News, run_cells
+            from alpacafarm_env.benchmarks.study import Study, run_command
+
+            def wait(cell, tell):
+                tell(News(cell, 0, f"{cell} runs"))
+                for _ in range(600):
+                    time.sleep(0.1)
+                return []
+
+            def command():
+                study = Study(sys.argv[1], "demo", {})
+                cells = {cell: partial(wait, cell) for cell in ("a", "b", "c")}
+                run_cells(study, cells, dict.fromkeys(cells, 1), processes=int(sys.argv[2]))
+                return study.finish()
+
+            if __name__ == "__main__":
+                sys.exit(run_command(command))
+        """),
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parent.parent)}
+    with subprocess.Popen(
+        [sys.executable, script, tmp_path / "out", str(processes)], stderr=subprocess.PIPE, text=True, env=environment
+    ) as command:
+        for _ in range(processes):  # until every process is at work
+            assert "runs" in command.stderr.readline()
+        start = time.monotonic()
+        command.send_signal(signal.SIGINT)
+        try:
+            _, told = command.communicate(timeout=20)
+        finally:
+            command.kill()
+    assert command.returncode == 130
+    assert "the same command continues" in told
+    assert time.monotonic() - start < 2
 
 
 def test_time_left_knows_that_the_last_wave_leaves_a_process_idle():

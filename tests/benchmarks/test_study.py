@@ -79,6 +79,21 @@ def test_another_config_or_name_is_refused(tmp_path):
     Study(tmp_path, "demo", dict(CONFIG))
 
 
+def test_of_nested_settings_only_the_fields_that_differ_are_told(tmp_path):
+    Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}})
+    with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
+        Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path, capsys, below):
+    file = tmp_path / "taken"
+    file.write_text("mine", encoding="utf-8")
+    assert run_command(lambda: Study(file / below, "demo", CONFIG).exit_status) == 2
+    assert "--out: expected a folder to write into, got" in capsys.readouterr().err
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
 def test_damaged_files_are_named(tmp_path, capsys):
     study = Study(tmp_path, "demo", CONFIG)
     study.run({"a": lambda: [{"x": 1}]})
@@ -186,7 +201,10 @@ def test_run_command_turns_our_errors_into_a_sentence(capsys):
 
 def test_options(tmp_path):
     assert str(StudyOptions().folder("demo")) == "results/demo"
-    assert StudyOptions(out=tmp_path).folder("demo") == tmp_path
+    assert str(StudyOptions(quick=True).folder("demo")) == "results/demo-quick"
+    assert (
+        StudyOptions(out=tmp_path).folder("demo") == StudyOptions(out=tmp_path, quick=True).folder("demo") == tmp_path
+    )
     with pytest.raises(ValueError, match="--seeds: expected 1 or more, got 0"):
         StudyOptions(seeds=0)
     assert {"python", "platform", "numpy"} <= versions().keys()

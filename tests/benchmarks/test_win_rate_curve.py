@@ -143,7 +143,7 @@ def test_another_setting_in_the_same_folder_is_refused(options):
     from dataclasses import replace
 
     assert run(replace(options, seeds=1, steps=1)) == 0
-    with pytest.raises(CheckpointError, match="steps was 1, is 2"):
+    with pytest.raises(CheckpointError, match=r"settings: steps was 1, is 2; ppo\.total_steps was 1, is 2\. Choose"):
         run(replace(options, seeds=1, steps=2))
 
 
@@ -152,6 +152,22 @@ def test_evaluated_steps_and_units():
     assert plan.evaluated_steps == (0, 3, 6, 7)
     assert [plan.units_done(step) for step in (0, 2, 3, 7)] == [1, 3, 5, 11]
     assert plan.units == 11
+
+
+def test_usage_names_the_command(capsys):
+    with pytest.raises(SystemExit):
+        WinRateCurveOptions.parse(["--help"])
+    assert "usage: python -m alpacafarm_env.benchmarks.win_rate_curve " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", [[], ["--policy", "sandbox"]])
+def test_the_papers_settings_need_an_own_policy(policy, capsys):
+    with pytest.raises(SystemExit) as stop:
+        WinRateCurveOptions.parse(["--preset", "paper", *policy])
+    assert stop.value.code == 2
+    assert "--preset paper: expected --policy" in " ".join(capsys.readouterr().err.split())
+    assert make_plans(WinRateCurveOptions.parse(policy))[0].preset == "sandbox"
+    assert make_plans(WinRateCurveOptions.parse(["--policy", "mine"]))[0].preset == "paper"
 
 
 def test_command_line():
@@ -170,6 +186,7 @@ def test_command_line():
         ({"steps": 0}, "--steps"),
         ({"evaluate_every": 0}, "--evaluate-every"),
         ({"seeds": 0}, "--seeds"),
+        ({"max_prompt_tokens": 0}, "--max-prompt-tokens"),
         ({"temperature": 0.0}, "--temperature"),
     ],
 )

@@ -1,0 +1,117 @@
+"""What a user brings to the win-rate curve - data, policy, reward model - checked before anything is written or run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data import load_dataset
+from ..errors import CheckpointError, DataError
+from ..oracles.registry import make_oracle
+from ..templates import PromptTemplate
+
+if TYPE_CHECKING:
+    from .win_rate_runs import RunPlan
+
+UNKNOWN_POSITIONS = 2048
+"""Taken for a model whose configuration does not say how many positions it knows."""
+SPLITS = ("unlabeled", "val", "eval")
+"""PPO trains on the first; the others are answered at each evaluation."""
+
+
+def check_inputs(plan: RunPlan) -> None:
+    """Reads the splits and the models' configurations and measures every prompt.
+
+    Raises:
+        DataError: A split is faulty, or a prompt is longer than `prompt_limit`: it would stop a run when PPO draws it.
+        CheckpointError: Policy or reward model is not there or cannot be used.
+    """
+    dataset = load_dataset(plan.dataset)
+    for split in SPLITS:
+        dataset.instructions(split)
+    make_oracle(plan.proxy, dataset=dataset)
+    tokenizer = load_tokenizer(plan.model_folders[0])
+    limit = prompt_limit(plan)
+    template = PromptTemplate.load(plan.model_folders[0])
+    for split in SPLITS:
+        _check_prompts(plan, split, prompt_lengths(tokenizer, template, dataset.instructions(split)), limit)
+
+
+def prompt_limit(plan: RunPlan) -> int:
+    """Tokens that a prompt may have: `max_prompt_tokens`, or all that the longest response leaves free.
+
+    Policy and value model (it starts from the reward model) both read prompt and response, so the one that knows fewer
+    positions decides.
+
+    Raises:
+        DataError: Prompt and response together do not fit.
+        CheckpointError: A model's configuration cannot be read.
+    """
+    positions = min(num_positions(folder) for folder in plan.model_folders)
+    width = plan.max_response_tokens
+    room = positions - width
+    if room < 1:
+        raise DataError(
+            f"--policy and --reward-model: expected more than {width} positions, the longest response of --preset "
+            f"{plan.preset}, got {positions} (max_position_embeddings); choose another --preset or larger models"
+        )
+    limit = room if plan.max_prompt_tokens is None else plan.max_prompt_tokens
+    if limit > room:
+        raise DataError(
+            f"--max-prompt-tokens: expected at most {room} ({positions} positions of the models, less {width} of the "
+            f"longest response), got {limit}"
+        )
+    return limit
+
+
+def num_positions(folder: str) -> int:
+    """Positions that a model knows, by its configuration (of a LoRA adapter: its base model's)."""
+    from transformers import AutoConfig
+
+    adapter = Path(folder) / "adapter_config.json"
+    try:
+        base = (
+            json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if adapter.is_file() else folder
+        )
+        config = AutoConfig.from_pretrained(base).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise _unusable(folder, "a model's config.json", error) from error
+    return int(getattr(config, "max_position_embeddings", None) or UNKNOWN_POSITIONS)
+
+
+def load_tokenizer(folder: str) -> Any:
+    """The policy's tokenizer, which needs an end-of-sequence and a padding token that differ."""
+    from transformers import AutoTokenizer
+
+    from ..agents.language_model import check_folder, check_special_tokens
+
+    try:
+        check_folder(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        check_special_tokens(tokenizer)
+    except (OSError, ValueError, CheckpointError) as error:
+        raise _unusable(folder, "a language model's folder or hub name", error) from error
+    return tokenizer
+
+
+def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: tuple[str, ...]) -> list[int]:
+    """Tokens of each instruction's prompt."""
+    from ..agents.text import encode_prompts
+
+    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
+
+
+def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) -> None:
+    if too_long := [length for length in lengths if length > limit]:
+        raise DataError(
+            f"{plan.dataset}: expected prompts of at most {limit} tokens, but {len(too_long)} of {len(lengths)} in "
+            f"{split} have more, the longest {max(too_long)}. Leave them out of the data (a prompt is never cut), or "
+            "give another --max-prompt-tokens; the default is the models' positions less the longest response"
+        )
+
+
+def _unusable(folder: str, expected: str, error: Exception) -> CheckpointError:
+    reason = str(error).strip().split("\n")[0]
+    return CheckpointError(f"{folder}: expected {expected}, got none that can be used: {reason}")

@@ -1,0 +1,111 @@
+"""What a user brings is checked before anything is written: prompts that do not fit, models that are not there."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from alpacafarm_env.benchmarks.study import run_command
+from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.win_rate_inputs import check_inputs, num_positions, prompt_limit
+from alpacafarm_env.benchmarks.win_rate_runs import RunPlan, make_agent
+from alpacafarm_env.errors import CheckpointError, DataError
+
+RESPONSE = 6
+POSITIONS = 128
+ROOM = POSITIONS - RESPONSE
+
+
+@pytest.fixture
+def options(own_data, own_models, tmp_path, monkeypatch):
+    """One seed of one step with short responses, in this process."""
+    from alpacafarm_env.agents import PPOConfig
+
+    def config(plan):
+        return PPOConfig(total_steps=1, rollout_batch_size=4, minibatch_size=4, max_response_tokens=RESPONSE)
+
+    monkeypatch.setattr(RunPlan, "ppo_config", config)
+    policy, reward_model = map(str, own_models)
+    models = {"policy": policy, "reward_model": reward_model}
+    return WinRateCurveOptions(out=tmp_path / "out", seeds=1, data=str(own_data), **models, steps=1, processes=1)
+
+
+def with_prompts(own_data, folder, split, *num_tokens):
+    """A copy of the data whose first prompts of a split have so many tokens: bytes, with "Q: ", "A:" and a newline."""
+    shutil.copytree(own_data, folder)
+    path = folder / f"{split}.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    for place, number in enumerate(num_tokens):
+        rows[place] = {**rows[place], "instruction": chr(97 + place) * (number - len("Q: \nA:")), "input": ""}
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("split", ["unlabeled", "val", "eval"])
+def test_prompts_that_do_not_fit_are_counted_before_anything_is_written(options, own_data, tmp_path, split):
+    data = with_prompts(own_data, tmp_path / "long", split, ROOM, ROOM + 1, ROOM + 40)
+    told = f"at most {ROOM} tokens, but 2 of 16 in {split} have more, the longest {ROOM + 40}.*--max-prompt-tokens"
+    with pytest.raises(DataError, match=told):
+        run(replace(options, data=data))
+    assert not options.out.exists()
+
+
+def test_all_that_fits_beside_a_response_is_accepted_and_trained_on(options, own_data, tmp_path):
+    data = with_prompts(own_data, tmp_path / "fits", "unlabeled", *[ROOM - place for place in range(16)])
+    plan = make_plans(replace(options, data=data))[0]
+    check_inputs(plan)
+    agent = make_agent(plan)
+    assert (agent.policy.max_prompt_tokens, agent.policy.max_response_tokens) == (ROOM, RESPONSE)
+    assert [metrics["step"] for metrics in agent.updates()] == [1]
+
+
+def test_the_limit_can_be_lowered_but_not_above_what_the_models_know(options, own_data, tmp_path):
+    plan = make_plans(options)[0]
+    assert prompt_limit(plan) == ROOM
+    assert prompt_limit(replace(plan, max_prompt_tokens=ROOM)) == ROOM
+    with pytest.raises(DataError, match=f"--max-prompt-tokens: expected at most {ROOM} .*got {ROOM + 1}"):
+        prompt_limit(replace(plan, max_prompt_tokens=ROOM + 1))
+    data = with_prompts(own_data, tmp_path / "some", "unlabeled", 60)
+    with pytest.raises(DataError, match="at most 59 tokens, but 1 of 16 in unlabeled have more, the longest 60"):
+        check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=59))[0])
+    check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=60))[0])
+    assert plan.settings() == replace(plan, max_prompt_tokens=60).settings()
+
+
+def test_the_limit_is_that_of_the_model_with_fewer_positions(options, own_models, tmp_path):
+    short = tmp_path / "short"
+    shutil.copytree(own_models[1], short)
+    config = json.loads((short / "config.json").read_text(encoding="utf-8"))
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100}), encoding="utf-8")
+    plan = make_plans(replace(options, reward_model=str(short)))[0]
+    assert prompt_limit(plan) == 100 - RESPONSE
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 5}), encoding="utf-8")
+    with pytest.raises(DataError, match="expected more than 6 positions.*got 5"):
+        prompt_limit(plan)
+
+
+def test_positions_of_an_adapter_are_those_of_its_base_model(own_models, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(own_models[0])}))
+    assert num_positions(str(tmp_path)) == POSITIONS
+
+
+@pytest.mark.parametrize("option", ["policy", "reward_model"])
+@pytest.mark.parametrize("kind", ["absent", "empty"])
+def test_a_model_that_is_not_there_is_refused_before_anything_is_written(options, tmp_path, capsys, option, kind):
+    wrong = tmp_path / kind
+    if kind == "empty":
+        wrong.mkdir()
+    assert run_command(lambda: run(replace(options, **{option: str(wrong)}))) == 2
+    assert str(wrong) in capsys.readouterr().err
+    assert not options.out.exists()
+
+
+def test_a_policy_without_a_padding_token_is_refused(options, own_models, tmp_path):
+    folder = tmp_path / "no_pad"
+    shutil.copytree(own_models[0], folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "pad_token": "</s>"}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="no_pad: expected a language model's folder.*padding token"):
+        check_inputs(make_plans(replace(options, policy=str(folder)))[0])
