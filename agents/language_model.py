@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..errors import CheckpointError
 from ..templates import PromptTemplate
+from .control_tokens import control_tokens, insert, own_control_token, silence
 from .rollouts import Rollouts, ragged, scoring_batch, unpad
 from .sampling import sample
 from .text import decode_rows, encode_prompts, encode_responses
@@ -125,10 +126,14 @@ class LanguageModel:
     def encode_prompts(self, instructions: Sequence[str]) -> list[list[int]]:
         """Returns each instruction's prompt as token ids, BOS in front if the tokenizer puts it there.
 
+        The control token of a conditioned policy comes next; it does not count towards `max_prompt_tokens`.
+
         Raises:
             ValueError: A prompt has more than `max_prompt_tokens` tokens, or none.
         """
-        return encode_prompts(self.tokenizer, self.template, instructions, max_tokens=self.max_prompt_tokens)
+        prompts = encode_prompts(self.tokenizer, self.template, instructions, max_tokens=self.max_prompt_tokens)
+        control, bos = own_control_token(self._base_model), self.tokenizer.bos_token_id
+        return prompts if control is None else [insert(prompt, control, bos) for prompt in prompts]
 
     def encode_responses(self, responses: Sequence[str], *, eos: bool = True) -> list[list[int]]:
         """Returns each response as token ids, as they continue a prompt; `eos` ends each with the EOS token."""
@@ -209,6 +214,7 @@ class LanguageModel:
             temperature=temperature,
             eos_token_id=self.tokenizer.eos_token_id,
             batch_size=batch_size,
+            silent=control_tokens(self._base_model),
         )
         lengths, finished = samples.lengths, samples.finished
         # EOS is cut off by position: a tokenizer may not count it among the special tokens that decoding skips.
@@ -242,6 +248,14 @@ class LanguageModel:
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
+        logits = self.logits(rollouts, role=role, temperature=temperature)
+        return -nn.functional.cross_entropy(logits, rollouts.tokens.to(logits.device), reduction="none")
+
+    def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
+        """Returns the scores of every possible token at each response token's place: flat [sum T, V] float32.
+
+        Control tokens have -inf: no role ever says one. Arguments and errors as of `logprobs`.
+        """
         if role not in ROLES:
             raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
         ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
@@ -250,10 +264,8 @@ class LanguageModel:
             logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=predicts).logits
         else:
             logits = self._reference_logits(ids, predicts)
-        logits = logits.float()
-        if temperature not in (0, 1):
-            logits = logits / temperature
-        return -nn.functional.cross_entropy(logits, rollouts.tokens.to(ids.device), reduction="none")
+        logits = silence(logits.float(), control_tokens(self._base_model))
+        return logits if temperature in (0, 1) else logits / temperature
 
     # Roles and storage -------------------------------------------------------------------------------------------
 

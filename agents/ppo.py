@@ -21,10 +21,10 @@ Deviations from AlpacaFarm's released code:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from ..seeding import keyed_rng
 from .checkpoints import load_weights, starting_point
 from .collecting import Collector, describe
 from .language_model import LanguageModel
-from .loop import Loop, Resume, TrainingConfig, keyed_generator, show_progress
+from .loop import Resume
 from .losses import (
     KL_ESTIMATORS,
     adaptive_kl_coef,
@@ -53,13 +53,13 @@ from .losses import (
     value_clipped,
     whiten,
 )
-from .processes import default_device
+from .policy_agent import PolicyAgent, PolicyConfig
 from .rollouts import Rollouts, length_mask, micro_batches, pad_rows, unpad
 from .value_model import ValueModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(TrainingConfig):
+class PPOConfig(PolicyConfig):
     """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences."""
 
     total_steps: int = 390
@@ -101,14 +101,12 @@ class PPOConfig(TrainingConfig):
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
     float32, where the two agree."""
-    act_temperature: float = 0.7
-    """Sampling temperature of `act`; 0 is greedy. Source: AlpacaFarm, sec. 4."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for field in ("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs"):
             self.require(getattr(self, field) >= 1, field, "1 or more")
-        for field in ("kl_coef", "value_coef", "adaptive_kl_step", "act_temperature"):
+        for field in ("kl_coef", "value_coef", "adaptive_kl_step"):
             self.require(getattr(self, field) >= 0, field, "0 or more")
         limit = self.max_response_tokens
         self.require(limit is None or limit >= 1, "max_response_tokens", "1 or more, or None")
@@ -186,7 +184,7 @@ def ppo_sums(
     }
 
 
-class PPO:
+class PPO(PolicyAgent):
     """Trains a policy by PPO in a batched environment; a step is one batch of responses.
 
     Args:
@@ -204,6 +202,8 @@ class PPO:
         ValueError: If the environment resets by itself, or its size does not divide the rollout batch.
     """
 
+    label: ClassVar[str] = "PPO"
+
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
@@ -215,21 +215,19 @@ class PPO:
         out: str | Path | None = None,
         resume: Resume = "auto",
     ) -> None:
-        if not isinstance(policy, LanguageModel):
-            policy = LanguageModel.from_pretrained(policy, device=default_device())
-        self.env, self.policy, self.config, self.seed = env, policy, config or PPOConfig(), seed
-        policy.add_reference()
+        self.env, self.config = env, config or PPOConfig()
+        super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
+        self.policy.add_reference()
         if value_init is None:
-            self.value_model = ValueModel.from_policy(policy)
+            self.value_model = ValueModel.from_policy(self.policy)
         else:
-            self.value_model = ValueModel.from_pretrained(value_init, policy=policy)
-        self._loop = Loop(
-            {"policy": policy.model, "value": self.value_model},
-            config=self.config,
+            self.value_model = ValueModel.from_pretrained(value_init, policy=self.policy)
+        self._loop = self._start(
+            self.config,
+            modules={"policy": self.policy.model, "value": self.value_model},
             total=self.config.total_steps,
-            seed=seed,
-            out=None if out is None else Path(out),
             inputs={} if out is None else self._inputs(),
+            out=out,
             write=self._write,
             read=self._read,
             resume=resume,
@@ -237,7 +235,7 @@ class PPO:
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
         self._collector = Collector(
             env,
-            policy,
+            self.policy,
             self._loop,
             batch_size=self.config.rollout_batch_size,
             temperature=self.config.temperature,
@@ -258,30 +256,7 @@ class PPO:
             value/explained_variance of the old values; advantage/std before normalisation;
             info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
         """
-        return self._loop.run(self._step)
-
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="PPO")
-
-    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """Sample a response for each instruction; equal calls give equal answers."""
-        generator = keyed_generator(self.seed, "act", *instructions)
-        samples = self.policy.generate(
-            instructions,
-            generator=generator,
-            temperature=self.config.act_temperature,
-            max_new_tokens=self.config.max_response_tokens,
-        )
-        return samples.texts
-
-    def save(self, folder: str | Path) -> None:
-        """Write the policy as a Hugging Face folder with tokenizer and prompt template."""
-        self.policy.save(folder)
-
-    def load(self, folder: str | Path) -> None:
-        """Read weights that `save` wrote back into the policy."""
-        load_weights(Path(folder), self.policy.model)
+        return super().updates()
 
     # ----------------------------------------------------------------------------------------------------------- a step
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from .control_tokens import silence
+
 
 class Samples(NamedTuple):
     """Sampled responses of B rows, right padded.
@@ -44,6 +46,7 @@ def sample(
     eos_token_id: int,
     batch_size: int = 256,
     compact_below: float = 0.9,
+    silent: Sequence[int] = (),
 ) -> Samples:
     """Samples one response for each prompt; no grad, whatever the caller's mode.
 
@@ -59,6 +62,7 @@ def sample(
         batch_size: Rows decoded together.
         compact_below: Ended rows leave the batch as soon as less than this share of it is alive (0 never, 1 at once).
             Closing up moves only as many rows as have ended, so it pays early.
+        silent: Token ids that are never drawn; the log-probabilities are those of the distribution without them.
 
     Returns:
         `Samples` on the model's device, rows in the order of the prompts.
@@ -75,7 +79,7 @@ def sample(
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
     for rows in _even_batches(order, batch_size):
-        batch = _Batch(model, [prompts[row] for row in rows], max_new_tokens)
+        batch = _Batch(model, [prompts[row] for row in rows], max_new_tokens, silent)
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
         drawn, drawn_logprobs = _decode(batch, steps, max_new_tokens, temperature, eos_token_id, compact_below)
         tokens[rows, : len(drawn)] = drawn.T
@@ -153,12 +157,15 @@ class _Batch:
         token: [n] int64, what was sampled last.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: list[Sequence[int]], max_new_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompts: list[Sequence[int]], max_new_tokens: int, silent: Sequence[int]
+    ) -> None:
         device = model.device
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         number = {prompt: i for i, prompt in enumerate(distinct)}
         width = max(map(len, distinct))
         self._model = model
+        self._silent = silent
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
@@ -215,8 +222,7 @@ class _Batch:
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return silence(output.logits[:, -1], self._silent)
 
 
 class PreallocatedCache(Cache):

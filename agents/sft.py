@@ -15,22 +15,22 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ..instructions import Demonstration
-from .checkpoints import fingerprint, load_weights
+from .checkpoints import fingerprint
 from .language_model import LanguageModel
-from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
+from .loop import Resume, Schedule, epoch_batch
 from .losses import nll_loss
-from .processes import default_device
+from .policy_agent import PolicyAgent, PolicyConfig
 from .rollouts import Rollouts, micro_batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(TrainingConfig):
+class SFTConfig(PolicyConfig):
     """Settings of SFT; the defaults are AlpacaFarm's for LLaMA 7B (10k demonstrations, about 234 updates)."""
 
     epochs: int = 3
@@ -43,14 +43,11 @@ class SFTConfig(TrainingConfig):
     """How the rate goes from its peak to 0."""
     warmup_steps: float = 0.03
     """Steps of linear warm-up; below 1, a share of all steps."""
-    act_temperature: float = 0.7
-    """Sampling temperature of `act`; 0 is greedy. Source: AlpacaFarm, sec. 4."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.epochs >= 1, "epochs", "1 or more")
         self.require(self.batch_size >= 1, "batch_size", "1 or more")
-        self.require(self.act_temperature >= 0, "act_temperature", "0 or more")
 
     @classmethod
     def paper(cls) -> Self:
@@ -71,7 +68,7 @@ class SFTConfig(TrainingConfig):
         )
 
 
-class SFT:
+class SFT(PolicyAgent):
     """Fine-tunes a policy on demonstrations; a step is one update.
 
     Args:
@@ -82,6 +79,8 @@ class SFT:
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
     """
+
+    label: ClassVar[str] = "SFT"
 
     def __init__(
         self,
@@ -95,42 +94,20 @@ class SFT:
     ) -> None:
         if not demonstrations:
             raise ValueError("SFT needs at least one demonstration, got none.")
-        if not isinstance(policy, LanguageModel):
-            policy = LanguageModel.from_pretrained(policy, device=default_device())
-        self.policy, self.config, self.seed = policy, config or SFTConfig(), seed
+        self.config = config or SFTConfig()
+        super().__init__(policy, self.config, seed=seed)
         self._data = self._teacher_forced(demonstrations)
-        self._loop = Loop(
-            {"policy": policy.model},
-            config=self.config,
+        self._loop = self._start(
+            self.config,
             total=self.config.epochs * math.ceil(len(demonstrations) / self.config.batch_size),
-            seed=seed,
-            out=None if out is None else Path(out),
-            inputs={
-                "demonstrations": len(demonstrations),
-                "tokens": len(self._data.tokens),
-                "data_sha256": fingerprint(
-                    (name, getattr(self._data, name))
-                    for name in ("prompt_tokens", "prompt_lengths", "tokens", "lengths")
-                ),
-            },
-            write=lambda folder: self.save(folder / "policy"),
-            read=lambda folder: self.load(folder / "policy"),
+            inputs=data_identity("demonstrations", self._data),
+            out=out,
             resume=resume,
         )
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one update at a time; yields step, loss (nats a token), grad_norm, learning_rate."""
-        return self._loop.run(self._step)
-
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="SFT")
-
-    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """Sample a response for each instruction; equal calls give equal answers."""
-        generator = keyed_generator(self.seed, "act", *instructions)
-        samples = self.policy.generate(instructions, generator=generator, temperature=self.config.act_temperature)
-        return samples.texts
+        return super().updates()
 
     @torch.no_grad()
     def evaluate(self, demonstrations: Sequence[Demonstration]) -> float:
@@ -138,14 +115,6 @@ class SFT:
         data = self._teacher_forced(demonstrations)
         losses = [self._sums(data[rows])["loss"] for rows in self._cut(data)]
         return float(torch.stack(losses).sum()) / len(data.tokens)
-
-    def save(self, folder: str | Path) -> None:
-        """Write the policy as a Hugging Face folder with tokenizer and prompt template."""
-        self.policy.save(Path(folder))
-
-    def load(self, folder: str | Path) -> None:
-        """Read weights that `save` wrote back into the policy."""
-        load_weights(Path(folder), self.policy.model)
 
     def _step(self, step: int) -> dict[str, float]:
         batch = epoch_batch(step, num_items=len(self._data), batch_size=self.config.batch_size, seed=self.seed)
@@ -165,3 +134,10 @@ class SFT:
             limit = self.policy.max_response_tokens
             warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=3)
         return data
+
+
+def data_identity(name: str, data: Rollouts) -> dict[str, Any]:
+    """How many rows (as `name`), how many response tokens and which, for a resumed run to compare."""
+    columns = ("prompt_tokens", "prompt_lengths", "tokens", "lengths")
+    found = fingerprint((column, getattr(data, column)) for column in columns)
+    return {name: len(data), "tokens": len(data.tokens), "data_sha256": found}

@@ -1,0 +1,120 @@
+"""Control tokens: new tokens in front of a prompt that say how good the response to come shall be.
+
+Used by binary reward conditioning (Dubois et al. 2023, sec. 4) and by Quark's all-quantile mode (Lu et al. 2022,
+arXiv:2205.13636). No text encodes to one, and no model ever says one: their logits count as -inf everywhere. Which ids
+they are, and which of them the model's own prompts begin with, travels with the model in its config.json, as
+`alpacafarm_control_tokens` and `alpacafarm_control_token`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import peft
+import torch
+from torch import Tensor
+
+from .loop import keyed_generator
+from .rollouts import Rollouts, ragged, ragged_split
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
+
+
+def control_tokens(model: Any) -> tuple[int, ...]:
+    """Ids of a model's control tokens."""
+    return tuple(getattr(model.config, "alpacafarm_control_tokens", None) or ())
+
+
+def own_control_token(model: Any) -> int | None:
+    """The control token that the model's own prompts begin with, None for none."""
+    return getattr(model.config, "alpacafarm_control_token", None)
+
+
+def silence(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Logits [..., V] with -inf for `tokens`; gradients pass through the others."""
+    if not tokens:
+        return logits
+    columns = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    columns[list(tokens)] = True
+    return logits.masked_fill(columns, -torch.inf)
+
+
+def insert(prompt: Sequence[int], token: int | None, bos: int | None) -> list[int]:
+    """A prompt's ids with `token` in front, behind BOS if the prompt begins with it; None changes nothing."""
+    start = 1 if bos is not None and list(prompt[:1]) == [bos] else 0
+    return [*prompt[:start], *([] if token is None else [token]), *prompt[start:]]
+
+
+def conditioned(rollouts: Rollouts, tokens: Sequence[int], *, bos: int | None) -> Rollouts:
+    """The rollouts with a control token in front of each prompt (which must have none yet).
+
+    Args:
+        rollouts: B rows.
+        tokens: [B], the control token of each row.
+        bos: The tokenizer's beginning-of-sequence token, which stays first.
+    """
+    if len(tokens) != len(rollouts):
+        raise ValueError(f"conditioned: expected a token for each of {len(rollouts)} rows, got {len(tokens)}")
+    prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)
+    rows = [insert(prompt.tolist(), token, bos) for prompt, token in zip(prompts, tokens, strict=True)]
+    prompt_tokens, prompt_lengths = ragged(rows, rollouts.tokens.device)
+    return Rollouts(
+        instructions=rollouts.instructions,
+        texts=rollouts.texts,
+        prompt_tokens=prompt_tokens,
+        prompt_lengths=prompt_lengths,
+        tokens=rollouts.tokens,
+        lengths=rollouts.lengths,
+        logprobs=rollouts.logprobs,
+        finished=rollouts.finished,
+    )
+
+
+def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int) -> tuple[int, ...]:
+    """Add control tokens to a policy's tokenizer and embeddings; its own prompts will begin with the first of them.
+
+    A new row, of input and output embeddings, is the mean of the old ones plus Gaussian jitter of their standard
+    deviation in each dimension (AlpacaFarm's Quark). A policy that has these tokens already keeps them as they are.
+
+    Args:
+        policy: Changed in place.
+        names: Spellings, such as "<reward_0>".
+        seed: Of the jitter.
+
+    Returns:
+        Their ids, in the order of `names`.
+
+    Raises:
+        ValueError: The policy has other control tokens, a name is an ordinary token, or the policy trains a LoRA
+            adapter, which has no place for new embeddings.
+    """
+    model, tokenizer = policy.model, policy.tokenizer
+    if isinstance(model, peft.PeftModel):
+        raise ValueError(
+            "Control tokens need embeddings of their own, which a LoRA adapter does not hold; merge the adapter into "
+            "the model (merge_and_unload) or train all weights."
+        )
+    known = tokenizer.get_vocab()
+    if old := control_tokens(model):
+        if old == tuple(known.get(name) for name in names):
+            return old
+        spelled = tokenizer.convert_ids_to_tokens(list(old))
+        raise ValueError(f"Expected a policy without control tokens, or with {list(names)}, got one with {spelled}.")
+    if taken := [name for name in names if name in known]:
+        raise ValueError(f"{taken} are ordinary tokens of the tokenizer already; choose other names.")
+    num_old = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(names)}, replace_extra_special_tokens=False)
+    ids = tuple(int(tokenizer.convert_tokens_to_ids(name)) for name in names)
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    generator = keyed_generator(seed, "control tokens")
+    tables = {id(table.weight): table.weight for table in (model.get_input_embeddings(), model.get_output_embeddings())}
+    with torch.no_grad():
+        for weight in tables.values():  # one table where they are tied
+            mean, std = weight[:num_old].mean(0), weight[:num_old].std(0)
+            jitter = torch.randn(len(ids), weight.shape[1], generator=generator).to(weight)
+            weight[list(ids)] = mean + jitter * std
+    model.config.alpacafarm_control_tokens, model.config.alpacafarm_control_token = list(ids), ids[0]
+    return ids
