@@ -106,7 +106,8 @@ def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int
         raise ValueError(f"{taken} are ordinary tokens of the tokenizer already; choose other names.")
     num_old = len(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": list(names)}, replace_extra_special_tokens=False)
-    ids = tuple(int(tokenizer.convert_tokens_to_ids(name)) for name in names)
+    vocabulary = tokenizer.get_vocab()
+    ids = tuple(vocabulary[name] for name in names)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     generator = keyed_generator(seed, "control tokens")
