@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,36 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"Cannot read {path}: {error}. Expected a JSON file of a checkpoint.") from error
 
 
+def flush(path: Path) -> None:
+    """Force a file, or a folder's list of names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -> None:
+    """Compare what decides a run with what `path`, the config.json that it was begun with, says.
+
+    Args:
+        path: Of the folder to resume.
+        identity: Settings by name, as they read back from JSON.
+        free: Names that may differ.
+
+    Raises:
+        CheckpointError: If they differ (it names what and how), or the file cannot be read.
+    """
+    saved, missing = read_json(path), "(not set)"
+    names = sorted((saved.keys() | identity.keys()) - set(free))
+    pairs = {name: (saved.get(name, missing), identity.get(name, missing)) for name in names}
+    if changed := [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]:
+        raise CheckpointError(
+            f"{path.parent} was trained with other settings. Changed: {'; '.join(changed)}. "
+            "Set them back to resume it, or use another folder for a new run."
+        )
+
+
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a folder, seal it and move it to `folder` in one rename."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -50,12 +80,12 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
     write(draft)
     write_json(draft / MANIFEST, {"files": _fingerprints(draft)})
     for path in sorted(draft.rglob("*")):
-        _flush(path)
-    _flush(draft)
+        flush(path)
+    flush(draft)
     if folder.exists():  # only ever one that was found damaged
         shutil.rmtree(folder)
     draft.rename(folder)
-    _flush(folder.parent)
+    flush(folder.parent)
 
 
 def check(folder: Path) -> None:
@@ -180,12 +210,3 @@ def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    """Force a file, or a folder's list of names, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

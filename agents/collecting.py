@@ -68,8 +68,9 @@ class Collector:
 
         Returns:
             Those that have a score; their scores, float64 [B]; and metrics over all processes: score/mean, score/std,
-            score/unscored (share without a score), length/mean (tokens), finished (share), and info/<key>, the mean of
-            each float the environment reports (info/gold_reward) and of the length in characters.
+            score/unscored (share without a score), length/mean (tokens), tokens (sampled, all together), finished
+            (share), and info/<key>, the mean of each float the environment reports (info/gold_reward) and of the
+            length in characters.
 
         Raises:
             UnscoredError: If no response of any process has a score.
@@ -80,7 +81,8 @@ class Collector:
         scored = ~rewards.isnan()
         processes = self._loop.processes
         # Added up first, so that all processes raise together instead of waiting for one that is gone.
-        counts = processes.add_up({"scored": int(scored.sum()), "all": len(rewards)})
+        num_tokens = sum(int(responses.lengths.sum()) for responses, _, _ in rounds)
+        counts = processes.add_up({"scored": int(scored.sum()), "all": len(rewards), "tokens": num_tokens})
         if not counts["scored"]:
             raise UnscoredError(f"Step {step}: none of {counts['all']:.0f} responses has a score to learn from.")
         rollouts = Rollouts.cat([responses for responses, _, _ in rounds])[scored.to(self._policy.device)]
@@ -94,6 +96,7 @@ class Collector:
                 **{name: torch.cat([i[name] for i in infos if name in i]) for name in chain.from_iterable(infos)},
             }
         )
+        metrics["tokens"] = counts["tokens"]
         metrics["score/std"] = float(masked_moments(rewards, scored, reduce=processes.reduce)[1].sqrt())
         return rollouts, rewards[scored].to(self._policy.device), metrics
 

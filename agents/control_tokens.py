@@ -9,6 +9,7 @@ they are, and which of them the model's own prompts begin with, travels with the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import peft
@@ -59,17 +60,16 @@ def conditioned(rollouts: Rollouts, tokens: Sequence[int], *, bos: int | None) -
         raise ValueError(f"conditioned: expected a token for each of {len(rollouts)} rows, got {len(tokens)}")
     prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)
     rows = [insert(prompt.tolist(), token, bos) for prompt, token in zip(prompts, tokens, strict=True)]
-    prompt_tokens, prompt_lengths = ragged(rows, rollouts.tokens.device)
-    return Rollouts(
-        instructions=rollouts.instructions,
-        texts=rollouts.texts,
-        prompt_tokens=prompt_tokens,
-        prompt_lengths=prompt_lengths,
-        tokens=rollouts.tokens,
-        lengths=rollouts.lengths,
-        logprobs=rollouts.logprobs,
-        finished=rollouts.finished,
-    )
+    return _with_prompts(rollouts, rows)
+
+
+def unconditioned(rollouts: Rollouts, tokens: Sequence[int]) -> Rollouts:
+    """The rollouts without `tokens` in their prompts. Only control tokens, which no text encodes to, may be taken."""
+    if not tokens:
+        return rollouts
+    prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)
+    rows = [[token for token in prompt.tolist() if token not in tokens] for prompt in prompts]
+    return _with_prompts(rollouts, rows)
 
 
 def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int) -> tuple[int, ...]:
@@ -119,3 +119,8 @@ def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int
             weight[list(ids)] = mean + jitter * std
     model.config.alpacafarm_control_tokens, model.config.alpacafarm_control_token = list(ids), ids[0]
     return ids
+
+
+def _with_prompts(rollouts: Rollouts, prompts: Sequence[Sequence[int]]) -> Rollouts:
+    prompt_tokens, prompt_lengths = ragged(prompts, rollouts.tokens.device)
+    return replace(rollouts, prompt_tokens=prompt_tokens, prompt_lengths=prompt_lengths)

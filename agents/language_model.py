@@ -169,7 +169,7 @@ class LanguageModel:
         self,
         instructions: Sequence[str],
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | Sequence[torch.Generator],
         temperature: float = 1.0,
         max_new_tokens: int | None = None,
         batch_size: int = 256,
@@ -182,7 +182,8 @@ class LanguageModel:
 
         Args:
             instructions: N instructions.
-            generator: Source of all randomness; not used at temperature 0.
+            generator: Source of all randomness, or one an instruction, so that its responses do not depend on what
+                else is asked; not used at temperature 0.
             temperature: Above 0; or 0 for the likeliest token at each step.
             max_new_tokens: Longest response; `max_response_tokens` if None.
             batch_size: Rows decoded together.
@@ -205,7 +206,12 @@ class LanguageModel:
         self._check_positions(max(map(len, prompts), default=0) + width)
         uniforms = None
         if temperature > 0:
-            uniforms = torch.rand(len(prompts), width, generator=generator, device=generator.device)
+            sources = [generator] if isinstance(generator, torch.Generator) else generator
+            if len(sources) not in (1, len(instructions)):
+                raise ValueError(f"generate: expected 1 or {len(instructions)} generators, got {len(sources)}")
+            rows = len(prompts) // max(1, len(sources))  # [] where there is no instruction to draw for
+            parts = [torch.rand(rows, width, generator=source, device=source.device) for source in sources]
+            uniforms = torch.cat(parts) if parts else torch.rand(0, width)
         samples = sample(
             self._base_model,
             prompts,

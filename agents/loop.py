@@ -314,19 +314,7 @@ class Loop:
 
     def _restore(self, folder: Path) -> int:
         """Read a checkpoint; returns how long metrics.jsonl was."""
-        saved = checkpoints.read_json(folder / "config.json")
-        names = (saved.keys() | self._identity.keys()) - FREE_TO_CHANGE
-        missing = "(not set)"
-        changed = [
-            f"{name}: {saved.get(name, missing)!r} -> {self._identity.get(name, missing)!r}"
-            for name in sorted(names)
-            if saved.get(name, missing) != self._identity.get(name, missing)
-        ]
-        if changed:
-            raise CheckpointError(
-                f"{folder} was trained with other settings. Changed: {'; '.join(changed)}. "
-                "Set them back to resume it, or use another folder for a new run."
-            )
+        checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
         state = checkpoints.read_json(folder / "state.json")
         self._read(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)

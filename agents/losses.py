@@ -22,8 +22,10 @@ __all__ = [
     "KL_ESTIMATORS",
     "Reduce",
     "adaptive_kl_coef",
+    "dpo_loss",
     "exact_kl",
     "gae",
+    "implicit_rewards",
     "kl_estimate",
     "masked_mean",
     "masked_moments",
@@ -298,6 +300,65 @@ def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = Non
             f"targets are probabilities in [0, 1], got {targets.min().item()!r} to {targets.max().item()!r}"
         )
     return nn.functional.binary_cross_entropy_with_logits(chosen - rejected, targets.to(chosen.dtype), reduction="none")
+
+
+# ------------------------------------------------------------------------------------------------------------------ DPO
+
+
+def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
+    """β (log π(y | x) − log π_ref(y | x)): the reward that π is optimal for, up to a constant of the prompt.
+
+    Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 5.
+
+    Args:
+        logprobs: log π of whole responses (sums over tokens, EOS included), any shape.
+        ref_logprobs: The reference's, same shape.
+        beta: β of the KL-penalised objective, reward units per nat.
+
+    Returns:
+        The shape of `logprobs`, with its gradient.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    return beta * (logprobs - ref_logprobs)
+
+
+def dpo_loss(
+    logprobs_chosen: Tensor,
+    logprobs_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: float,
+    targets: Tensor | None = None,
+) -> Tensor:
+    """`pairwise_loss` of the `implicit_rewards`; ln 2 where π is the reference.
+
+    Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 7; with targets below 1, Mitchell 2023, "A note on DPO with
+    noisy preferences".
+
+    Args:
+        logprobs_chosen: log π [B] of the responses preferred, summed over their tokens, with gradient.
+        logprobs_rejected: log π [B] of the others, with gradient.
+        ref_chosen: The reference's log-probabilities [B] of the responses preferred.
+        ref_rejected: And of the others.
+        beta: β, reward units per nat.
+        targets: P(the label is right) [B]; None means 1.
+
+    Returns:
+        [B], nats.
+
+    Raises:
+        ValueError: If shapes differ or a target is outside [0, 1].
+    """
+    chosen = implicit_rewards(logprobs_chosen, ref_chosen, beta=beta)
+    rejected = implicit_rewards(logprobs_rejected, ref_rejected, beta=beta)
+    return pairwise_loss(chosen, rejected, targets)
+
+
+# ------------------------------------------------------------------------------------------------------------ imitation
 
 
 def nll_loss(logprobs: Tensor) -> Tensor:

@@ -25,44 +25,42 @@ class PolicyConfig(TrainingConfig):
         self.require(self.act_temperature >= 0, "act_temperature", "0 or more")
 
 
-class PolicyAgent:
-    """Base of the agents that train a policy. A subclass makes its loop with `_start` and defines `_step`.
+class PolicyActor:
+    """A policy that answers instructions; what it has learned elsewhere, or nothing.
 
     Args:
-        policy: The model to train, in place, or a folder or hub name to load it from.
-        config: Settings.
-        seed: Keys every draw of the run.
+        policy: The model, or a folder or hub name to load it from.
+        config: Gives the temperature of `act`.
+        seed: Keys every draw.
         max_act_tokens: Longest response of `act`; None: the policy's own limit.
+
+    Attributes:
+        num_tokens: How many tokens `act` has sampled so far, ends of sequence included.
     """
 
-    label: ClassVar[str]
-    """What the progress bar calls it."""
-
     def __init__(
-        self, policy: LanguageModel | str | Path, config: PolicyConfig, *, seed: int, max_act_tokens: int | None = None
+        self,
+        policy: LanguageModel | str | Path,
+        config: PolicyConfig | None = None,
+        *,
+        seed: int = 0,
+        max_act_tokens: int | None = None,
     ) -> None:
         if not isinstance(policy, LanguageModel):
             policy = LanguageModel.from_pretrained(policy, device=default_device())
-        self.policy, self.seed = policy, seed
-        self._act_temperature, self._max_act_tokens = config.act_temperature, max_act_tokens
-
-    def updates(self) -> Iterator[dict[str, float]]:
-        """Train, one step at a time; yields each step's metrics."""
-        return self._loop.run(self._step)
-
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+        self.policy, self.seed, self.num_tokens = policy, seed, 0
+        self._act_temperature = (config or PolicyConfig()).act_temperature
+        self._max_act_tokens = max_act_tokens
 
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """Sample a response for each instruction; equal calls give equal answers."""
-        generator = keyed_generator(self.seed, "act", *instructions)
         samples = self.policy.generate(
             instructions,
-            generator=generator,
+            generator=keyed_generator(self.seed, "act", *instructions),
             temperature=self._act_temperature,
             max_new_tokens=self._max_act_tokens,
         )
+        self.num_tokens += len(samples.tokens)
         return samples.texts
 
     def save(self, folder: str | Path) -> None:
@@ -73,9 +71,28 @@ class PolicyAgent:
         """Read weights that `save` wrote back into the policy."""
         load_weights(Path(folder), self.policy.model)
 
-    # ------------------------------------------------------------------------------------------- for subclasses
 
+class PolicyAgent(PolicyActor):
+    """Base of the agents that train a policy. A subclass makes `_loop` with `_start` and defines `_step`."""
+
+    label: ClassVar[str]
+    """What the progress bar calls it."""
     _loop: Loop
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one step at a time; yields each step's metrics."""
+        return self._loop.run(self._step)
+
+    def learn(self) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._loop.total
+
+    # ------------------------------------------------------------------------------------------- for subclasses
 
     def _step(self, step: int) -> dict[str, float]:
         """Make step `step` (from 1); its metrics."""

@@ -152,6 +152,11 @@ class RewardModeling:
         """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
         return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="Reward model")
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._loop.total
+
     @torch.no_grad()
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """Raw (uncalibrated) scores [B] of responses."""

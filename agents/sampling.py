@@ -1,9 +1,9 @@
 """Sampling: our own decode loop over any Hugging Face causal language model.
 
 Four things make it faster than a general `generate` at equal results: keys and values go into a buffer allocated once,
-the next token is drawn by inverse CDF, rows that have ended leave the batch, and equal prompts are read once. The
-uniforms are an argument, one for each row and step, so a row's sample depends neither on the batch it shares nor on
-when others end.
+the next token is drawn by inverse CDF, rows that have ended leave the batch, and equal prompts are read once, also
+where their rows fill several batches. The uniforms are an argument, one for each row and step, so a row's sample
+depends neither on the batch it shares nor on when others end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -50,7 +51,8 @@ def sample(
 ) -> Samples:
     """Samples one response for each prompt; no grad, whatever the caller's mode.
 
-    Rows are decoded in batches of prompts of similar length, equal prompts side by side.
+    Rows are decoded in batches of prompts of similar length, equal prompts side by side. Each distinct prompt is read
+    once in all.
 
     Args:
         model: A causal language model with full (not sliding-window) attention, by "sdpa" or "eager".
@@ -78,10 +80,12 @@ def sample(
     tokens = torch.full(shape, eos_token_id, dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
+    last: _ReadPrompt | None = None
     for rows in _even_batches(order, batch_size):
-        batch = _Batch(model, [prompts[row] for row in rows], max_new_tokens, silent)
+        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last)
+        logits, last = batch.read_prompts()
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
-        drawn, drawn_logprobs = _decode(batch, steps, max_new_tokens, temperature, eos_token_id, compact_below)
+        drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_id, compact_below)
         tokens[rows, : len(drawn)] = drawn.T
         logprobs[rows, : len(drawn)] = drawn_logprobs.T
     ended = tokens == eos_token_id
@@ -121,6 +125,7 @@ def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
 
 def _decode(
     batch: _Batch,
+    logits: Tensor,
     steps: Tensor | None,
     max_new_tokens: int,
     temperature: float,
@@ -131,7 +136,6 @@ def _decode(
     shape = (max_new_tokens, len(batch.rows))
     tokens = torch.full(shape, eos_token_id, dtype=torch.int64, device=batch.rows.device)
     logprobs = torch.zeros(shape, device=batch.rows.device)
-    logits = batch.read_prompts()
     for step in range(max_new_tokens):
         uniform = None if steps is None else steps[step][batch.rows]
         token, logprob = pick(logits, uniform, temperature)
@@ -148,8 +152,22 @@ def _decode(
     return tokens, logprobs
 
 
+class _ReadPrompt(NamedTuple):
+    """What the rows of a prompt go on from, kept for the rows that follow in the next batch."""
+
+    tokens: tuple[int, ...]
+    states: list[tuple[Tensor, ...]]
+    """Of each layer, keys and values [heads, P, head size]."""
+    logits: Tensor
+    """[V], of the first token of a response."""
+
+
 class _Batch:
     """The rows still being decoded, and everything that is kept for each of them.
+
+    Args:
+        prompts: Of each row, sorted by length, equal ones side by side.
+        known: The last prompt of the batch before; read no second time if this batch begins with it.
 
     Attributes:
         rows: [n] int64, which row of the batch each one was at the start.
@@ -158,10 +176,16 @@ class _Batch:
     """
 
     def __init__(
-        self, model: PreTrainedModel, prompts: list[Sequence[int]], max_new_tokens: int, silent: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        prompts: list[tuple[int, ...]],
+        max_new_tokens: int,
+        silent: Sequence[int],
+        *,
+        known: _ReadPrompt | None,
     ) -> None:
         device = model.device
-        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        distinct = list(dict.fromkeys(prompts))
         number = {prompt: i for i, prompt in enumerate(distinct)}
         width = max(map(len, distinct))
         self._model = model
@@ -169,28 +193,38 @@ class _Batch:
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
+        self._last = prompts[-1]
+        self._known = known if known is not None and known.tokens == distinct[0] else None
         # Left padded, so that all rows write their next token into the same slot. The padding is hidden by the mask:
         # any id would do.
         self._prompts = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct], device=device)
-        # Which distinct prompt each row continues; each is read once.
-        self._source = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=device)
-        self._cache = PreallocatedCache(num_layers(model), self._source, width + max_new_tokens)
+        # Which distinct prompt each row continues.
+        self._source = torch.tensor([number[prompt] for prompt in prompts], device=device)
+        states = None if self._known is None else self._known.states
+        self._cache = PreallocatedCache(num_layers(model), self._source, width + max_new_tokens, known=states)
         self._pads = torch.tensor([[width - len(prompt)] for prompt in distinct], device=device)
         padded = any(len(prompt) < width for prompt in distinct)
         self._mask = _pad_mask(self._pads, width + max_new_tokens, model.dtype) if padded else None
 
-    def read_prompts(self) -> Tensor:
-        """Fills the cache; [rows, V] logits of the first token."""
-        width = self._prompts.shape[1]
+    def read_prompts(self) -> tuple[Tensor, _ReadPrompt]:
+        """Fills the cache; [rows, V] logits of the first token, and the last prompt as the next batch may need it."""
+        num_known, width = int(self._known is not None), self._prompts.shape[1]
         positions = (torch.arange(width, device=self._pads.device) - self._pads).clamp_(min=0)
         mask = None
         if self._mask is not None:
             future = torch.ones(width, width, dtype=torch.bool, device=positions.device).triu(1)
-            mask = self._mask[..., :width].masked_fill(future, torch.finfo(self._mask.dtype).min)
+            mask = self._mask[num_known:, ..., :width].masked_fill(future, torch.finfo(self._mask.dtype).min)
             self._mask = self._mask[self._source]
-        logits = self._forward(self._prompts, positions, mask)
+        logits = []
+        if self._known is not None:
+            logits.append(self._known.logits[None])
+        if len(self._prompts) > num_known:
+            logits.append(self._forward(self._prompts[num_known:], positions[num_known:], mask))
+        else:
+            self._cache.fill_with_known()
         self._positions = positions[self._source, -1:]
-        return logits[self._source]
+        first = torch.cat(logits)[self._source]
+        return first, _ReadPrompt(self._last, self._cache.states(-1, len(self._last)), first[-1].clone())
 
     def read_token(self) -> Tensor:
         """Reads each row's sampled token; [rows, V] logits of the next one."""
@@ -232,23 +266,38 @@ class PreallocatedCache(Cache):
         num_layers: Layers of the model.
         source: [B] int64: the first `update` brings the states of U prompts, row b takes those of prompt `source[b]`.
         max_length: Most tokens of a row.
+        known: Each layer's keys and values [heads, P, head size] of a prompt that has been read already. It is prompt
+            0, and the first `update` brings the others.
     """
 
-    def __init__(self, num_layers: int, source: Tensor, max_length: int) -> None:
-        super().__init__(layers=[_PreallocatedLayer(source, max_length) for _ in range(num_layers)])
+    def __init__(
+        self, num_layers: int, source: Tensor, max_length: int, *, known: Sequence[tuple[Tensor, ...]] | None = None
+    ) -> None:
+        states = known or [()] * num_layers
+        self._own_layers = [_PreallocatedLayer(source, max_length, states[i]) for i in range(num_layers)]
+        super().__init__(layers=list(self._own_layers))
+
+    def fill_with_known(self) -> None:
+        """Instead of the first `update`, where there is no other prompt than the known one."""
+        for layer in self._own_layers:
+            layer.fill(*layer.known)
+
+    def states(self, row: int, length: int) -> list[tuple[Tensor, ...]]:
+        """Copies of a row's newest `length` keys and values, each [heads, length, head size], layer by layer."""
+        return [layer.states(row, length) for layer in self._own_layers]
 
     def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
         """Copies rows `movers` over rows `places` and keeps the first `num_rows`."""
-        for layer in self.layers:
-            assert isinstance(layer, _PreallocatedLayer)
+        for layer in self._own_layers:
             layer.close_up(places, movers, num_rows)
 
 
 class _PreallocatedLayer(CacheLayerMixin):
     """One layer's two buffers [B, heads, max_length, head size]; `update` writes in place and returns views."""
 
-    def __init__(self, source: Tensor, max_length: int) -> None:
+    def __init__(self, source: Tensor, max_length: int, known: tuple[Tensor, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.known = tuple(states[None] for states in known)
         self._source = source
         self._max_length = max_length
         self._length = 0
@@ -261,19 +310,34 @@ class _PreallocatedLayer(CacheLayerMixin):
         )
         self.is_initialized = True
 
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Gives each row the keys and values of its prompt, out of [U, heads, width, head size]."""
+        self.lazy_initialization(keys, values)
+        self._length = keys.shape[2]
+        for buffer, part in zip(self._buffers, (keys, values), strict=True):
+            # One prompt is spread out by the assignment itself, without a second copy of all rows.
+            buffer[:, :, : self._length] = part if len(part) == 1 else part[self._source]
+        self.known = ()
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        end = self._length + key_states.shape[2]
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-                buffer[:, :, :end] = states[self._source]
-            self._length = end
+            self.fill(*map(self._beside_known, (key_states, value_states), self.known or (None, None)))
             return key_states, value_states
+        end = self._length + key_states.shape[2]
         keys, values = self._buffers
         keys[:, :, self._length : end] = key_states
         values[:, :, self._length : end] = value_states
         self._length = end
         return keys[:, :, :end], values[:, :, :end]
+
+    @staticmethod
+    def _beside_known(states: Tensor, known: Tensor | None) -> Tensor:
+        if known is None:
+            return states
+        return torch.cat([functional.pad(known, (0, 0, states.shape[2] - known.shape[2], 0)), states])
+
+    def states(self, row: int, length: int) -> tuple[Tensor, ...]:
+        return tuple(buffer[row, :, self._length - length : self._length].clone() for buffer in self._buffers)
 
     def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
         for buffer in self._buffers:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..instructions import Demonstration
-from .checkpoints import fingerprint
+from .checkpoints import fingerprint, starting_point
 from .language_model import LanguageModel
 from .loop import Resume, Schedule, epoch_batch
 from .losses import nll_loss
@@ -68,6 +68,16 @@ class SFTConfig(PolicyConfig):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FineTuningConfig(SFTConfig):
+    """Settings of SFT that goes on from an SFT policy; AlpacaFarm's are those of SFT itself."""
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small policy on two CPU cores; twice PPO's learning rate, as in the paper."""
+        return cls(batch_size=32, learning_rate=4e-4, schedule="linear", micro_batch_tokens=1024, save_every=100)
+
+
 class SFT(PolicyAgent):
     """Fine-tunes a policy on demonstrations; a step is one update.
 
@@ -96,11 +106,11 @@ class SFT(PolicyAgent):
             raise ValueError("SFT needs at least one demonstration, got none.")
         self.config = config or SFTConfig()
         super().__init__(policy, self.config, seed=seed)
-        self._data = self._teacher_forced(demonstrations)
+        self._data = self._training_data(self._teacher_forced(demonstrations))
         self._loop = self._start(
             self.config,
             total=self.config.epochs * math.ceil(len(demonstrations) / self.config.batch_size),
-            inputs=data_identity("demonstrations", self._data),
+            inputs={} if out is None else self._inputs(),
             out=out,
             resume=resume,
         )
@@ -121,11 +131,22 @@ class SFT(PolicyAgent):
         data = self._data[self._loop.processes.share(batch)]
         return self._loop.update(self._cut(data), lambda rows: self._sums(data[rows]), count=len(data.tokens))
 
+    def _inputs(self) -> dict[str, Any]:
+        """The data, and the policy that training starts from, for a resumed run to compare."""
+        return {
+            **data_identity("demonstrations", self._data),
+            "policy_sha256": starting_point(self.policy.model),
+        }
+
     def _sums(self, data: Rollouts) -> dict[str, Tensor]:
         return {"loss": nll_loss(self.policy.logprobs(data)).sum()}
 
     def _cut(self, data: Rollouts) -> list[Tensor]:
         return micro_batches(data.total_lengths, self.config.micro_batch_tokens)
+
+    def _training_data(self, data: Rollouts) -> Rollouts:
+        """What is trained on, made of the demonstrations before the loop starts; for subclasses to change."""
+        return data
 
     def _teacher_forced(self, demonstrations: Sequence[Demonstration]) -> Rollouts:
         instructions = [demonstration.instruction for demonstration in demonstrations]

@@ -28,6 +28,7 @@ from .errors import (  # noqa: E402
     DataError,
     InvalidResponseError,
     InvalidResponseTypeError,
+    PolicyError,
     UnknownNameError,
     UnscoredError,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "InstructionVectorEnv",
     "InvalidResponseError",
     "InvalidResponseTypeError",
+    "PolicyError",
     "Preference",
     "PreferenceOracle",
     "RewardOracle",

@@ -6,6 +6,7 @@
     ├── InvalidResponseError     (ValueError)    a response outside the action space
     ├── InvalidResponseTypeError (TypeError)     a response that is not a string
     ├── UnscoredError            (RuntimeError)  an oracle gave no verdict; the episode stays open
+    ├── PolicyError              (RuntimeError)  a policy behind a server gave no response
     └── CheckpointError                          a checkpoint cannot be read or does not fit
 
 Each also derives from the built-in a caller would expect, so that `except ValueError` keeps working.
@@ -37,6 +38,13 @@ class InvalidResponseTypeError(AlpacaFarmError, TypeError):
 
 class UnscoredError(AlpacaFarmError, RuntimeError):
     """An oracle gave no verdict. The episode is still open: `step` may be called again."""
+
+
+class PolicyError(AlpacaFarmError, RuntimeError):
+    """A policy behind a server gave no response; the message names the model, the instruction and the reason."""
+
+    responses: tuple[str | None, ...] = ()
+    """The call's responses that had arrived, in its order, None for the others; () if nothing was asked."""
 
 
 class CheckpointError(AlpacaFarmError):

@@ -136,6 +136,46 @@ def test_equal_prompts_are_read_once_and_continue_apart(model):
         torch.testing.assert_close(samples.logprobs[row, :length], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 7, 100])
+def test_a_prompt_is_read_once_though_its_rows_fill_several_batches(model, batch_size):
+    """Batches that go on with a prompt alone, with others of its length, and beside longer ones."""
+    read = []
+
+    def count(module, args, options):
+        ids = options["input_ids"]
+        if options["past_key_values"].get_seq_length() == 0:
+            pads = (options["position_ids"] == 0).sum(dim=1) - 1
+            read.extend(tuple(row[pad:].tolist()) for row, pad in zip(ids, pads, strict=True))
+
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    distinct = prompts_of((1, 4, 4, 6, 9))
+    prompts = [prompt for prompt, number in zip(distinct, (2, 5, 1, 8, 3), strict=True) for _ in range(number)]
+    samples = draw(model, prompts, steps=8, batch_size=batch_size)
+    hook.remove()
+    assert sorted(read) == sorted(map(tuple, distinct))
+    assert len({tuple(row) for row in samples.tokens.tolist()}) > 2 * len(distinct)  # equal prompts go on apart
+    for row, prompt in enumerate(prompts):
+        length = int(samples.lengths[row])
+        expected = full_forward(model, prompt, samples.tokens[row, :length].tolist())
+        torch.testing.assert_close(samples.logprobs[row, :length], expected, atol=1e-5, rtol=0)
+
+
+def test_1024_samples_of_a_prompt_in_batches_of_256_read_its_tokens_once(model):
+    sizes = []
+    model.register_forward_pre_hook(
+        lambda module, args, options: sizes.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+    together = draw(model, [PROMPTS[2]] * 1024, steps=6, batch_size=1024, compact_below=1.0)
+    assert sizes[0] == (1, 9)
+    sizes.clear()
+    apart = draw(model, [PROMPTS[2]] * 1024, steps=6, batch_size=256, compact_below=1.0)
+    assert [size for size in sizes if size[1] > 1] == [(1, 9)]
+    assert sum(rows * width for rows, width in sizes) == 9 + int((apart.lengths - 1).sum())
+    assert torch.equal(apart.lengths, together.lengths)
+    real = torch.arange(6) < apart.lengths[:, None]
+    assert torch.equal(apart.tokens[real], together.tokens[real])
+
+
 def test_eos_is_kept_and_ends_a_row(likely_eos):
     samples = draw(likely_eos, prompts_of((4,) * 64))
     assert 0 < samples.finished.sum() < 64

@@ -1,0 +1,238 @@
+"""Best-of-n: sample n responses to an instruction, answer with the one that an oracle scores highest; no training.
+
+Source: AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), sec. 4: n = 1024 at temperature 1.0 (16 where cost matters).
+Deviations from its released code:
+
+1. Sampling is from the policy's whole distribution. The released script keeps the top 90 % of it (top-p 0.9), which is
+   another policy than the one PPO starts from, and one for which neither the divergence nor n = 1 has a meaning.
+2. A sample is a function of the seed, the instruction's text and its number among the n alone, so that neither the size
+   of chunks and batches nor the other instructions matter, and the first k of n samples are the k of a smaller run.
+3. All rewards are kept, and of equally good responses the first is taken; the released script drops the rewards and
+   has no rule for equals.
+4. The oracle reads each text as it reads any other; the script cuts prompt and response together at 512 tokens.
+5. Equal texts are scored once.
+
+How far this moves a policy, and what a smaller n would have given: `best_of_n_analysis`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UnscoredError
+from ..oracles.base import RewardOracle, judge, shorten
+from .best_of_n_analysis import best_of_k, best_of_n_kl
+from .language_model import LanguageModel
+from .loop import keyed_generator
+from .policy_agent import PolicyActor
+
+__all__ = ["BestOfN", "BestOfNConfig", "BestOfNSamples", "best_of_k", "best_of_n_kl"]
+
+BATCHES_A_CHUNK = 4
+"""Rows are sorted by length within a chunk and scored in one call: several batches make both worthwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfNConfig:
+    """Settings of best-of-n; the defaults are AlpacaFarm's."""
+
+    num_samples: int = 1024
+    """Responses sampled for each instruction, n."""
+    temperature: float = 1.0
+    """Of sampling. Above 0: n likeliest responses would be one response n times."""
+    max_response_tokens: int | None = None
+    """Longest response; None: the policy's limit."""
+    batch_size: int = 256
+    """Rows decoded together: memory and speed only."""
+
+    def __post_init__(self) -> None:
+        self._require(self.num_samples >= 1, "num_samples", "1 or more")
+        self._require(0 < self.temperature < math.inf, "temperature", "above 0 and finite")
+        self._require(self.max_response_tokens is None or self.max_response_tokens >= 1, "max_response_tokens", "1+")
+        self._require(self.batch_size >= 1, "batch_size", "1 or more")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """AlpacaFarm's settings: best of 1024."""
+        return cls()
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small model on two CPU cores."""
+        return cls(num_samples=64, max_response_tokens=64, batch_size=512)
+
+    def _require(self, holds: bool, field: str, expected: str) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class BestOfNSamples:
+    """n scored responses to each of N instructions.
+
+    Attributes:
+        instructions: N instructions.
+        responses: N tuples of n texts.
+        rewards: [N, n] float64, the oracle's scores; NaN = unscored.
+        finished: [N, n] bool, whether a response ended by itself.
+        num_tokens: Tokens sampled in all, EOS included.
+    """
+
+    instructions: tuple[str, ...]
+    responses: tuple[tuple[str, ...], ...]
+    rewards: NDArray[np.float64]
+    finished: NDArray[np.bool_]
+    num_tokens: int
+
+    def __len__(self) -> int:
+        """Number of instructions N."""
+        return len(self.instructions)
+
+    @property
+    def best(self) -> NDArray[np.int64]:
+        """[N], which response has the highest reward; the first of several.
+
+        Raises:
+            UnscoredError: No response to an instruction has a reward.
+        """
+        scored = ~np.isnan(self.rewards)
+        if not scored.any(axis=1).all():
+            row = int(np.flatnonzero(~scored.any(axis=1))[0])
+            raise UnscoredError(
+                f"Best-of-n: the oracle scored none of the {self.rewards.shape[1]} responses to instruction {row}, "
+                f"{shorten(self.instructions[row])}. Use another oracle, or leave the instruction out."
+            )
+        best: NDArray[np.int64] = np.where(scored, self.rewards, -np.inf).argmax(axis=1)
+        return best
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The best response to each instruction, [N]; errors as of `best`."""
+        return tuple(row[i] for row, i in zip(self.responses, self.best.tolist(), strict=True))
+
+    @staticmethod
+    def cat(parts: Sequence[BestOfNSamples]) -> BestOfNSamples:
+        """Joins samples instruction-wise, in order; all must have the same n.
+
+        Raises:
+            ValueError: There are no parts, or they differ in n.
+        """
+        if not parts or len({part.rewards.shape[1] for part in parts}) > 1:
+            found = sorted({part.rewards.shape[1] for part in parts})
+            raise ValueError(f"BestOfNSamples.cat: expected parts of one number of samples, got {found or 'no parts'}")
+        return BestOfNSamples(
+            instructions=tuple(text for part in parts for text in part.instructions),
+            responses=tuple(row for part in parts for row in part.responses),
+            rewards=np.concatenate([part.rewards for part in parts]),
+            finished=np.concatenate([part.finished for part in parts]),
+            num_tokens=sum(part.num_tokens for part in parts),
+        )
+
+
+class BestOfN(PolicyActor):
+    """Answers with the best of n samples.
+
+    Args:
+        policy: Samples, and is not changed; or a folder or hub name to load it from.
+        oracle: Scores.
+        config: Settings.
+        seed: Keys every draw.
+    """
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        oracle: RewardOracle,
+        *,
+        config: BestOfNConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(policy, seed=seed)
+        self.oracle, self.config = oracle, config or BestOfNConfig()
+
+    @property
+    def instructions_at_once(self) -> int:
+        """Instructions in a chunk; how many there are changes no sample."""
+        return max(1, BATCHES_A_CHUNK * self.config.batch_size // self.config.num_samples)
+
+    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """The best of n responses to each instruction; equal calls give equal answers.
+
+        Raises:
+            UnscoredError: The oracle scored none of the n.
+        """
+        texts: list[str] = []
+        for _, samples in self.sample_chunks(instructions):  # only the best of each chunk stays in memory
+            texts += samples.texts
+            self.num_tokens += samples.num_tokens
+        return tuple(texts)
+
+    def sample(self, instructions: Sequence[str], *, num_samples: int | None = None) -> BestOfNSamples:
+        """All samples of all instructions at once, with their rewards.
+
+        Args:
+            instructions: N instructions.
+            num_samples: n; the config's if None.
+
+        Raises:
+            ValueError: num_samples is below 1, or a prompt is too long.
+            OracleError: The oracle answered with something that is no score.
+        """
+        parts = [samples for _, samples in self.sample_chunks(instructions, num_samples=num_samples)]
+        if parts:
+            return BestOfNSamples.cat(parts)
+        shape = (0, self.config.num_samples if num_samples is None else num_samples)
+        return BestOfNSamples((), (), np.empty(shape), np.empty(shape, bool), 0)
+
+    def sample_chunks(
+        self, instructions: Sequence[str], *, num_samples: int | None = None
+    ) -> Iterator[tuple[int, BestOfNSamples]]:
+        """The samples of a few instructions at a time, for a caller that stores them as they come.
+
+        A sample depends on nothing but the seed, its instruction and its number: what a caller has stored it may leave
+        out of `instructions` the next time.
+
+        Yields:
+            The number of the chunk's first instruction, and its samples.
+        """
+        n = self.config.num_samples if num_samples is None else num_samples
+        if n < 1:
+            raise ValueError(f"Best-of-n: num_samples must be 1 or more, got {n!r}")
+        size = max(1, BATCHES_A_CHUNK * self.config.batch_size // n)
+        for first in range(0, len(instructions), size):
+            yield first, self._sample_chunk(instructions[first : first + size], n)
+
+    # ------------------------------------------------------------------------------------------------ one chunk
+
+    def _sample_chunk(self, instructions: Sequence[str], n: int) -> BestOfNSamples:
+        rollouts = self.policy.generate(
+            instructions,
+            generator=[keyed_generator(self.seed, "best of n", text) for text in instructions],
+            temperature=self.config.temperature,
+            max_new_tokens=self.config.max_response_tokens,
+            batch_size=self.config.batch_size,
+            num_samples=n,
+        )
+        known: dict[str, str] = {}
+        texts = [known.setdefault(text, text) for text in rollouts.texts]  # of equal texts one object is kept
+        rows = [texts[start : start + n] for start in range(0, len(texts), n)]
+        # An Instruction compares as its text, but one text can be two prompts: with and without an input.
+        askable = [(instruction, getattr(instruction, "input", "")) for instruction in instructions]
+        pairs = {(asked, text): i for i, (asked, row) in enumerate(zip(askable, rows, strict=True)) for text in row}
+        numbers = {pair: number for number, pair in enumerate(pairs)}
+        scores = judge(self.oracle, [instructions[i] for i in pairs.values()], [text for _, text in pairs]).scores
+        where = [[numbers[asked, text] for text in row] for asked, row in zip(askable, rows, strict=True)]
+        return BestOfNSamples(
+            instructions=tuple(instructions),
+            responses=tuple(map(tuple, rows)),
+            rewards=scores[np.array(where)],
+            finished=rollouts.finished.cpu().numpy().reshape(-1, n),
+            num_tokens=len(rollouts.tokens),
+        )

@@ -1,0 +1,195 @@
+"""Direct preference optimization (DPO): fit preferences with the policy itself, without a reward model.
+
+Source: Rafailov et al. 2023 (arXiv:2305.18290); numbers from AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), where
+it notes DPO. The policy's implicit reward is β (log π − log π_ref), and the loss of a pair is the reward model's with
+that reward: −log σ(β [(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]). At its optimum under Bradley-Terry
+preferences π ∝ π_ref · exp(r / β), as for PPO with a KL penalty.
+
+A log-probability is the sum over a response's tokens, EOS included, without normalisation by length, as in AlpacaFarm.
+Deviations from AlpacaFarm's released code:
+
+1. Epochs, learning rate and schedule are the paper's (1, 1e-5, linear to 0). The released script has 2, 1e-6, cosine.
+2. The reference reads every response once, before the first step, and two numbers a pair are kept. Theirs holds a
+   second model and asks it again at every step; the numbers are the same.
+3. Chosen and rejected responses go through the model together, and the loss is a sum over pairs divided by the pairs of
+   the whole batch.
+4. A prompt longer than the policy's limit is refused, a response is cut to the policy's limit with a warning;
+   AlpacaFarm cuts both together at 512 tokens.
+5. The last, smaller batch of an epoch is trained on too.
+6. Accuracy, margin, implicit rewards and log-probabilities are reported; theirs reports the loss.
+7. `label_smoothing` for labels known to be flipped at some rate; theirs has none. 0, the default, is the paper's.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..instructions import Preference
+from .checkpoints import starting_point
+from .language_model import LanguageModel
+from .loop import Resume, epoch_batch
+from .losses import dpo_loss, implicit_rewards
+from .policy_agent import PolicyAgent, PolicyConfig
+from .processes import Processes
+from .rollouts import Rollouts, micro_batches, segment_sum
+from .sft import data_identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(PolicyConfig):
+    """Settings of DPO; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, about 152 updates)."""
+
+    beta: float = 0.1
+    """β, reward units per nat: the smaller, the further from the reference the same preferences lead."""
+    epochs: int = 1
+    """Passes over the preferences."""
+    batch_size: int = 64
+    """Pairs in an update, all processes together."""
+    warmup_steps: float = 0.03
+    """Steps of linear warm-up; below 1, a share of all steps."""
+    label_smoothing: float = 0.0
+    """The share of labels held to be flipped, below 0.5: "conservative DPO", whose margins stay finite."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.beta > 0, "beta", "above 0")
+        self.require(self.epochs >= 1, "epochs", "1 or more")
+        self.require(self.batch_size >= 1, "batch_size", "1 or more")
+        self.require(0 <= self.label_smoothing < 0.5, "label_smoothing", "in [0, 0.5)")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """AlpacaFarm's settings for LLaMA 7B, as in the paper's notes on DPO."""
+        return cls()
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small policy on two CPU cores; the learning rate is PPO's, as in the paper."""
+        return cls(learning_rate=2e-4, micro_batch_tokens=2048, save_every=50)
+
+
+class DPO(PolicyAgent):
+    """Trains a policy on preferences; a step is one update.
+
+    Args:
+        policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
+            reference.
+        preferences: Settled comparisons.
+        config: Settings.
+        seed: Decides the order of the pairs.
+        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
+
+    Raises:
+        ValueError: If there is no preference, a prompt is too long, or a pair does not fit into a micro-batch.
+    """
+
+    label: ClassVar[str] = "DPO"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        preferences: Sequence[Preference],
+        *,
+        config: DPOConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        if not preferences:
+            raise ValueError("DPO needs at least one preference, got none.")
+        self.config = config or DPOConfig()
+        super().__init__(policy, self.config, seed=seed)
+        self._num_pairs = len(preferences)
+        self._data = self._responses(preferences)
+        # Before the loop, which puts a resumed run's weights in place of the reference's.
+        self._ref_chosen, self._ref_rejected = self._reference_logprobs()
+        self._loop = self._start(
+            self.config,
+            total=self.config.epochs * math.ceil(self._num_pairs / self.config.batch_size),
+            inputs={} if out is None else self._inputs(),
+            out=out,
+            resume=resume,
+        )
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one update at a time.
+
+        Yields:
+            step, learning_rate, grad_norm (before clipping) and means over the pairs of the batch before its update:
+            loss (nats); accuracy: share with the chosen response's implicit reward higher, ties half; margin: the
+            difference of implicit rewards, β times nats; reward/chosen, reward/rejected: the implicit rewards;
+            logprob/chosen, logprob/rejected: nats a response.
+        """
+        return super().updates()
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _step(self, step: int) -> dict[str, float]:
+        batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
+        pairs = self._loop.processes.share(batch)
+        return self._loop.update(self._cut(pairs), lambda rows: self._sums(pairs[rows]), count=len(pairs))
+
+    def _sums(self, pairs: Tensor) -> dict[str, Tensor]:
+        """Sums over some pairs (their numbers, [b]) of the loss and of what is reported."""
+        beta, smoothing = self.config.beta, self.config.label_smoothing
+        chosen, rejected = self._logprobs(pairs)
+        ref_chosen, ref_rejected = self._ref_chosen[pairs], self._ref_rejected[pairs]
+        targets = torch.full_like(chosen, 1 - smoothing) if smoothing else None
+        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta, targets=targets)
+        chosen, rejected = chosen.detach(), rejected.detach()
+        reward_chosen = implicit_rewards(chosen, ref_chosen, beta=beta)
+        reward_rejected = implicit_rewards(rejected, ref_rejected, beta=beta)
+        margins = reward_chosen - reward_rejected
+        return {
+            "loss": losses.sum(),
+            "accuracy": (margins > 0).float().sum() + (margins == 0).float().sum() / 2,
+            "margin": margins.sum(),
+            "reward/chosen": reward_chosen.sum(),
+            "reward/rejected": reward_rejected.sum(),
+            "logprob/chosen": chosen.sum(),
+            "logprob/rejected": rejected.sum(),
+        }
+
+    def _logprobs(self, pairs: Tensor) -> Tensor:
+        """Log-probabilities of the chosen and the rejected responses of some pairs, [2, b]."""
+        rollouts = self._data[torch.cat([pairs, pairs + self._num_pairs])]
+        return segment_sum(self.policy.logprobs(rollouts), rollouts.lengths).view(2, -1)
+
+    @torch.no_grad()
+    def _reference_logprobs(self) -> Tensor:
+        """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
+        processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
+        table = torch.zeros(2, self._num_pairs, device=self.policy.device)
+        mine = processes.share(np.arange(self._num_pairs))
+        hidden = None if processes.is_main else True  # None: shown on a terminal only
+        for rows in tqdm(self._cut(mine), desc="DPO reference", unit="batch", disable=hidden, dynamic_ncols=True):
+            with processes.autocast():
+                table[:, mine[rows]] = self._logprobs(mine[rows])
+        return processes.reduce(table)
+
+    def _cut(self, pairs: Tensor) -> list[Tensor]:
+        """Positions within `pairs`, in micro-batches; a pair takes twice its longer text."""
+        lengths = self._data.total_lengths.view(2, -1).amax(0).cpu()
+        return micro_batches(2 * lengths[pairs], self.config.micro_batch_tokens)
+
+    def _responses(self, preferences: Sequence[Preference]) -> Rollouts:
+        """2 N rows: the chosen responses, then the rejected ones in the same order."""
+        texts = [preference.chosen for preference in preferences] + [preference.rejected for preference in preferences]
+        data = self.policy.as_rollouts([preference.instruction for preference in preferences] * 2, texts)
+        if num_cut := len(data) - int(data.finished.sum()):
+            limit = self.policy.max_response_tokens
+            warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=3)
+        return data
+
+    def _inputs(self) -> dict[str, Any]:
+        """The pairs, and the policy that is the reference, for a resumed run to compare."""
+        return {**data_identity("responses", self._data), "policy_sha256": starting_point(self.policy.model)}

@@ -1,0 +1,368 @@
+"""Expert iteration: sample n responses to each instruction, then fine-tune the policy on the best of each.
+
+Source: Anthony et al. 2017 (arXiv:1705.08439) for the idea; as used for language models by AlpacaFarm (Dubois et al.
+2023, arXiv:2305.14387), sec. 4, whose numbers are `ExpertIterationConfig.paper()`. One round:
+
+1. best-of-n (`best_of_n.BestOfN`) from the policy as it is now, on every instruction;
+2. supervised fine-tuning (`sft.SFT`) of the policy on the best responses.
+
+So a round teaches the policy to answer at once as best-of-n would. For rewards r = log F, where F is the share of the
+policy's responses that are no better, the best of n is the policy tilted by exp(r / β) with β = 1 / (n - 1), as long as
+no single response is likely.
+
+Deviations from AlpacaFarm's released code:
+
+1. Samples come from the policy's whole distribution; the released script keeps the top 90 % of it (top-p 0.9), to which
+   no statement about best-of-n and its divergence applies.
+2. Of equally good responses the first is taken, and rewards are kept; the script has no rule for ties and keeps texts.
+3. A response is imitated with an end-of-sequence token if and only if it ended by itself when it was sampled. The
+   script's texts all get one, so that the policy is taught to stop where it was cut off.
+4. Instructions without any verdict are left out and counted (`reward/unscored`); so are, uncounted, best responses that
+   were cut off and have no text, which leave nothing to learn.
+5. Sampling and training are one run, which stores its best responses as it goes and can be stopped at any moment. The
+   released path is two scripts and a file between them; it cannot select the instructions, and needs a validation split
+   that this file has not. Here there is no validation split.
+6. More than one round is possible (`num_rounds`); the paper makes one.
+7. Fine-tuning deviates as `sft` says.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch.distributed
+
+from ..errors import CheckpointError, UnscoredError
+from ..instructions import Instruction
+from ..oracles.base import RewardOracle
+from ..seeding import keyed_rng
+from . import checkpoints
+from .best_of_n import BestOfN, BestOfNConfig
+from .best_responses import (
+    BestResponse,
+    Imitation,
+    best_responses,
+    read_chunk,
+    reward_metrics,
+    without_nan,
+    write_chunk,
+)
+from .language_model import LanguageModel
+from .loop import FREE_TO_CHANGE, Resume, TrainingConfig, show_progress
+from .policy_agent import PolicyAgent, PolicyConfig
+from .processes import Processes
+from .sft import SFT, SFTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertIterationConfig(PolicyConfig):
+    """Settings of expert iteration; the defaults are AlpacaFarm's for LLaMA 7B.
+
+    Learning rate, checkpoints and whatever else is about training belong to `sft`; the fields of the same names that
+    every config has must be left alone here.
+    """
+
+    num_samples: int = 16
+    """Responses sampled for each instruction, n."""
+    num_rounds: int = 1
+    """Rounds of sampling and fine-tuning."""
+    num_instructions: int | None = None
+    """How many of the instructions are used, a random choice that is the same in every round; None: all."""
+    temperature: float = 1.0
+    """Of sampling."""
+    max_response_tokens: int | None = None
+    """Longest response sampled; None: the policy's own limit (AlpacaFarm: 300)."""
+    instructions_per_step: int = 64
+    """Instructions sampled and stored in one step: a killed run loses at most that many."""
+    sample_batch_size: int = 256
+    """Rows decoded together: memory and speed only. A resumed run may change it."""
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    """Settings of the fine-tuning of each round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for shared in fields(TrainingConfig):
+            kept = getattr(self, shared.name) == shared.default
+            self.require(kept, shared.name, f"left alone: set it in sft=SFTConfig({shared.name}=...)")
+        self.require(isinstance(self.sft, SFTConfig), "sft", "an SFTConfig")
+        for name in ("num_samples", "num_rounds", "instructions_per_step", "sample_batch_size"):
+            self.require(getattr(self, name) >= 1, name, "1 or more")
+        for name in ("num_instructions", "max_response_tokens"):
+            self.require(getattr(self, name) is None or getattr(self, name) >= 1, name, "1 or more, or None")
+        self.require(self.temperature > 0, "temperature", "above 0")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """AlpacaFarm's settings for LLaMA 7B: best of 16, one round, then SFT with the settings of SFT 10k."""
+        return cls(max_response_tokens=300, sft=SFTConfig.paper())
+
+    @classmethod
+    def sandbox(cls) -> Self:
+        """Settings for the sandbox's small policy on two CPU cores."""
+        sft = replace(SFTConfig.sandbox(), epochs=3, batch_size=32, learning_rate=4e-4, save_every=100)
+        return cls(num_instructions=5000, max_response_tokens=64, sft=sft)
+
+
+FREE = frozenset({"sample_batch_size", "act_temperature"})
+"""Fields that a resumed run may change: neither decides what is learned. Those of `sft`: `loop.FREE_TO_CHANGE`."""
+
+
+class ExpertIteration(PolicyAgent):
+    """Trains a policy on its own best responses; a step is one chunk of sampling or one update of fine-tuning.
+
+    A run's folder holds, for round r from 1:
+
+    - `round-r/chunk-<k>/best.jsonl`: a `BestResponse` a line, for each `instructions_per_step` instructions;
+    - `round-r/sft/`: metrics and checkpoints of the fine-tuning; the last one is the round's policy;
+    - and beside the rounds config.json and metrics.jsonl, the metrics of all steps.
+
+    Args:
+        policy: The model to train, in place, or a folder or hub name to load it from. AlpacaFarm's is SFT 10k.
+        instructions: What to respond to. Equal texts get equal responses.
+        oracle: Scores; each process asks its own.
+        config: Settings.
+        seed: Decides instructions, samples and the order of training; each round draws anew.
+        out: The run's folder; None keeps nothing.
+        resume: "auto" continues what `out` holds, "never" refuses a folder that holds a run.
+
+    Raises:
+        ValueError: If there are no instructions, or fewer than `num_instructions`.
+        CheckpointError: If the run in `out` has other settings, or starts from other weights.
+    """
+
+    label: ClassVar[str] = "Expert iteration"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        instructions: Sequence[Instruction],
+        oracle: RewardOracle,
+        *,
+        config: ExpertIterationConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        self.config = config or ExpertIterationConfig()
+        super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
+        self.oracle, self.out = oracle, None if out is None else Path(out)
+        self.instructions = self._chosen(instructions)
+        self.step = 0
+        """Completed steps."""
+        self._round = 1
+        self._best: list[BestResponse] = []
+        self._sft: SFT | None = None
+        self._processes = Processes(self.policy.device, mixed_precision=self.config.sft.mixed_precision)
+        if self.out is not None:
+            self._open(self.out, resume)
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Sample and train, one step at a time.
+
+        Yields:
+            step, round, and of a chunk of sampling, over all processes: reward/best, the mean reward of the best
+            responses; reward/mean, that of all; reward/unscored, the share of instructions left out; finished, the
+            share of best responses that ended by themselves; tokens, how many were sampled; instructions, how many of
+            the round's are done. Of an update of fine-tuning: what `SFT.updates` yields.
+
+        Raises:
+            UnscoredError: If no instruction of a round has a reward.
+        """
+        while self._round <= self.config.num_rounds:
+            while len(self._best) < len(self.instructions):
+                yield self._done(self._sample())
+            if self._sft is None:
+                self._sft = self._begin_sft()
+            for metrics in self._sft.updates():
+                yield self._done(metrics)
+            self._next_round()
+
+    def learn(self) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        return show_progress(self.updates(), done=self.step, total=self.num_steps, label=self.label)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; fewer if instructions are left out."""
+        sft, size = self.config.sft, len(self.instructions)
+        updates = sft.epochs * math.ceil(size / sft.batch_size)
+        return self.config.num_rounds * (math.ceil(size / self.config.instructions_per_step) + updates)
+
+    # --------------------------------------------------------------------------------------------------------- a round
+
+    def _sample(self) -> dict[str, float]:
+        """Sample, score and store the next chunk of the round; its metrics."""
+        first, processes, config = len(self._best), self._processes, self.config
+        chunk = range(len(self.instructions))[first : first + config.instructions_per_step]
+        mine = chunk[processes.rank :: processes.count]
+        rows, num_tokens = list[BestResponse](), 0
+        if mine:
+            samples = self._best_of_n().sample([self.instructions[row] for row in mine])
+            rows, num_tokens = best_responses(mine, samples), samples.num_tokens
+        rows = sorted(self._gather(rows), key=lambda best: best.row)
+        metrics = {
+            **reward_metrics(rows),
+            "tokens": processes.add_up({"tokens": num_tokens})["tokens"],
+            "instructions": chunk.stop,
+        }
+        if self.out is not None:
+            if processes.is_main:
+                write_chunk(self._chunk_folder(first), rows, metrics)
+            processes.wait()
+        self._best += rows
+        return metrics
+
+    def _best_of_n(self) -> BestOfN:
+        config = BestOfNConfig(
+            num_samples=self.config.num_samples,
+            temperature=self.config.temperature,
+            max_response_tokens=self.config.max_response_tokens,
+            batch_size=self.config.sample_batch_size,
+        )
+        return BestOfN(self.policy, self.oracle, config=config, seed=round_seed(self.seed, self._round, "sampling"))
+
+    def _fine_tuning(self) -> SFT:
+        """The SFT of the round, made from its best responses."""
+        if all(best.response is None for best in self._best):
+            raise UnscoredError(
+                f"Round {self._round}: the oracle {self.oracle.name!r} scored no response to any of "
+                f"{len(self._best)} instructions, so there is nothing to learn from."
+            )
+        return Imitation(
+            self.policy,
+            self.instructions,
+            self._best,
+            longest=self._longest(),
+            config=self.config.sft,
+            seed=round_seed(self.seed, self._round, "sft"),
+            out=None if self.out is None else self._round_folder() / "sft",
+        )
+
+    def _longest(self) -> int:
+        return self.config.max_response_tokens or self.policy.max_response_tokens
+
+    def _next_round(self) -> None:
+        self._round, self._best, self._sft = self._round + 1, [], None
+
+    def _gather(self, rows: list[BestResponse]) -> list[BestResponse]:
+        """The rows of all processes."""
+        parts: list[Any] = [rows] * self._processes.count
+        if self._processes.count > 1:
+            torch.distributed.all_gather_object(parts, rows)
+        return [row for part in parts for row in part]
+
+    # ------------------------------------------------------------------------------------------------------- the folder
+
+    def _open(self, out: Path, resume: Resume) -> None:
+        """Begin the run's folder, or continue it: the policy becomes what it was."""
+        identity = self._identity()  # of the policy as it was given, so before anything is read into it
+        found = sorted(path.name for path in out.glob("round-*"))
+        if found and resume == "never":
+            raise CheckpointError(
+                f"{out} holds a run ({', '.join(found)}), and resume='never' would overwrite it. "
+                "Take another folder, or remove it to start over."
+            )
+        if found:
+            checkpoints.compare(out / "config.json", identity, free=FREE)
+        self._processes.wait()
+        if self._processes.is_main:
+            out.mkdir(parents=True, exist_ok=True)
+            if not found:
+                checkpoints.write_json(out / "config.json", identity)
+                checkpoints.flush(out / "config.json")  # on disk before the first chunk is
+            for draft in out.glob("round-*/.chunk-*.tmp"):
+                shutil.rmtree(draft, ignore_errors=True)
+        self._processes.wait()
+        self._restore()
+
+    def _restore(self) -> None:
+        """Take up what the folder holds, up to the last complete step, and write metrics.jsonl anew from it."""
+        if self.out is not None and self._processes.is_main:
+            (self.out / "metrics.jsonl").write_bytes(b"")
+        while self._round <= self.config.num_rounds:
+            while len(self._best) < len(self.instructions):
+                chunk = read_chunk(self._chunk_folder(len(self._best)))
+                if chunk is None:
+                    return
+                self._best += chunk[0]
+                self._done(chunk[1])
+            if not checkpoints.steps(self._round_folder() / "sft"):
+                return
+            self._sft = self._begin_sft()
+            if self._sft._loop.step < self._sft.num_steps:
+                return
+            self._next_round()
+
+    def _begin_sft(self) -> SFT:
+        """The SFT of the round, as far as its folder says it has come; the steps it has made count as done."""
+        sft = self._fine_tuning()
+        if sft._loop.step:
+            for line in (self._round_folder() / "sft" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                self._done(json.loads(line))
+        return sft
+
+    def _done(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Count a step and write its metrics down."""
+        self.step += 1
+        metrics = {**metrics, "step": self.step, "round": self._round}
+        if self.out is not None and self._processes.is_main:
+            with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                file.write(_line(metrics))
+        return metrics
+
+    def _round_folder(self) -> Path:
+        assert self.out is not None
+        return self.out / f"round-{self._round}"
+
+    def _chunk_folder(self, first: int) -> Path:
+        return self._round_folder() / f"chunk-{first // self.config.instructions_per_step:05d}"
+
+    # ---------------------------------------------------------------------------------------------------------- details
+
+    def _chosen(self, instructions: Sequence[str]) -> tuple[Instruction, ...]:
+        """The instructions that are used."""
+        count = self.config.num_instructions
+        asked = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
+        if not asked or (count or 0) > len(asked):
+            expected = f"num_instructions={count}" if count else "1 or more"
+            raise ValueError(f"Expert iteration: expected {expected} instructions, got {len(asked)}.")
+        if count is None:
+            return tuple(asked)
+        order = keyed_rng(self.seed, "expert iteration instructions").permutation(len(asked))
+        return tuple(asked[i] for i in order[:count].tolist())
+
+    def _identity(self) -> dict[str, Any]:
+        """What decides the run, flat and JSON-able."""
+        left_out = {shared.name for shared in fields(TrainingConfig)} | FREE | {"sft"}
+        settings = {name: value for name, value in asdict(self.config).items() if name not in left_out}
+        trained = {
+            f"sft.{name}": value for name, value in asdict(self.config.sft).items() if name not in FREE_TO_CHANGE
+        }
+        texts = json.dumps([(instruction.instruction, instruction.input) for instruction in self.instructions])
+        return {
+            **settings,
+            **trained,
+            "max_response_tokens": self._longest(),
+            "num_instructions": len(self.instructions),
+            "instructions_sha256": hashlib.sha256(texts.encode()).hexdigest(),
+            "oracle": self.oracle.name,
+            "policy_sha256": checkpoints.starting_point(self.policy.model),
+            "seed": self.seed,
+            "num_processes": self._processes.count,
+        }
+
+
+def round_seed(seed: int, number: int, purpose: str) -> int:
+    """The seed of a round's sampling or fine-tuning, so that rounds draw independently."""
+    return int(keyed_rng(seed, "expert iteration", purpose, number).integers(2**62))
+
+
+def _line(metrics: Mapping[str, Any]) -> str:
+    """Metrics as a line of metrics.jsonl, the step first."""
+    known = without_nan(metrics)
+    return json.dumps({"step": known.pop("step"), "round": known.pop("round"), **known}, allow_nan=False) + "\n"

@@ -1,0 +1,202 @@
+"""Control tokens: new ids in front of a prompt that no text encodes to and no model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from tiny_models import INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, build_tokenizer, generator
+from tiny_worlds import load_policy
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from alpacafarm_env.agents.control_tokens import (
+    add_control_tokens,
+    conditioned,
+    control_tokens,
+    insert,
+    own_control_token,
+    silence,
+    unconditioned,
+)
+from alpacafarm_env.agents.language_model import LanguageModel
+
+NAMES = ("<reward_0>", "<reward_1>")
+
+
+@pytest.fixture(params=["llama", "llama with tied embeddings", "gpt2", "llama with room"])
+def policy(request: pytest.FixtureRequest) -> LanguageModel:
+    """With a tokenizer of its own: these tests change it. GPT-2's embeddings are tied, this LLaMA's are not."""
+    tokenizer = build_tokenizer()
+    size = len(tokenizer)
+    if request.param == "gpt2":
+        model = build_gpt2(size)
+    elif request.param == "llama with room":  # more embeddings than tokens, as many models have
+        model = build_llama(size + 5)
+    elif request.param == "llama":
+        model = build_llama(size)
+    else:
+        config = build_llama(size).config
+        config.tie_word_embeddings = True
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    return LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=8)
+
+
+def tables(policy: LanguageModel) -> list[Tensor]:
+    model = policy.model
+    return [table.weight.detach().clone() for table in (model.get_input_embeddings(), model.get_output_embeddings())]
+
+
+def test_each_is_one_new_id(policy: LanguageModel) -> None:
+    num_old = len(policy.tokenizer)
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    assert ids == (num_old, num_old + 1)
+    assert policy.tokenizer.convert_ids_to_tokens(list(ids)) == list(NAMES)
+    assert control_tokens(policy.model) == ids
+    assert own_control_token(policy.model) == ids[0]
+    assert len(policy.model.get_input_embeddings().weight) >= len(policy.tokenizer)
+    assert policy.tokenizer.eos_token == "</s>"  # nothing else is lost
+
+
+def test_their_embeddings_are_the_mean_and_a_jitter(policy: LanguageModel) -> None:
+    num_old = len(policy.tokenizer)
+    before = tables(policy)
+    tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    after = tables(policy)
+    assert (policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight) == tied
+    assert torch.equal(after[0], after[1]) == tied
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(new[:num_old], old[:num_old])
+        scaled = (new[list(ids)] - old[:num_old].mean(0)) / old[:num_old].std(0)
+        assert abs(float(scaled.mean())) < 0.5  # of 64 normal numbers: four standard errors
+        assert 0.65 < float(scaled.std()) < 1.35
+        assert not torch.equal(new[ids[0]], new[ids[1]])
+
+
+def test_the_jitter_is_keyed_by_the_seed() -> None:
+    def rows(seed: int, *, global_seed: int) -> Tensor:
+        tokenizer = build_tokenizer()
+        policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE)
+        torch.manual_seed(global_seed)
+        ids = add_control_tokens(policy, NAMES, seed=seed)
+        return torch.cat([table[list(ids)] for table in tables(policy)])
+
+    assert torch.equal(rows(0, global_seed=1), rows(0, global_seed=2))
+    assert not torch.equal(rows(0, global_seed=1), rows(1, global_seed=1))
+
+
+def test_no_text_encodes_to_one(policy: LanguageModel) -> None:
+    ids = set(add_control_tokens(policy, NAMES, seed=0))
+    texts = [f"Say {NAMES[0]} twice", *NAMES, f" {NAMES[1]}{NAMES[0]}"]
+    prompts = policy.encode_prompts(texts)
+    assert [[i for i, token in enumerate(prompt) if token in ids] for prompt in prompts] == [[1]] * 4  # its own only
+    responses = policy.encode_responses(texts)
+    assert not ids & {token for row in responses for token in row}
+    decoded = policy.tokenizer.batch_decode([row[:-1] for row in responses], clean_up_tokenization_spaces=False)
+    assert decoded == texts
+
+
+def test_it_stands_behind_bos_and_changes_what_is_said(policy: LanguageModel) -> None:
+    bare = policy.encode_prompts(INSTRUCTIONS)
+    free = policy.generate(INSTRUCTIONS, generator=generator(), temperature=0)
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    assert policy.encode_prompts(INSTRUCTIONS) == [[prompt[0], ids[0], *prompt[1:]] for prompt in bare]
+    first = policy.logits(policy.as_rollouts(INSTRUCTIONS, free.texts))
+    policy.model.config.alpacafarm_control_token = ids[1]
+    second = policy.logits(policy.as_rollouts(INSTRUCTIONS, free.texts))
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_none_is_ever_sampled(policy: LanguageModel) -> None:
+    """Not even where the output layer puts them first; and scorer and sampler agree on the rest."""
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    with torch.no_grad():
+        head = policy.model.get_output_embeddings().weight
+        head[list(ids)] = 0
+        head[ids[0], :16], head[ids[1], :16] = 50.0, -50.0  # one of the two has a large logit, whatever the state
+    raw = policy.model(input_ids=torch.tensor([[0, 5, 6]])).logits[0, -1]
+    assert int(raw.argmax()) in ids
+    for temperature in (0.0, 1.0):
+        sampled = policy.generate(INSTRUCTIONS, generator=generator(), temperature=temperature, num_samples=4)
+        assert not set(ids) & set(sampled.tokens.tolist())
+        torch.testing.assert_close(policy.logprobs(sampled), sampled.logprobs, atol=1e-4, rtol=0)
+    logits = policy.logits(sampled)
+    assert bool((logits[:, list(ids)] == -torch.inf).all())
+    torch.testing.assert_close(logits.softmax(-1).sum(-1), torch.ones(len(logits)))
+
+
+def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -> None:
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    policy.save(tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved", max_response_tokens=8)
+    assert control_tokens(loaded.model) == ids
+    assert loaded.encode_prompts(["Hi", NAMES[0]]) == policy.encode_prompts(["Hi", NAMES[0]])
+    assert loaded.encode_responses([NAMES[1]]) == policy.encode_responses([NAMES[1]])
+    samples = [p.generate(INSTRUCTIONS, generator=generator()).texts for p in (policy, loaded)]
+    assert samples[0] == samples[1]
+    before = tables(loaded)
+    assert add_control_tokens(loaded, NAMES, seed=9) == ids  # a second time nothing changes
+    assert all(torch.equal(a, b) for a, b in zip(before, tables(loaded), strict=True))
+
+
+def test_the_reference_knows_them_too(policy: LanguageModel) -> None:
+    ids = add_control_tokens(policy, NAMES, seed=0)
+    policy.add_reference()
+    data = policy.as_rollouts(INSTRUCTIONS, ["ab"] * 5)
+    assert torch.equal(policy.logits(data, role="reference"), policy.logits(data))
+    assert bool((policy.logits(data, role="reference")[:, list(ids)] == -torch.inf).all())
+
+
+def test_conditioned_and_back(llama: LanguageModel) -> None:
+    data = llama.as_rollouts(INSTRUCTIONS, ["a", "bc", "", "d", "e"])
+    tokens = [300, 301, 300, 301, 301]
+    changed = conditioned(data, tokens, bos=0)
+    assert changed.prompt_lengths.tolist() == [length + 1 for length in data.prompt_lengths.tolist()]
+    prompts = torch.split(changed.prompt_tokens, changed.prompt_lengths.tolist())
+    for prompt, token, bare in zip(prompts, tokens, llama.encode_prompts(INSTRUCTIONS), strict=True):
+        assert prompt.tolist() == [0, token, *bare[1:]]
+    for column in ("tokens", "lengths", "logprobs", "finished"):
+        assert torch.equal(getattr(changed, column), getattr(data, column))
+    assert (changed.instructions, changed.texts) == (data.instructions, data.texts)
+    back = unconditioned(changed, (300, 301))
+    assert torch.equal(back.prompt_tokens, data.prompt_tokens)
+    assert torch.equal(back.prompt_lengths, data.prompt_lengths)
+    assert unconditioned(changed, ()) is changed
+    with pytest.raises(ValueError, match="expected a token for each of 5 rows, got 1"):
+        conditioned(data, [300], bos=0)
+
+
+def test_insert_with_and_without_bos() -> None:
+    assert insert([0, 7, 8], 9, 0) == [0, 9, 7, 8]
+    assert insert([7, 8], 9, 0) == [9, 7, 8]
+    assert insert([7, 8], 9, None) == [9, 7, 8]
+    assert insert([0, 7], None, 0) == [0, 7]
+
+
+def test_silence_lets_gradients_of_the_others_pass() -> None:
+    logits = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    silent = silence(logits, [1])
+    assert silent.tolist() == [[0, -torch.inf, 2], [3, -torch.inf, 5]]
+    silent.log_softmax(-1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad[:, 1].tolist() == [0, 0]
+    assert bool((logits.grad[:, [0, 2]] != 0).all())
+    assert silence(logits, []) is logits
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_what_cannot_be_is_refused(policy_folder: Path) -> None:
+    policy = load_policy(policy_folder)
+    with pytest.raises(ValueError, match=r"\['</s>'\] are ordinary tokens of the tokenizer already"):
+        add_control_tokens(policy, ("</s>", "<new>"), seed=0)
+    assert control_tokens(policy.model) == ()
+    add_control_tokens(policy, NAMES, seed=0)
+    with pytest.raises(ValueError, match=r"or with \['<a>'\], got one with \['<reward_0>', '<reward_1>'\]"):
+        add_control_tokens(policy, ("<a>",), seed=0)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="which a LoRA adapter does not hold; merge the adapter"):
+        add_control_tokens(load_policy(policy_folder, lora=lora), NAMES, seed=0)

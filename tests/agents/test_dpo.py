@@ -1,0 +1,319 @@
+"""DPO against its formulas, and on a world small enough that the optimum is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from tiny_worlds import TEXTS, load_policy, start_world
+from torch import Tensor
+
+from alpacafarm_env.agents.dpo import DPO, DPOConfig
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.losses import dpo_loss, implicit_rewards, pairwise_loss
+from alpacafarm_env.agents.rollouts import segment_sum
+from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.instructions import Instruction, Preference
+
+PREFERENCES = tuple(
+    Preference(Instruction(text, id=i, split="preference"), (f"yes {i}" + "!" * i, "no" * (5 - i)), 1 + i % 2)
+    for i, text in enumerate(TEXTS)
+)
+LN2 = math.log(2)
+SMALL = DPOConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2)
+
+
+def gradients(agent: DPO, total: Tensor) -> dict[str, Tensor]:
+    agent.policy.model.zero_grad()
+    total.backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in agent._loop.parameters.items() if p.grad is not None}
+
+
+# The loss --------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_by_hand() -> None:
+    chosen, rejected = torch.tensor([-3.0, -5.0]), torch.tensor([-4.0, -2.0])
+    ref_chosen, ref_rejected = torch.tensor([-4.0, -4.0]), torch.tensor([-3.0, -1.0])
+    losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.5)
+    # log-ratios 1 and -1, so a margin of 0.5 x 2; then -1 and -1, a margin of 0
+    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(-1)), LN2])
+    smoothed = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, targets=torch.full((2,), 0.9))
+    assert smoothed.tolist() == pytest.approx([math.log(1 + math.exp(-1)) + 0.1, LN2])
+    assert implicit_rewards(chosen, ref_chosen, beta=0.5).tolist() == [0.5, -0.5]
+
+
+def test_exchanging_the_responses_negates_the_margin() -> None:
+    a, b, ref_a, ref_b = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    margins = implicit_rewards(a, ref_a, beta=0.3) - implicit_rewards(b, ref_b, beta=0.3)
+    swapped = dpo_loss(b, a, ref_b, ref_a, beta=0.3)
+    torch.testing.assert_close(swapped, pairwise_loss(-margins, torch.zeros(7)))
+    torch.testing.assert_close(swapped, dpo_loss(a, b, ref_a, ref_b, beta=0.3, targets=torch.zeros(7)))
+    torch.testing.assert_close(swapped - dpo_loss(a, b, ref_a, ref_b, beta=0.3), margins)
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected tensors of one shape, got logprobs \(2,\), ref_logprobs \(1,\)"):
+        dpo_loss(torch.zeros(2), torch.zeros(2), torch.zeros(1), torch.zeros(2), beta=0.1)
+
+
+# Before the first update -----------------------------------------------------------------------------------------
+
+
+def test_the_first_loss_is_log_two_and_the_margins_are_zero(language_model: LanguageModel) -> None:
+    metrics = next(DPO(language_model, PREFERENCES).updates())
+    assert metrics["loss"] == pytest.approx(LN2, abs=1e-5)
+    for name in ("margin", "reward/chosen", "reward/rejected"):
+        assert metrics[name] == pytest.approx(0, abs=1e-5)
+    assert metrics["logprob/chosen"] < -1
+    assert metrics["logprob/rejected"] < -1
+
+
+def test_the_first_gradient_is_half_beta_times_the_difference_of_gradients(language_model: LanguageModel) -> None:
+    """−(β/2) (∇ log π(chosen) − ∇ log π(rejected)), each response read alone, without a pad or a neighbour."""
+    agent = DPO(language_model, PREFERENCES, config=DPOConfig(beta=0.3))
+    actual = gradients(agent, agent._sums(torch.arange(5))["loss"])
+    total = torch.zeros(())
+    for preference in PREFERENCES:
+        for response, sign in ((preference.chosen, 1), (preference.rejected, -1)):
+            prompt = language_model.encode_prompts([preference.instruction])[0]
+            tokens = language_model.encode_responses([response])[0]
+            logits = language_model.model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            total = total + sign * logits.log_softmax(-1)[range(len(tokens)), tokens].sum()
+    expected = gradients(agent, -0.3 / 2 * total)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, atol=2e-5, rtol=1e-4)
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 0.1
+
+
+def test_the_first_response_token_counts_as_without_pads(language_model: LanguageModel) -> None:
+    agent = DPO(language_model, PREFERENCES)
+    logprobs = language_model.logprobs(agent._data).detach()
+    first = agent._data.lengths.cumsum(0) - agent._data.lengths
+    for row, position in enumerate(first.tolist()):
+        prompt = language_model.encode_prompts([agent._data.instructions[row]])
+        with torch.no_grad():
+            alone = language_model.model(input_ids=torch.tensor(prompt)).logits[0, -1].log_softmax(-1)
+        assert float(logprobs[position]) == pytest.approx(float(alone[agent._data.tokens[position]]), abs=1e-5)
+
+
+def test_the_reference_is_the_policy_before_training(llama: LanguageModel) -> None:
+    agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=128))
+    data = agent._data
+    assert data.texts == tuple(p.chosen for p in PREFERENCES) + tuple(p.rejected for p in PREFERENCES)
+    assert bool((data.tokens[data.lengths.cumsum(0) - 1] == llama.tokenizer.eos_token_id).all())
+    with torch.no_grad():
+        before = segment_sum(llama.logprobs(data), data.lengths)
+    kept = torch.cat([agent._ref_chosen, agent._ref_rejected])
+    torch.testing.assert_close(kept, before, atol=1e-4, rtol=0)
+    agent.learn()
+    assert torch.equal(torch.cat([agent._ref_chosen, agent._ref_rejected]), kept)
+    assert not kept.requires_grad
+    assert llama.reference is None  # no second model in memory
+
+
+@pytest.mark.parametrize("budget", [128, 256, 16384])
+def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, budget: int) -> None:
+    agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=budget, beta=0.7))
+    with torch.no_grad():
+        for parameter in llama.model.parameters():  # away from the reference, so that pairs weigh differently
+            parameter.mul_(1.02)
+    alone = [agent._sums(torch.tensor([pair])) for pair in range(5)]
+    expected = gradients(agent, torch.stack([sums["loss"] for sums in alone]).sum() / 5)
+    llama.model.zero_grad()
+    pairs = torch.tensor([3, 0, 4, 2, 1])
+    parts = agent._cut(pairs)
+    assert (len(parts) > 1) == (budget < 16384)
+    means = agent._loop.accumulate(parts, lambda rows: agent._sums(pairs[rows]), count=5)
+    for name in means:
+        assert means[name] == pytest.approx(sum(float(sums[name].detach()) for sums in alone) / 5, abs=1e-4)
+    assert abs(means["loss"] - LN2) > 1e-3
+    for name, gradient in expected.items():
+        torch.testing.assert_close(agent._loop.parameters[name].grad, gradient, atol=1e-4, rtol=1e-3)
+
+
+# Learning --------------------------------------------------------------------------------------------------------
+
+
+def test_training_raises_the_chosen_over_the_rejected(language_model: LanguageModel) -> None:
+    """The sign: AlpacaFarm's first release had it the wrong way round."""
+    agent = DPO(language_model, PREFERENCES, config=DPOConfig(epochs=6, batch_size=5, learning_rate=1e-3))
+    first, *_, last = agent.updates()
+    assert last["loss"] < first["loss"] - 0.1
+    assert last["accuracy"] == 1
+    assert last["margin"] == pytest.approx(last["reward/chosen"] - last["reward/rejected"], abs=1e-5)
+    gap = (last["logprob/chosen"] - last["logprob/rejected"]) - (first["logprob/chosen"] - first["logprob/rejected"])
+    assert gap == pytest.approx(last["margin"] / agent.config.beta, abs=1e-3)
+    assert gap > 2
+
+
+def test_flipped_labels_train_the_other_way(llama: LanguageModel, policy_folder: Path) -> None:
+    flipped = [replace(preference, preference=3 - preference.preference) for preference in PREFERENCES]
+    config = DPOConfig(epochs=4, batch_size=5, learning_rate=1e-3)
+    right = DPO(llama, PREFERENCES, config=config)
+    wrong = DPO(load_policy(policy_folder, max_response_tokens=16), flipped, config=config)
+    right.learn()
+    wrong.learn()
+    with torch.no_grad():
+        assert float(right._sums(torch.arange(5))["reward/chosen"]) > float(
+            wrong._sums(torch.arange(5))["reward/rejected"]
+        )
+
+
+def test_a_bandit_reaches_its_closed_form(policy_folder: Path) -> None:
+    """One token, one state, preferences in the exact proportions of Bradley-Terry: π ∝ π_ref · exp(r / β).
+
+    Five answers are compared, i beating j in odds_i of odds_i + odds_j pairs. Preferences fix the ratios among the five
+    and nothing else, so it is their shares of one another that must come within 0.01 of the optimum's, and the rewards
+    recovered, up to a constant, within 0.05 of the true ones.
+    """
+    policy = load_policy(policy_folder, max_response_tokens=1)
+    letters, odds = "abcde", (1, 2, 3, 4, 6)  # odds = exp(r)
+    instruction = Instruction(TEXTS[0], id=0, split="preference")
+    preferences = [
+        Preference(instruction, (letters[i], letters[j]), winner)
+        for i in range(5)
+        for j in range(i)
+        for winner, share in ((1, odds[i]), (2, odds[j]))
+        for _ in range(share)
+    ]
+    tokens = [policy.encode_responses([letter], eos=False)[0][0] for letter in letters]
+    prompt = torch.tensor(policy.encode_prompts([instruction]))
+
+    def shares() -> Tensor:
+        with torch.no_grad():
+            return policy.model(input_ids=prompt).logits[0, -1, tokens].softmax(-1)
+
+    config = DPOConfig(
+        beta=0.5, epochs=30, batch_size=len(preferences), learning_rate=5e-3, schedule="cosine", max_grad_norm=None
+    )
+    reference, rewards = shares(), torch.tensor(odds).log()
+    optimum = (reference.log() + rewards / config.beta).softmax(-1)
+    assert float((reference - optimum).abs().max()) > 0.1
+    with pytest.warns(UserWarning, match="are cut to max_response_tokens=1"):  # the one token is the letter
+        agent = DPO(policy, preferences, config=config)
+    agent.learn()
+    torch.testing.assert_close(shares(), optimum, atol=0.01, rtol=0)
+    recovered = config.beta * (shares().log() - reference.log())
+    torch.testing.assert_close(recovered - recovered.mean(), rewards - rewards.mean(), atol=0.05, rtol=0)
+
+
+def test_smoothed_labels_keep_the_margin_finite(llama: LanguageModel) -> None:
+    """Where every label is held to be wrong with probability ε, the best margin is log((1 − ε) / ε)."""
+    config = DPOConfig(epochs=60, batch_size=1, learning_rate=2e-3, label_smoothing=0.25, schedule="cosine", beta=1.0)
+    metrics = DPO(llama, PREFERENCES[:1], config=config).learn()
+    assert metrics["margin"] == pytest.approx(math.log(3), abs=0.05)
+
+
+def write_metrics(policy_folder: Path, target: Path) -> None:
+    """What a run reports, by the rank of the process."""
+    policy = load_policy(policy_folder, max_response_tokens=16)
+    updates = list(DPO(policy, PREFERENCES, config=replace(SMALL, batch_size=3)).updates())
+    (target / os.environ.get("RANK", "alone")).write_text(json.dumps(updates))
+
+
+def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
+    """Each reads its share of the reference and of a batch; one batch of an epoch has two pairs, the other three."""
+    write_metrics(policy_folder, tmp_path)
+    processes = start_world(write_metrics, policy_folder, tmp_path, size=2)
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    alone, first, second = (json.loads((tmp_path / name).read_text()) for name in ("alone", "0", "1"))
+    assert first == second
+    assert len(alone) == len(first) == 4
+    for expected, metrics in zip(alone, first, strict=True):
+        assert metrics == pytest.approx(expected, abs=1e-3)
+
+
+# The run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
+    def agent(out: str) -> DPO:
+        return DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, out=tmp_path / out)
+
+    agent("whole").learn()
+    for metrics in agent("parts").updates():
+        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
+            break
+    resumed = agent("parts")
+    assert resumed._loop.step == 2
+    assert resumed.learn()["step"] == 6
+    for name in ("metrics.jsonl", "checkpoint-6/policy/model.safetensors", "checkpoint-6/optimizer.safetensors"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
+    agent = DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, out=tmp_path / "run")
+    agent.learn()
+    with pytest.raises(CheckpointError, match=r"Changed: policy_sha256: '\w{64}' -> '\w{64}'\."):
+        DPO(agent.policy, PREFERENCES, config=SMALL, out=tmp_path / "run")
+    flipped = [replace(preference, preference=3 - preference.preference) for preference in PREFERENCES]
+    with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
+        DPO(load_policy(policy_folder, max_response_tokens=16), flipped, config=SMALL, out=tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_lora_trains_its_adapter_only(policy_folder: Path) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    policy = load_policy(policy_folder, max_response_tokens=16, lora=lora)
+    frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
+    first, *_, last = DPO(
+        policy, PREFERENCES, config=replace(SMALL, batch_size=5, epochs=6, learning_rate=1e-2)
+    ).updates()
+    assert first["margin"] == pytest.approx(0, abs=1e-5)
+    assert last["margin"] > 0.1
+    assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
+
+
+def test_a_trained_policy_acts(policy_folder: Path, tmp_path: Path) -> None:
+    agent = DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, seed=2)
+    before = agent.act(TEXTS)
+    agent.learn()
+    agent.save(tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved", max_response_tokens=16)
+    assert DPO(loaded, PREFERENCES, config=SMALL, seed=2).act(TEXTS) == agent.act(TEXTS) != before
+    assert len(before) == len(TEXTS)
+
+
+# Config ----------------------------------------------------------------------------------------------------------
+
+
+def test_paper_preset_is_the_papers() -> None:
+    config = DPOConfig.paper()
+    assert (config.beta, config.epochs, config.batch_size, config.learning_rate) == (0.1, 1, 64, 1e-5)
+    assert (config.schedule, config.warmup_steps, config.label_smoothing) == ("linear", 0.03, 0)
+    assert (config.weight_decay, config.act_temperature) == (0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("beta", 0.0, "above 0"),
+        ("epochs", 0, "1 or more"),
+        ("batch_size", 0, "1 or more"),
+        ("label_smoothing", 0.5, "in [0, 0.5)"),
+    ],
+)
+def test_bad_settings_are_named(field: str, value: float, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"DPOConfig.{field} must be {expected}, got {value!r}")):
+        DPOConfig(**{field: value})
+
+
+def test_bad_data_is_refused_or_counted(llama: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="DPO needs at least one preference, got none"):
+        DPO(llama, [])
+    with pytest.raises(ValueError, match=r"more than a micro-batch may hold \(max_tokens=64\)"):
+        DPO(llama, PREFERENCES, config=DPOConfig(micro_batch_tokens=64))
+    llama.max_response_tokens = 6
+    with pytest.warns(UserWarning, match="of 10 responses are cut to max_response_tokens=6"):
+        DPO(llama, PREFERENCES)

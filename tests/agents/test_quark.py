@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from quark_worlds import assert_near, gradients, move, prepared, small
+from tiny_models import build_tokenizer
+from tiny_worlds import DEMONSTRATIONS, TEXTS, load_policy, make_env
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from alpacafarm_env.agents import quark
+from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.losses import exact_kl
+from alpacafarm_env.agents.quark import Pool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
+from alpacafarm_env.agents.rollouts import Rollouts, ragged_split
+from alpacafarm_env.agents.sft import SFT, SFTConfig
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A fresh one for each test: control tokens are added to it."""
+    return build_tokenizer()
+
+
+def truth(policy: LanguageModel, prompt: list[int], response: list[int]) -> Tensor:
+    """Log-probabilities [T] of a response behind a prompt: one row, no pad, the model called by hand."""
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    logits = logits.index_fill(-1, torch.tensor(control_tokens(policy.model), dtype=torch.long), -torch.inf)
+    return logits.log_softmax(-1)[torch.arange(len(response)), response]
+
+
+# Quantiles -------------------------------------------------------------------------------------------------------
+
+
+def test_golden_quantiles_of_ten_rewards() -> None:
+    """AlpacaFarm's pool, run by hand: the best of four quantiles holds items 5 and 9, the last takes the remainder."""
+    rewards = torch.tensor([0.3, 0.9, -1, 0.5, 0.9, 2, 0.1, 0, -2, 1.5])
+    labels = quantile_labels(rewards, 4)
+    assert (labels == 0).nonzero().flatten().tolist() == [5, 9]
+    assert labels.bincount().tolist() == [2, 2, 2, 4]
+    assert labels.tolist() == [2, 1, 3, 2, 1, 0, 3, 3, 3, 0]
+
+
+def test_equal_scores_go_by_position() -> None:
+    assert quantile_labels(torch.zeros(6), 3).tolist() == [0, 0, 1, 1, 2, 2]
+    assert quantile_labels(torch.tensor([1.0, 2, 1, 2]), 2).tolist() == [1, 0, 1, 0]
+    assert quantile_labels(torch.tensor([1.0, 1, 2, 1]), 2).tolist() == [0, 1, 0, 1]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.integers(1, 8))
+def test_labels_partition_the_pool_from_best_to_worst(scores: list[int], num_quantiles: int) -> None:
+    labels = quantile_labels(torch.tensor(scores, dtype=torch.float64), num_quantiles)
+    sizes = labels.bincount().tolist()
+    assert sum(sizes) == len(scores) == len(labels)
+    assert len(sizes) == min(num_quantiles, len(scores))
+    assert sizes[:-1] == [max(1, len(scores) // num_quantiles)] * (len(sizes) - 1)
+    parts = [[score for score, label in zip(scores, labels, strict=True) if label == k] for k in range(len(sizes))]
+    assert all(min(better) >= max(worse) for better, worse in pairwise(parts))
+
+
+def test_scores_that_cannot_be_sorted_are_refused() -> None:
+    with pytest.raises(ValueError, match="without NaN, got shape \\(2,\\) with 1 NaN"):
+        quantile_labels(torch.tensor([1.0, math.nan]), 2)
+    with pytest.raises(ValueError, match="at least 1 quantile, got 0"):
+        quantile_labels(torch.zeros(2), 0)
+
+
+def test_the_best_quarter_is_trained_on(llama: LanguageModel) -> None:
+    _, rollouts, scores, pool, metrics = prepared(llama)
+    assert pool.trained.tolist() == sorted(scores.argsort(descending=True, stable=True)[:4].tolist())
+    best, others = scores[pool.trained], scores[[i for i in range(16) if i not in pool.trained]]
+    assert best.min() >= others.max()
+    assert best.min() > others.min()
+    assert metrics["score/best_quantile"] == pytest.approx(float(best.mean()))
+    assert pool.read is pool.plain is rollouts  # nothing in front of a prompt
+
+
+def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, trained = [], []
+    collect, sums = quark.Collector.collect, quark.quark_sums
+
+    def watched(self: Any, step: int) -> Any:
+        sampled.append(collect(self, step))
+        trained.append([])
+        return sampled[-1]
+
+    def seen(policy: LanguageModel, pool: Pool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
+        assert pool.read is sampled[-1][0]
+        trained[-1].extend(rows.tolist())
+        return sums(policy, pool, rows, config)
+
+    monkeypatch.setattr(quark.Collector, "collect", watched)
+    monkeypatch.setattr(quark, "quark_sums", seen)
+    Quark(make_env(16), llama, config=small(total_steps=3)).learn()
+    assert len(trained) == 3
+    for (_, scores, _), rows in zip(sampled, trained, strict=True):
+        best = (quantile_labels(scores, 4) == 0).nonzero().flatten().tolist()
+        assert sorted(rows[:4]) == sorted(rows[4:]) == best  # two epochs
+    assert sampled[0][0].texts != sampled[1][0].texts
+
+
+@pytest.mark.parametrize(("minibatch_size", "sizes"), [(2, [2, 2, 2, 2]), (3, [2, 2, 2, 2]), (256, [4, 4])])
+def test_an_update_takes_a_minibatch_at_most(
+    llama: LanguageModel, monkeypatch: pytest.MonkeyPatch, minibatch_size: int, sizes: list[int]
+) -> None:
+    agent, _, _, pool, _ = prepared(llama, minibatch_size=minibatch_size)
+    taken = []
+    update = agent._loop.update
+
+    def watched(micro: list[Tensor], sums: Any, *, count: float) -> dict[str, float]:
+        rows = torch.cat(micro)
+        assert count == int(pool.read.lengths[rows].sum())
+        taken.append(len(rows))
+        return update(micro, sums, count=count)
+
+    monkeypatch.setattr(agent._loop, "update", watched)
+    agent._improve(1, pool)
+    assert taken == sizes
+
+
+# The loss --------------------------------------------------------------------------------------------------------
+
+
+def test_golden_kl_and_its_gradient_with_a_token_that_both_forbid() -> None:
+    logits = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
+    forbidden = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
+    assert torch.equal(forbidden.detach(), torch.tensor([[1.0, 0.0, -1.0, -torch.inf]]))
+    kl = exact_kl(forbidden, torch.tensor([[0.5, 0.5, -1.0, -torch.inf]]))
+    assert float(kl.detach()) == pytest.approx(0.1015666, abs=1e-6)
+    (with_it,) = torch.autograd.grad(kl, logits)
+    (without,) = torch.autograd.grad(exact_kl(logits, torch.tensor([[0.5, 0.5, -1.0]])), logits)
+    torch.testing.assert_close(with_it, without)
+    assert float(without.abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("best_quantile_only", [True, False])
+def test_the_loss_is_nll_plus_exact_kl_of_unpadded_rows(
+    language_model: LanguageModel, best_quantile_only: bool
+) -> None:
+    """By hand: one row at a time, no pads, the reference without a control token, the KL a sum over the vocabulary."""
+    agent, _, _, pool, _ = prepared(language_model, best_quantile_only=best_quantile_only, kl_coef=0.3)
+    move(agent.policy)
+    rows = torch.from_numpy(pool.trained)
+    assert len(set(pool.read.total_lengths[rows].tolist())) > 1  # so a batch of them has pads
+    assert len(set(pool.read.prompt_lengths[rows].tolist())) > 1
+    nll, kl = 0.0, 0.0
+    words = [v for v in range(len(agent.policy.tokenizer)) if v not in control_tokens(agent.policy.model)]
+    for row in rows.tolist():
+        one, plain = pool.read[[row]], pool.plain[[row]]
+        response = one.tokens.tolist()
+        ids = [torch.cat((r.prompt_tokens, r.tokens))[None] for r in (one, plain)]
+        assert agent.policy.reference is not None
+        with torch.no_grad():
+            logits = agent.policy.model(input_ids=ids[0]).logits[0, -len(response) - 1 : -1][:, words]
+            ref_logits = agent.policy.reference(input_ids=ids[1]).logits[0, -len(response) - 1 : -1][:, words]
+        p, q = logits.double().softmax(-1), ref_logits.double().softmax(-1)
+        nll -= float(p[torch.arange(len(response)), response].log().sum())
+        kl += float((p * (p / q).log()).sum())
+    with torch.no_grad():
+        sums = quark_sums(agent.policy, pool, rows, agent.config)
+    assert float(sums["loss/nll"]) == pytest.approx(nll, rel=1e-5)
+    assert float(sums["kl/exact"]) == pytest.approx(kl, rel=1e-4)
+    assert kl > 0.01
+    assert float(sums["loss"]) == pytest.approx(nll + 0.3 * kl, rel=1e-5)
+
+
+def test_the_first_token_is_read_right_behind_the_prompt(llama: LanguageModel) -> None:
+    """Responses of one token: their loss is that of the first token, which AlpacaFarm read behind a pad."""
+    agent, rollouts, _, pool, _ = prepared(llama, max_response_tokens=1, num_quantiles=1)
+    assert set(rollouts.lengths.tolist()) == {1}
+    prompts = [tokens.tolist() for tokens in ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)]
+    expected = sum(float(truth(llama, p, [t])) for p, t in zip(prompts, rollouts.tokens.tolist(), strict=True))
+    found = quark_sums(agent.policy, pool, torch.from_numpy(pool.trained), agent.config)["loss/nll"]
+    assert len({len(prompt) for prompt in prompts}) > 1
+    assert float(found.detach()) == pytest.approx(-expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("train_eos", [True, False])
+def test_eos_is_a_target_unless_it_is_switched_off(llama: LanguageModel, train_eos: bool) -> None:
+    agent, rollouts, _, pool, _ = prepared(llama, num_quantiles=1, train_eos=train_eos)
+    assert set(rollouts.finished.tolist()) == {True, False}
+    rows = [i for i in pool.trained.tolist() if rollouts.finished[i]]
+    expected, num_tokens = 0.0, 0
+    for row in rows:
+        one = rollouts[[row]]
+        tokens = one.tokens.tolist()
+        assert tokens[-1] == llama.tokenizer.eos_token_id
+        logprobs = truth(llama, one.prompt_tokens.tolist(), tokens)
+        kept = logprobs if train_eos else logprobs[:-1]
+        expected, num_tokens = expected - float(kept.sum()), num_tokens + len(kept)
+    found = quark_sums(agent.policy, pool, torch.tensor(rows), agent.config)["loss/nll"]
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+    assert int(pool.read.lengths[rows].sum()) == num_tokens
+    unfinished = ~rollouts.finished
+    assert torch.equal(pool.read.lengths[unfinished], rollouts.lengths[unfinished])
+
+
+def test_without_eos_takes_one_token_off_finished_rows_only(llama: LanguageModel) -> None:
+    _, rollouts, _, _, _ = prepared(llama)
+    cut = without_eos(rollouts)
+    for row in range(16):
+        whole, rest = rollouts[[row]].tokens.tolist(), cut[[row]].tokens.tolist()
+        assert rest == (whole[:-1] if rollouts.finished[row] else whole)
+    assert not cut.finished.any()
+
+
+def test_responses_that_say_nothing_cannot_be_learned_without_eos(llama: LanguageModel) -> None:
+    eos = llama.tokenizer.eos_token_id
+    agent, rollouts, scores, _, _ = prepared(llama, train_eos=False)
+    silent = replace(
+        rollouts,
+        tokens=torch.full((16,), eos),
+        lengths=torch.ones(16, dtype=torch.int64),
+        logprobs=torch.zeros(16),
+        finished=torch.ones(16, dtype=torch.bool),
+    )
+    with pytest.raises(ValueError, match="Step 7: the responses to train on are empty, and train_eos=False"):
+        agent._prepare(7, silent, scores)
+    one_word = Rollouts.cat([rollouts[[3]], silent[list(range(15))]])
+    pool, _ = agent._prepare(7, one_word, torch.ones(16))
+    assert pool.trained.tolist() == [0]  # of the best four, three are empty
+
+
+def test_one_quantile_without_kl_is_sft_on_the_pool(language_model: LanguageModel) -> None:
+    """The same gradient, and after one update the same weights."""
+    common = {"max_grad_norm": 0.5, "adam_eps": 1e-5, "learning_rate": 1e-2, "schedule": "constant", "warmup_steps": 0}
+    settings = {"num_quantiles": 1, "kl_coef": 0.0, "minibatch_size": 16, "num_epochs": 1, "total_steps": 1}
+    sft = SFT(language_model, DEMONSTRATIONS, config=SFTConfig(batch_size=16, epochs=1, **common))
+    agent, rollouts, _, pool, _ = prepared(language_model, **settings, **common)
+    sft._data = rollouts
+    before = {name: p.detach().clone() for name, p in agent._loop.parameters.items()}
+    means = sft._loop.accumulate(sft._cut(rollouts), lambda rows: sft._sums(rollouts[rows]), count=len(rollouts.tokens))
+    expected = {name: p.grad.clone() for name, p in sft._loop.parameters.items() if p.grad is not None}
+    sft._loop._optimizer.zero_grad()
+    found, losses = gradients(agent, pool)
+    assert losses["loss"] == losses["loss/nll"] == pytest.approx(means["loss"], rel=1e-6)
+    assert_near(found, expected, atol=1e-6)
+
+    sft.learn()
+    fine_tuned = {name: p.detach().clone() for name, p in sft._loop.parameters.items()}
+    with torch.no_grad():
+        for name, parameter in agent._loop.parameters.items():
+            parameter.copy_(before[name])
+    agent.learn()
+    assert any(not torch.equal(before[name], tensor) for name, tensor in fine_tuned.items())
+    assert_near({name: p.detach() for name, p in agent._loop.parameters.items()}, fine_tuned, atol=1e-5)
+
+
+def test_before_training_there_is_no_kl_to_pull(llama: LanguageModel) -> None:
+    agent, _, _, pool, metrics = prepared(llama, kl_coef=100.0)
+    pulled, means = gradients(agent, pool)
+    agent.config = replace(agent.config, kl_coef=0.0)
+    free, _ = gradients(agent, pool)
+    assert means["kl/exact"] == pytest.approx(0, abs=1e-6)
+    assert abs(metrics["kl/k1"]) < 1e-5
+    assert_near(pulled, free, atol=1e-4)
+
+
+@pytest.mark.parametrize("best_quantile_only", [True, False])
+def test_gradients_do_not_depend_on_micro_batches(llama: LanguageModel, best_quantile_only: bool) -> None:
+    agent, _, _, pool, _ = prepared(llama, best_quantile_only=best_quantile_only, num_quantiles=2)
+    move(agent.policy)
+    whole, means = gradients(agent, pool)
+    parts, summed = gradients(agent, pool, micro_batch_tokens=int(pool.read.total_lengths.max()))
+    assert_near(parts, whole, atol=1e-6)
+    assert summed == pytest.approx(means, rel=1e-5)
+
+
+# Control tokens --------------------------------------------------------------------------------------------------
+
+
+def test_every_quantile_is_read_behind_its_token_and_the_reference_reads_none(llama: LanguageModel) -> None:
+    plain_prompts = {text: llama.encode_prompts([text])[0] for text in TEXTS}
+    agent, rollouts, scores, pool, _ = prepared(llama, best_quantile_only=False)
+    tokens, bos = agent._tokens, llama.tokenizer.bos_token_id
+    assert llama.tokenizer.convert_ids_to_tokens(list(tokens)) == [f"<reward_{k}>" for k in range(4)]
+    assert own_control_token(llama.model) == tokens[0]
+    assert pool.trained.tolist() == list(range(16))
+    labels = quantile_labels(scores, 4).tolist()
+    assert sorted(set(labels)) == [0, 1, 2, 3]
+    for row, (text, label) in enumerate(zip(rollouts.instructions, labels, strict=True)):
+        plain = plain_prompts[text]
+        assert pool.plain[[row]].prompt_tokens.tolist() == plain
+        assert pool.read[[row]].prompt_tokens.tolist() == [bos, tokens[label], *plain[1:]]
+        assert rollouts[[row]].prompt_tokens.tolist() == [bos, tokens[0], *plain[1:]]  # sampled as the best
+    assert torch.equal(pool.read.tokens, pool.plain.tokens)
+
+
+def test_the_tokens_are_learned_and_never_said(llama: LanguageModel) -> None:
+    agent = Quark(make_env(16), llama, config=small(best_quantile_only=False, minibatch_size=8))
+    table = llama.model.get_input_embeddings().weight
+    before = table.detach().clone()
+    updates = list(agent.updates())
+    assert all(math.isfinite(value) for metrics in updates for value in metrics.values())
+    assert updates[0]["kl/k1"] != 0  # the samples were read behind a token that the reference does not read
+    assert all(not torch.equal(table[token], before[token]) for token in agent._tokens)
+    assert llama.reference is not None
+    assert torch.equal(llama.reference.get_input_embeddings().weight, before)
+    rollouts, _, _ = agent._collector.collect(9)
+    assert not torch.isin(rollouts.tokens, torch.tensor(agent._tokens)).any()
+    assert len(agent.act(TEXTS)) == len(TEXTS)
+
+
+def test_the_best_quantile_alone_needs_no_tokens(llama: LanguageModel) -> None:
+    size = len(llama.tokenizer)
+    agent, _, _, pool, _ = prepared(llama)
+    assert (agent._tokens, control_tokens(llama.model), own_control_token(llama.model)) == ((), (), None)
+    assert len(llama.tokenizer) == size == llama.model.get_input_embeddings().weight.shape[0]
+    assert len(pool.trained) == 4
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_lora_trains_without_tokens_only(policy_folder: Path) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    updates = list(Quark(make_env(), load_policy(policy_folder, lora=lora), config=small()).updates())
+    assert updates[0]["kl/k1"] == pytest.approx(0, abs=1e-5)
+    assert abs(updates[1]["kl/k1"]) > 1e-4
+    with pytest.raises(ValueError, match="a LoRA adapter does not hold"):
+        Quark(make_env(), load_policy(policy_folder, lora=lora), config=small(best_quantile_only=False))
+
+
+# Config ----------------------------------------------------------------------------------------------------------
+
+
+def test_paper_preset_is_appendix_b() -> None:
+    config = QuarkConfig.paper()
+    assert (config.rollout_batch_size, config.minibatch_size, config.num_epochs, config.total_steps) == (
+        512,
+        256,
+        2,
+        390,
+    )
+    assert (config.learning_rate, config.warmup_steps, config.adam_eps, config.schedule) == (3e-6, 5, 1e-5, "linear")
+    assert (config.kl_coef, config.num_quantiles, config.best_quantile_only, config.train_eos) == (0.05, 4, True, True)
+    assert (config.max_response_tokens, config.temperature, config.act_temperature) == (300, 1.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("total_steps", 0, "1 or more"),
+        ("minibatch_size", 2.5, "an integer"),
+        ("num_quantiles", 0, "1 or more"),
+        ("num_quantiles", 17, "at most rollout_batch_size=16"),
+        ("kl_coef", -0.1, "0 or more"),
+        ("kl_coef", math.nan, "a finite number"),
+        ("temperature", 0, "above 0"),
+        ("max_response_tokens", 0, "1 or more, or None"),
+        ("best_quantile_only", "yes", "True or False"),
+        ("train_eos", 1, "True or False"),
+    ],
+)
+def test_bad_settings_are_named(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"QuarkConfig.{field} must be {expected}, got {value!r}")):
+        small(**{field: value})

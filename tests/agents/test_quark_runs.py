@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from quark_worlds import (
+    assert_near,
+    finish,
+    move,
+    prepared,
+    small,
+    train_in_a_world,
+    train_where_one_has_no_score,
+)
+from safetensors.torch import load_file
+from tiny_models import build_tokenizer
+from tiny_worlds import ASCII, TEXTS, First, Picky, Share, load_policy, make_env, start_world
+from transformers import PreTrainedTokenizerFast
+
+from alpacafarm_env.agents.control_tokens import own_control_token
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.quark import Quark
+from alpacafarm_env.errors import CheckpointError
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A fresh one for each test: control tokens are added to it."""
+    return build_tokenizer()
+
+
+# Runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_share_of_a_target_token_rises(llama: LanguageModel, seed: int) -> None:
+    config = small(
+        total_steps=16,
+        rollout_batch_size=64,
+        minibatch_size=16,
+        learning_rate=1e-2,
+        schedule="constant",
+        kl_coef=0.0,
+        max_response_tokens=4,
+    )
+    updates = list(Quark(make_env(64, Share("e")), llama, config=config, seed=seed).updates())
+    assert updates[0]["score/mean"] < 0.1
+    assert updates[-1]["score/mean"] > updates[0]["score/mean"] + 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_asked_for_the_best_quantile_it_answers_so(llama: LanguageModel, seed: int) -> None:
+    """Trained on all quantiles alike, so what rises has been learned behind <reward_0>."""
+    config = small(
+        total_steps=4,
+        rollout_batch_size=64,
+        minibatch_size=64,
+        num_epochs=8,
+        num_quantiles=2,
+        learning_rate=1e-2,
+        schedule="constant",
+        kl_coef=0.0,
+        max_response_tokens=1,
+        best_quantile_only=False,
+    )
+    updates = list(Quark(make_env(64, Share(ASCII, size=1)), llama, config=config, seed=seed).updates())
+    assert updates[0]["score/mean"] < 0.55
+    assert updates[-1]["score/mean"] > updates[0]["score/mean"] + 0.25
+
+
+def test_the_kl_term_holds_the_policy_back(policy_folder: Path) -> None:
+    config = small(total_steps=6, rollout_batch_size=32, minibatch_size=8, learning_rate=5e-3, schedule="constant")
+    drift = {}
+    for kl_coef in (0.0, 2.0):
+        agent = Quark(make_env(32), load_policy(policy_folder), config=replace(config, kl_coef=kl_coef))
+        drift[kl_coef] = agent.learn()["kl/k3"]
+    assert drift[2.0] < 0.5 * drift[0.0]
+
+
+def test_metrics_are_those_of_ppo_where_they_exist(llama: LanguageModel) -> None:
+    env = make_env()
+    with env.also_scored_by("gold_reward", Share("e")):
+        first, second = Quark(env, llama, config=small(learning_rate=1e-2)).updates()
+    for name in ("score/std", "finished", "length/mean", "entropy", "grad_norm", "learning_rate", "info/gold_reward"):
+        assert math.isfinite(first[name])
+    assert first["loss"] == pytest.approx(first["loss/nll"] + 0.05 * first["kl/exact"])
+    assert first["score/best_quantile"] > first["score/mean"]
+    assert first["kl/k1"] == pytest.approx(0, abs=1e-5)
+    assert second["kl/k3"] > 0
+    assert second["kl/exact"] > 0
+
+
+def test_drift_is_the_sum_over_each_response(llama: LanguageModel) -> None:
+    agent, rollouts, _, _, metrics = prepared(llama, micro_batch_tokens=128)
+    move(agent.policy, 1.1)
+    with torch.no_grad():
+        now = agent.policy.logprobs(rollouts)
+        reference = agent.policy.logprobs(rollouts, role="reference")
+        drift = agent._drift(replace(rollouts, logprobs=now))
+    assert metrics["kl/k1"] == pytest.approx(0, abs=1e-5)
+    assert drift["kl/k1"] == pytest.approx(float((now - reference).double().sum()) / 16, rel=1e-4)
+    assert drift["entropy"] == pytest.approx(-float(now.double().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("best_quantile_only", [True, False])
+def test_a_run_that_is_stopped_and_resumed_is_the_same(
+    policy_folder: Path, tmp_path: Path, best_quantile_only: bool
+) -> None:
+    config = small(total_steps=5, save_every=2, best_quantile_only=best_quantile_only)
+
+    def agent(out: str) -> Quark:
+        return Quark(make_env(), load_policy(policy_folder), config=config, seed=4, out=tmp_path / out)
+
+    agent("whole").learn()
+    for metrics in agent("parts").updates():
+        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
+            break
+    resumed = agent("parts")
+    assert [metrics["step"] for metrics in resumed.updates()] == [3, 4, 5]
+    for file in ("metrics.jsonl", "checkpoint-5/policy/model.safetensors"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+    changed = replace(config, kl_coef=0.1)
+    with pytest.raises(CheckpointError, match=re.escape("kl_coef: 0.05 -> 0.1")):
+        Quark(make_env(), load_policy(policy_folder), config=changed, seed=4, out=tmp_path / "parts")
+    loaded = load_policy(tmp_path / "parts/checkpoint-5/policy")
+    assert loaded.encode_prompts(TEXTS) == resumed.policy.encode_prompts(TEXTS)
+    assert (own_control_token(loaded.model) is None) == best_quantile_only
+
+
+def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> None:
+    agent = Quark(make_env(16, Picky(ASCII), on_unscored="truncate"), llama, config=small())
+    rollouts, scores, metrics = agent._collector.collect(1)
+    pool, _ = agent._prepare(1, rollouts, scores)
+    assert 0 < metrics["score/unscored"] < 1
+    assert len(pool.trained) == len(scores) // 4
+    assert all(len(rollouts.texts[row]) % 2 for row in pool.trained)
+    assert [m["step"] for m in agent.updates()] == [1, 2]
+
+
+def test_fewer_scores_than_quantiles_leave_the_best_one(llama: LanguageModel) -> None:
+    oracle = First(ASCII)
+    oracle.num_scored = 2
+    agent = Quark(make_env(16, oracle, on_unscored="truncate"), llama, config=small())
+    rollouts, scores, _ = agent._collector.collect(1)
+    pool, _ = agent._prepare(1, rollouts, scores)
+    assert pool.trained.tolist() == [int(scores.argmax())]
+
+
+# Processes -------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
+    """Against one process that goes through its environment twice: equal keys, so equal responses."""
+    files = {n: tmp_path / f"{n}.safetensors" for n in (1, 2)}
+    finish(*(start_world(train_in_a_world, policy_folder, files[n], size=n) for n in (1, 2)))
+    one, two = (load_file(files[n]) for n in (1, 2))
+    best = one["best.rows"]
+    assert sorted((int((best < 8).sum()), int((best >= 8).sum()))) in ([0, 4], [1, 3])  # not the best two of each
+    assert len(one["all.rows"]) == 16
+    trained = {name for name in one if name.startswith("trained.")}
+    assert_near({n: two[n] for n in two.keys() - trained}, {n: one[n] for n in one.keys() - trained}, atol=1e-5)
+    # After many optimizer steps, Adam has turned rounding of tiny gradients into differences of its own.
+    assert_near({n: two[n] for n in trained}, {n: one[n] for n in trained}, atol=2e-4)
+
+
+def test_a_process_without_scores_takes_part(policy_folder: Path, tmp_path: Path) -> None:
+    finish(start_world(train_where_one_has_no_score, policy_folder, tmp_path, size=2))
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second
+    assert first.count("'step': 2") == 2

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from tiny_models import BUILDERS, TEMPLATE, build_tokenizer
+from tiny_worlds import TEXTS, load_policy
+
+from alpacafarm_env.agents.control_tokens import add_control_tokens, control_tokens, own_control_token
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.reward_conditioning import (
+    NEGATIVE,
+    POSITIVE,
+    BinaryRewardConditioning,
+    RewardConditioningConfig,
+)
+from alpacafarm_env.agents.sft import SFTConfig
+from alpacafarm_env.instructions import Demonstration, Instruction, Preference
+
+PREFERENCES = tuple(
+    Preference(
+        Instruction(text, id=i, split="preference"),
+        ("a" * (2 + i), "b" * (6 - i))[:: 1 if i % 2 else -1],
+        1 + (i + 1) % 2,
+    )
+    for i, text in enumerate(TEXTS)
+)
+SMALL = RewardConditioningConfig(epochs=2, batch_size=3, learning_rate=1e-3, save_every=2)
+
+
+@pytest.fixture(params=sorted(BUILDERS))
+def policy(request: pytest.FixtureRequest) -> LanguageModel:
+    """With a tokenizer of its own, which the agent changes; GPT-2's embeddings are tied, LLaMA's are not."""
+    tokenizer = build_tokenizer()
+    return LanguageModel(BUILDERS[request.param](len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16)
+
+
+def fresh(policy_folder: Path) -> LanguageModel:
+    return load_policy(policy_folder, max_response_tokens=16)
+
+
+def test_each_pair_is_read_twice_after_a_token_of_its_own(policy: LanguageModel) -> None:
+    assert all(set(p.chosen) == {"a"} and set(p.rejected) == {"b"} for p in PREFERENCES)
+    bare = policy.encode_prompts(TEXTS)
+    data = BinaryRewardConditioning(policy, PREFERENCES)._data
+    ids = policy.tokenizer.convert_tokens_to_ids([POSITIVE, NEGATIVE])
+    assert len(data) == 2 * len(PREFERENCES)
+    assert data.instructions == TEXTS * 2
+    prompts = [row.tolist() for row in torch.split(data.prompt_tokens, data.prompt_lengths.tolist())]
+    assert prompts == [[prompt[0], token, *prompt[1:]] for token in ids for prompt in bare]
+    responses = [p.chosen for p in PREFERENCES] + [p.rejected for p in PREFERENCES]
+    assert data.texts == tuple(responses)
+    assert data.tokens.tolist() == [token for row in policy.encode_responses(responses) for token in row]
+
+
+def test_the_token_decides_which_kind_is_said(policy: LanguageModel, tmp_path: Path) -> None:
+    config = RewardConditioningConfig(epochs=40, batch_size=10, learning_rate=1e-2, schedule="linear")
+    agent = BinaryRewardConditioning(policy, PREFERENCES, config=config)
+    agent.learn()
+    assert set("".join(agent.act(TEXTS))) == {"a"}
+    agent.save(tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved", max_response_tokens=16)
+    again = BinaryRewardConditioning(loaded, PREFERENCES, config=config)  # trains on: nothing is added or changed
+    assert again.act(TEXTS) == agent.act(TEXTS)
+    assert torch.equal(again._data.prompt_tokens, agent._data.prompt_tokens)
+    positive, negative = control_tokens(loaded.model)
+    assert own_control_token(loaded.model) == positive
+    loaded.model.config.alpacafarm_control_token = negative
+    assert set("".join(again.act(TEXTS))) == {"b"}
+
+
+def test_evaluation_is_after_the_positive_token(policy: LanguageModel) -> None:
+    agent = BinaryRewardConditioning(policy, PREFERENCES)
+    chosen = [Demonstration(p.instruction, p.chosen) for p in PREFERENCES]
+    half = agent._data[:5]
+    expected = float(agent._sums(half)["loss"].detach()) / len(half.tokens)
+    assert agent.evaluate(chosen) == pytest.approx(expected, abs=1e-5)
+
+
+def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> None:
+    agent = BinaryRewardConditioning(policy, PREFERENCES, config=SMALL)
+    ids = list(control_tokens(policy.model))
+    before = policy.model.get_input_embeddings().weight[ids].detach().clone()
+    assert not set(ids) & set(agent._data.tokens.tolist())
+    metrics = agent.learn()
+    assert 0 < metrics["loss"] < float("inf")
+    assert bool((policy.model.get_input_embeddings().weight[ids] != before).any(1).all())
+    samples = policy.generate(TEXTS, generator=torch.Generator().manual_seed(0), num_samples=20)
+    assert not set(ids) & set(samples.tokens.tolist())
+
+
+def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
+    def agent(out: str) -> BinaryRewardConditioning:
+        return BinaryRewardConditioning(fresh(policy_folder), PREFERENCES, config=SMALL, seed=1, out=tmp_path / out)
+
+    whole = agent("whole")
+    assert whole.learn()["step"] == 8  # two epochs of ten responses by threes
+    for metrics in agent("parts").updates():
+        if metrics["step"] == 5:
+            break
+    resumed = agent("parts")
+    assert resumed._loop.step == 4
+    resumed.learn()
+    for name in ("metrics.jsonl", "checkpoint-8/policy/model.safetensors", "checkpoint-8/optimizer.safetensors"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed.act(TEXTS) == whole.act(TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_what_cannot_be_trained_is_refused(policy_folder: Path) -> None:
+    with pytest.raises(ValueError, match="BinaryRewardConditioning needs at least one preference, got none"):
+        BinaryRewardConditioning(fresh(policy_folder), [])
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="which a LoRA adapter does not hold; merge the adapter"):
+        BinaryRewardConditioning(load_policy(policy_folder, max_response_tokens=16, lora=lora), PREFERENCES)
+    other = fresh(policy_folder)
+    add_control_tokens(other, ("<good>", "<bad>"), seed=0)
+    with pytest.raises(ValueError, match=r"got one with \['<good>', '<bad>'\]"):
+        BinaryRewardConditioning(other, PREFERENCES)
+
+
+def test_presets() -> None:
+    paper, sft = RewardConditioningConfig.paper(), SFTConfig.paper()
+    assert isinstance(paper, RewardConditioningConfig)
+    assert (paper.epochs, paper.batch_size, paper.learning_rate) == (sft.epochs, sft.batch_size, sft.learning_rate)
+    assert isinstance(RewardConditioningConfig.sandbox(), RewardConditioningConfig)
