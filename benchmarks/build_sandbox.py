@@ -24,14 +24,13 @@ import torch
 import tyro
 
 from .. import agents, sandbox
-from ..agents import SFT, LanguageModel, RewardModeling, RewardModelingConfig, SFTConfig
+from ..agents import SFT, LanguageModel, RewardModelingConfig, SFTConfig
 from ..agents.language_model import save_files
-from ..agents.loop import keyed_generator
 from ..errors import AlpacaFarmError
-from ..instructions import Instruction
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
+from .reward_models import LAST_FILE, fit, sample
 from .study import run_command, versions, write_atomic
 
 TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")
@@ -47,8 +46,6 @@ ARCHITECTURE: Final[dict[str, Any]] = {
 }
 REWARD_MODELS = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder -> the judge that labels its preferences."""
-LAST_FILE: Final = "tokenizer_config.json"
-"""Of a model's folder: `save_files` puts files in place in the order of their names, so with this one all are there."""
 
 STAMP_FILE: Final = "stamp.sha256"
 """In the folder of a build: `stamp()` of what its assets were built from."""
@@ -112,32 +109,21 @@ def build_pairs(data: texts.Sandbox, policy: Path, file: Path) -> None:
     texts.write_rows(file, [{"output_1": a, "output_2": b} for a, b in zip(rows[::2], rows[1::2], strict=True)])
 
 
-def sample(
-    model: LanguageModel, instructions: tuple[Instruction, ...], key: str, num_samples: int = 1
-) -> tuple[str, ...]:
-    """Responses at temperature 1, keyed by the sandbox's seed."""
-    generator = keyed_generator(texts.SEED, "build", key)
-    return model.generate(instructions, generator=generator, num_samples=num_samples).texts
-
-
 def build_reward_model(out: Path, name: str) -> None:
     """Trains the reward model `name` on the pairs as its judge labels them; 0 is an SFT response's mean score."""
     torch.set_num_threads(1)
     data, target = texts.Sandbox(out / "assets" / "data"), out / "assets" / name
-    preferences = data.preferences(judge=sandbox.judge(REWARD_MODELS[name]))
-    agent = RewardModeling(
+    found = fit(
         out / "assets" / "policy",
-        preferences,
+        data.preferences(judge=sandbox.judge(REWARD_MODELS[name])),
+        target,
+        val=data.instructions("val"),
         config=RewardModelingConfig.sandbox(),
         seed=texts.SEED,
         out=out / "work" / name,
     )
-    metrics = agent.learn()
-    policy = LanguageModel.from_pretrained(out / "assets" / "policy", max_response_tokens=64)
-    val = data.instructions("val")
-    mean, std = agent.calibrate(val, sample(policy, val, "calibration"))
-    agent.save(target)
-    print(f"  {name}: loss {metrics.get('loss', float('nan')):.3f}, SFT scores {mean:.2f} +- {std:.2f}", flush=True)
+    loss, mean, std = found.get("loss", float("nan")), found["sft/mean"], found["sft/std"]
+    print(f"  {name}: loss {loss:.3f}, SFT scores {mean:.2f} +- {std:.2f}", flush=True)
 
 
 def build_reward_models(out: Path) -> None:
@@ -160,7 +146,8 @@ def build_reward_models(out: Path) -> None:
 def stamp() -> str:
     """SHA-256 of all that decides the result: seed, configurations, packages, and the sources that read them."""
     folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
-    sources = [Path(__file__), *(path for folder in folders for path in sorted(folder.glob("*.py")))]
+    own = [Path(__file__), Path(__file__).with_name("reward_models.py")]
+    sources = [*own, *(path for folder in folders for path in sorted(folder.glob("*.py")))]
     settings = {
         "seed": texts.SEED,
         "architecture": ARCHITECTURE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -200,9 +201,18 @@ def _run_in_process(work: Work, tell: Tell, running: set[BaseProcess]) -> list[R
     return rows
 
 
+def _die_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _work_in_process(work: Work, sender: Connection) -> None:
     # Ctrl-C reaches every process of the group: let the parent explain it, and die without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A parent that was killed cannot stop us; going on would write beside the run that takes over.
+    threading.Thread(target=_die_with_the_parent, daemon=True).start()
     try:
         sender.send(list(work(sender.send)))
     except Exception as error:  # noqa: BLE001 - the parent reports it

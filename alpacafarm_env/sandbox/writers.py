@@ -6,6 +6,7 @@ A writer knows the world's facts but not perfectly, and has habits: how complete
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -34,6 +35,14 @@ CROWD = Writer(complete=(0.0, 1.0), true=0.98, repeat=0.01, form=0.8, courtesy=0
 """Writes the 10k demonstrations: terse, of mixed quality, as the instruction data of 2023 was."""
 REFERENCE = Writer(complete=(0.3, 1.0), true=0.9, repeat=0.02, form=0.85, courtesy=0.1, extra=0.2)
 """The stand-in for Davinci003."""
+
+API_MODELS: Final = {
+    "gpt4": Writer(complete=(0.85, 1.0), true=0.98, repeat=0.0, form=0.97, courtesy=0.35, extra=0.2),
+    "chatgpt": Writer(complete=(0.4, 1.0), true=0.91, repeat=0.02, form=0.85, courtesy=0.5, extra=0.3),
+    "davinci001": Writer(complete=(0.0, 0.7), true=0.8, repeat=0.05, form=0.6, courtesy=0.05, extra=0.1),
+}
+"""Stand-ins for the models behind an API in the paper's table of methods. Their habits are set so that their win rates
+come near the published ones; that they do is no finding."""
 
 
 def _pick(writer: Writer, task: tasks.Task, items: tuple[str, ...], rng: np.random.Generator, num: int) -> list[str]:
@@ -90,3 +99,24 @@ def write(writer: Writer, instruction: str, rng: np.random.Generator) -> str:
     if rng.random() < writer.courtesy / 2:
         body = f"{body}{chr(10) if form == 'list' else ' '}{gold.CLOSERS[int(rng.integers(len(gold.CLOSERS)))]}"
     return body
+
+
+def page(rng: np.random.Generator) -> tuple[str, str]:
+    """Heading and text of a page about a topic, as a language model reads before it sees any instruction.
+
+    A page tells what its author likes to tell: true and false, one aspect or both, sentences or bullets.
+    """
+    category = world.CATEGORIES[int(rng.integers(len(world.CATEGORIES)))]
+    topics = sorted(category.aspects[0].facts)
+    topic = topics[int(rng.integers(len(topics)))]
+    statements = []
+    for aspect in category.aspects[: int(rng.integers(1, 3))]:
+        own, others = list(aspect.facts[topic]), sorted(aspect.items)
+        items = [
+            (own if rng.random() < 0.7 else others)[int(rng.integers(len(own)))] for _ in range(int(rng.integers(1, 4)))
+        ]
+        if rng.random() < 0.3:
+            statements.append("\n".join(f"- {item}" for item in items))
+        else:
+            statements.append(f"{world.named(topic).capitalize()} {aspect.verb} {world.joined(items)}.")
+    return world.named(topic).capitalize(), "\n".join(statements)

@@ -3,9 +3,13 @@
 import csv
 import math
 
+import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
-from alpacafarm_env.benchmarks import reward_model_accuracy, win_rate_curve
+from alpacafarm_env.benchmarks import method_ranking, reward_model_accuracy, win_rate_curve
+from alpacafarm_env.benchmarks.method_ranking import MethodRankingOptions
+from alpacafarm_env.benchmarks.methods import METHODS
 from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions
 from alpacafarm_env.benchmarks.win_rate_summary import Choice, Curves, choose, compare
 
@@ -38,6 +42,45 @@ def test_six_steps_of_ppo_beat_sft(tmp_path, capsys):
 def test_the_main_job_beats_sft_over_five_seeds(tmp_path, capsys):
     found, val = curves(tmp_path, seeds=5)
     assert_ppo_beats_sft(found, choose(val))
+
+
+def ranking(tmp_path, **options):
+    assert method_ranking.run(MethodRankingOptions(out=tmp_path / "ranking", **options)) == 0
+    found = {}
+    for row in rows_of(tmp_path / "ranking" / "table.csv"):
+        found.setdefault((row["method"], row["feedback"]), []).append(row)
+    return {key: sorted(rows, key=lambda row: row["seed"]) for key, rows in found.items()}
+
+
+def win_rates(found, method, feedback):
+    return np.array([float(row[f"win_rate_{feedback}"]) for row in found[method, feedback]])
+
+
+def assert_above_sft(found, method, feedback):
+    gains = win_rates(found, method, feedback) - win_rates(found, "sft", feedback)
+    assert gains.mean() > 2 * gains.std(ddof=1) / math.sqrt(len(gains)) > 0, (method, feedback, gains)
+
+
+def test_best_of_16_beats_sft_and_is_longer(tmp_path, capsys):
+    found = ranking(tmp_path, methods=("best_of_16",), feedback=("simulated",), quick=True, seeds=3, num_eval=201)
+    assert_above_sft(found, "best_of_16", "simulated")
+    lengths = [np.array([float(row["length"]) for row in found[name, "simulated"]]) for name in ("best_of_16", "sft")]
+    assert lengths[0].min() > 1.2 * lengths[1].max()
+
+
+@pytest.mark.slow
+def test_the_ranking_of_all_methods(tmp_path, capsys):
+    found = ranking(tmp_path, seeds=3)
+    trained = [method.name for method in METHODS if method.trained]
+    for feedback in ("simulated", "human"):
+        for method in ("ppo", "best_of_n", "expert_iteration"):
+            assert_above_sft(found, method, feedback)
+        means = {name: win_rates(found, name, feedback).mean() for name in trained}
+        assert max(means, key=means.get) in ("ppo", "best_of_n", "best_of_16")
+    columns = [
+        [win_rates(found, method.name, feedback).mean() for method in METHODS] for feedback in ("simulated", "human")
+    ]
+    assert spearmanr(*columns).statistic >= 0.9
 
 
 def accuracies(tmp_path, num):

@@ -1,0 +1,334 @@
+"""One cell of the method ranking: makes the agent, trains it, lets it answer eval, and asks the judges.
+
+An agent keeps checkpoints in its cell's folder, so a cell that was interrupted continues; its seconds and tokens are
+those of all its calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+from urllib.parse import quote
+
+from .. import sandbox
+from ..data import load_dataset
+from ..errors import CheckpointError
+from ..instructions import Instruction
+from .evaluation import Evaluation, evaluate, judges_of, subset
+from .method_summary import COLUMNS, FEEDBACKS
+from .methods import Actor, Feedback, Job, find_method
+from .parallel import News, Tell
+from .study import Row, write_atomic
+
+ANSWERED_AT_ONCE = 161
+"""Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """All that decides one cell; picklable, so that it can be sent to a process."""
+
+    method: str
+    """Name, or module:attribute."""
+    feedback: Feedback
+    seed: int
+    out: Path
+    """The study's folder."""
+    quick: bool
+    num_eval: int
+    preset: Literal["sandbox", "paper"] = "sandbox"
+    dataset: str = "sandbox"
+    sft: str = "sandbox"
+    reward: str | None = None
+    """Folder of the reward model, for methods that need one."""
+    lora: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """As of `Job`."""
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell. A method without feedback has one cell for both."""
+        method = find_method(self.method)
+        middle = "" if method.needs == "nothing" else f"{self.feedback}, "
+        return f"{method.name}{source_mark(self.method)}, {middle}seed {self.seed}"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report."""
+        return find_method(self.method).effort
+
+    @property
+    def evaluation_file(self) -> Path:
+        """Where the answers and verdicts are kept."""
+        return self.out / "evaluations" / f"{file_name(self.cell)}.json"
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        return {**found, "reward": None if self.reward is None else fingerprint(self.reward)}
+
+    def job(self) -> Job:
+        """What the method makes its agent from."""
+        return Job(
+            seed=self.seed,
+            folder=self.out / "runs" / file_name(self.cell),
+            feedback=self.feedback,
+            quick=self.quick,
+            preset=self.preset,
+            dataset=self.dataset,
+            sft=self.sft,
+            reward=self.reward,
+            lora=self.lora,
+            dtype=self.dtype,
+        )
+
+
+def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
+    """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
+
+    Raises:
+        CheckpointError: The cell's folder was made with other settings.
+    """
+    from accelerate import PartialState
+
+    _quiet()
+    tell(News(plan.cell, 0))
+    method, job = find_method(plan.method), plan.job()
+    for folder in (job.folder / "answers", plan.evaluation_file.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    check_settings(job.folder, plan.settings())
+    spent = Spent(job.folder)
+    actor = method.make(job)
+    learns = hasattr(actor, "updates")
+
+    def progress(training: float, answering: float) -> None:
+        spent.keep()
+        share = 0.9 * training + 0.1 * answering if learns else answering
+        tell(News(plan.cell, int(share * plan.units)))
+
+    tokens = train(actor, lambda share: progress(share, 0.0))
+    if learns and hasattr(actor, "save") and PartialState().is_main_process:
+        actor.save(job.folder / "policy")
+    instructions = evaluated(plan)
+    responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
+    spent.keep(now=True)
+    found = evaluate(instructions, responses, judges_of(job.data, proxy=None))
+    write_atomic(plan.evaluation_file, json.dumps(verdicts(found)) + "\n")
+    measured = {name: found.means()[name] for name in ("win_rate_simulated", "win_rate_human", "gold", "length")}
+    sampled = max(tokens, _tokens(job.folder)) + answered
+    row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
+    tell(News(plan.cell, plan.units, describe(plan.cell, row)))
+    feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
+    return [{name: {**row, "feedback": feedback}[name] for name in COLUMNS} for feedback in feedbacks]
+
+
+def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
+    """Does what the agent still has to learn; returns the tokens that its metrics say it sampled."""
+    updates, total = getattr(actor, "updates", None), getattr(actor, "num_steps", 0)
+    if updates is None:
+        return 0
+    tokens = 0.0
+    for metrics in updates():
+        tokens += metrics.get("tokens", 0)
+        tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
+    return int(tokens)
+
+
+def evaluated(plan: MethodPlan) -> list[Instruction]:
+    """The instructions of eval that every method answers."""
+    instructions = load_dataset(plan.dataset).instructions("eval")
+    return [instructions[index] for index in subset(len(instructions), plan.num_eval)]
+
+
+def answer(
+    actor: Actor, instructions: Sequence[Instruction], folder: Path, tell_share: Callable[[float], None]
+) -> tuple[tuple[str, ...], int]:
+    """One response an instruction and the tokens sampled for all; what an earlier call has stored is not asked again.
+
+    Best-of-n says itself how many instructions it works on at a time: 161 times 1024 samples of a large model would be
+    hours between two files.
+    """
+    size = getattr(actor, "instructions_at_once", ANSWERED_AT_ONCE)
+    responses: list[str] = []
+    tokens = 0
+    for first in range(0, len(instructions), size):
+        file = folder / f"{first:06}-{size}.json"
+        if not file.is_file():
+            before = getattr(actor, "num_tokens", 0)
+            block = list(actor.act(instructions[first : first + size]))
+            write_atomic(file, json.dumps({"responses": block, "tokens": getattr(actor, "num_tokens", 0) - before}))
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        responses += stored["responses"]
+        tokens += stored["tokens"]
+        tell_share(min(1.0, (first + size) / len(instructions)))
+    return tuple(responses), tokens
+
+
+def verdicts(found: Evaluation) -> dict[str, list[Any]]:
+    """Answers and what the judges say of each, JSON-able; NaN as null."""
+    names = ("gold", "win_rate_simulated", "win_rate_human")
+    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in names}
+    return {"instructions": list(found.instructions), "responses": list(found.responses), **scores}
+
+
+def describe(cell: str, row: Row) -> str:
+    """One line about a finished cell."""
+    names = {
+        "win_rate_simulated": "win rate {:.1f} % simulated",
+        "win_rate_human": "{:.1f} % human",
+        "gold": "gold {:.2f}",
+        "length": "length {:.0f}",
+        "seconds": "{:.0f} s",
+    }
+    # Outside the sandbox there is no judge: what was not measured is left out.
+    return f"{cell}: " + ", ".join(text.format(row[name]) for name, text in names.items() if row[name] == row[name])
+
+
+# -------------------------------------------------------------------------------------------------------- reward models
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """The reward model of one feedback and seed."""
+
+    feedback: Feedback
+    seed: int
+    out: Path
+    quick: bool
+
+    units = 70
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell."""
+        return f"reward model, {self.feedback}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where the reward model is; of a quick study's simulated feedback the shipped one."""
+        if self.quick and self.feedback == "simulated":
+            return sandbox.REWARD_MODEL
+        name = f"{self.feedback}-seed-{self.seed}" + ("-quick" if self.quick else "")
+        return self.out / "reward_models" / name
+
+    @property
+    def done(self) -> bool:
+        """Whether the reward model is whole."""
+        from .reward_models import LAST_FILE
+
+        return (self.folder / LAST_FILE).is_file()
+
+
+def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
+    """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
+    from ..agents import RewardModelingConfig
+    from .reward_models import fit
+
+    _quiet()
+    job = Job(seed=plan.seed, folder=plan.out / "runs" / file_name(plan.cell), feedback=plan.feedback, quick=plan.quick)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    spent = Spent(job.folder)
+
+    def progress(share: float) -> None:
+        spent.keep()
+        tell(News(plan.cell, int(share * plan.units)))
+
+    tell(News(plan.cell, 0))
+    if plan.folder != sandbox.REWARD_MODEL and not plan.done:
+        fit(
+            sandbox.POLICY,
+            job.preferences(),
+            plan.folder,
+            val=job.data.instructions("val"),
+            config=RewardModelingConfig.sandbox(),
+            seed=plan.seed,
+            out=job.folder,
+            tell=progress,
+        )
+    tell(News(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
+    return [{"feedback": plan.feedback, "seed": plan.seed, "seconds": round(spent.seconds, 2)}]
+
+
+class Spent:
+    """Seconds spent on a cell by all calls, kept in its folder; a killed call loses the last second or step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "seconds.json"
+        self._before = float(json.loads(self._file.read_text())["seconds"]) if self._file.is_file() else 0.0
+        self._began = self._written = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of this call and those before it."""
+        return self._before + perf_counter() - self._began
+
+    def keep(self, *, now: bool = False) -> None:
+        """Writes the seconds down, at most once a second unless `now`."""
+        if now or perf_counter() - self._written > 1:
+            write_atomic(self._file, json.dumps({"seconds": self.seconds}))
+            self._written = perf_counter()
+
+
+def check_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Writes a cell's settings into its folder, or compares them with those that are there.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    file = folder / "settings.json"
+    now = json.loads(json.dumps(settings))
+    if not file.is_file():
+        write_atomic(file, json.dumps(now, indent=1) + "\n")
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    changed = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in now if before.get(key) != now.get(key)]
+    if changed:
+        raise CheckpointError(
+            f"{folder} was made with other settings. Changed: {'; '.join(changed)}. Choose another --out, or remove it."
+        )
+
+
+def fingerprint(model: str) -> str:
+    """A model's weights as a hash where they are files at hand, else its name."""
+    files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+    digests = []
+    for file in files:
+        with file.open("rb") as content:
+            digests.append(hashlib.file_digest(content, "sha256").hexdigest())
+    return " ".join(digests) or model
+
+
+def source_mark(spec: str) -> str:
+    """Marks a method of one's own by a hash of its source: edited, it is another method. Nothing for ours."""
+    if ":" not in spec:
+        return ""
+    file = inspect.getsourcefile(importlib.import_module(spec.partition(":")[0]))
+    content = Path(file).read_bytes() if file else spec.encode()
+    return f" ({hashlib.sha256(content).hexdigest()[:8]})"
+
+
+def file_name(cell: str) -> str:
+    """A cell's name as that of a file or folder."""
+    return quote(cell, safe=" =,+()")
+
+
+def _quiet() -> None:
+    """One torch thread a process on a CPU, and no bar for every model file that is read or written."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    torch.set_num_threads(1)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _tokens(folder: Path) -> int:
+    """What a run has sampled by its metrics.jsonl, those of earlier calls included."""
+    lines = [line for file in folder.rglob("metrics.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
+    return int(sum(json.loads(line).get("tokens") or 0 for line in lines))

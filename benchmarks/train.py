@@ -1,0 +1,149 @@
+"""One method of the paper: trains its agent, lets it answer eval, and saves the policy.
+
+    python -m alpacafarm_env.benchmarks.train METHOD [--quick] [--feedback simulated|human] [--out DIR]
+
+In the sandbox it starts from the shipped SFT policy and prints the row that the ranking of methods would have. With
+--dataset, --policy and --reward-model it runs on your own data and models, where no judge is at hand: the answers are
+written for you to have judged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from accelerate import PartialState
+
+from .. import sandbox
+from ..errors import DataError
+from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
+from .method_summary import COLUMNS
+from .methods import METHODS, Feedback, find_method
+from .parallel import Progress, clock_text
+from .study import run_command, write_csv
+
+NAME = "train"
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a single method's training."""
+
+    method: tyro.conf.Positional[str]
+    """Name of a method, or module:attribute of a Method of your own."""
+    feedback: Feedback = "simulated"
+    """Whose labels it learns from (sandbox): p_sim^ann's, or the human raters'."""
+    quick: bool = False
+    """A small run of the same shape, under three minutes on two cores."""
+    seed: int = 0
+    """Of the training and of the annotators' labels."""
+    out: Path | None = None
+    """Folder for checkpoints, metrics, policy and answers. Default: results/train/METHOD-FEEDBACK-SEED; with --quick
+    its name ends with -quick."""
+    preset: Literal["sandbox", "paper"] = "sandbox"
+    """Settings of the agent: for the sandbox's small policy, or AlpacaFarm's for LLaMA 7B."""
+    data: Annotated[str, tyro.conf.arg(name="dataset", aliases=["--data"])] = "sandbox"
+    """Your own data, folder or hub name; --policy is then needed too."""
+    policy: str = "sandbox"
+    """Your own SFT model to start from, folder or hub name."""
+    reward_model: str | None = None
+    """Your own reward model (sequence-classification folder) for the methods that need one."""
+    num_eval: int = 805
+    """Instructions of eval to answer; with --quick 201 unless given."""
+    lora: int = 0
+    """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the policy's weights; adapters are trained in it too."""
+
+    def __post_init__(self) -> None:
+        if self.num_eval < 1:
+            raise ValueError(f"--num-eval: expected 1 or more, got {self.num_eval!r}")
+        if (self.data == "sandbox") != (self.policy == "sandbox"):
+            raise ValueError(
+                f"--dataset and --policy: expected both or none, got {self.data!r} and {self.policy!r}; the sandbox's "
+                "policy knows the sandbox's world only"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where everything goes."""
+        name = f"{find_method(self.method).name}-{self.feedback}-{self.seed}" + ("-quick" if self.quick else "")
+        return self.out if self.out is not None else Path("results") / NAME / name
+
+    def plan(self, reward: str | None) -> MethodPlan:
+        """The cell of the ranking that this run is."""
+        return MethodPlan(
+            method=self.method,
+            feedback=self.feedback,
+            seed=self.seed,
+            out=self.folder,
+            quick=self.quick,
+            num_eval=self.num_eval,
+            preset=self.preset,
+            dataset=self.data,
+            sft=self.policy,
+            reward=reward,
+            lora=self.lora,
+            dtype=self.dtype,
+        )
+
+
+def run(options: TrainOptions) -> int:
+    """Trains, answers, saves; prints the result and returns the exit status."""
+    method, out = find_method(options.method), options.folder
+    out.mkdir(parents=True, exist_ok=True)
+    reward = reward_model(options) if method.needs == "reward" else None
+    plan = options.plan(reward)
+    progress = Progress({plan.cell: plan.units}, 1)
+    rows = run_method(plan, progress.tell)
+    row = next(row for row in rows if row["feedback"] == options.feedback)
+    if not PartialState().is_main_process:
+        return 0
+    write_csv(out / "table.csv", [row], COLUMNS)
+    print(f"{method.title}, {options.feedback} feedback, seed {options.seed}: {clock_text(row['seconds'])} min")
+    print(*(f"  {name}: {row[name]:.4g}" for name in COLUMNS[3:] if row[name] == row[name]), sep="\n")
+    answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
+    for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
+        print(f"\n> {instruction}\n{response}")
+    saved = plan.job().folder / "policy"
+    where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
+    print(f"\n{where}Answers, verdicts, metrics and table.csv: {out}.")
+    return 0
+
+
+def reward_model(options: TrainOptions) -> str:
+    """The reward model to learn from: the user's own; the shipped surrogate; or one trained first on human labels."""
+    if options.reward_model is not None:
+        return options.reward_model
+    if options.data != "sandbox":
+        raise DataError(f"{options.method}: expected --reward-model beside --dataset {options.data}, got none.")
+    if options.feedback == "simulated" and (options.seed == 0 or options.quick):
+        return str(sandbox.REWARD_MODEL)
+    plan = RewardPlan(options.feedback, options.seed, options.folder, options.quick)
+    print("First the reward model on this feedback's labels:", file=sys.stderr)
+    run_reward_model(plan, Progress({plan.cell: plan.units}, 1).tell)
+    return str(plan.folder)
+
+
+def parse(args: Sequence[str] | None = None) -> TrainOptions:
+    """Options from the command line."""
+    names = ", ".join(method.name for method in METHODS)
+    given = sys.argv[1:] if args is None else list(args)
+    if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
+        given = [*given, "--num-eval", "201"]
+    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+    return tyro.cli(TrainOptions, prog=prog, args=given, description=f"{__doc__}\nMethods: {names}.")
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(parse()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

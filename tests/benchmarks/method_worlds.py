@@ -1,0 +1,47 @@
+"""Made-up studies for the tests of the method ranking: methods, rows, and credits whose means are exactly the rows'."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+JUDGES = ("win_rate_simulated", "win_rate_human")
+NUM = 100
+"""Instructions; a win rate is then a whole number of percent."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a summary reads of a method."""
+
+    name: str
+    paper: tuple = (None, None)
+    needs: str = "reward"
+    trained: bool = True
+    paper_note: str = ""
+
+    @property
+    def title(self):
+        return self.name.upper()
+
+
+def study(wins, *, methods=None, lengths=None, num=NUM):
+    """Rows and credits of {method: [(simulated, human) a seed]}: whole percent, the same under both feedbacks.
+
+    A seed that is None has failed. `lengths`: method -> one number a seed.
+    """
+    rows, credits = [], {}
+    for name, seeds in wins.items():
+        for feedback in ("simulated", "human"):
+            for seed, values in enumerate(seeds):
+                if values is None:
+                    continue
+                verdicts = {
+                    judge: (np.arange(num) * 37 % num < value * num / 100).astype(float)
+                    for judge, value in zip(JUDGES, values, strict=True)
+                }
+                credits[name, feedback, seed] = verdicts
+                length = (lengths or {}).get(name, [100.0] * len(seeds))[seed]
+                means = {judge: 100 * verdicts[judge].mean() for judge in JUDGES}
+                costs = {"gold": values[1] / 10, "length": length, "seconds": 12.5, "tokens": 1000}
+                rows.append({"method": name, "feedback": feedback, "seed": seed, **means, **costs})
+    return rows, credits, methods or [Facts(name) for name in wins]

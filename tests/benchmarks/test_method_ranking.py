@@ -1,0 +1,187 @@
+"""The ranking of methods as a command: cells that are run once, a method of one's own, and what it writes."""
+
+import csv
+import json
+import multiprocessing
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from alpacafarm_env.benchmarks import method_ranking
+from alpacafarm_env.benchmarks.method_ranking import MethodRankingOptions
+from alpacafarm_env.benchmarks.method_runs import answer, check_settings
+from alpacafarm_env.benchmarks.method_summary import COLUMNS
+from alpacafarm_env.benchmarks.methods import METHODS
+from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.instructions import Instruction
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+OWN = """from alpacafarm_env.benchmarks.methods import Method, make_sft
+METHOD = Method({name!r}, "Mine", make_sft, "nothing")
+"""
+ONLY_ASKED = ("gpt4", "chatgpt", "davinci001")
+
+
+def ranking(out, *methods, **changes):
+    options = {"out": out, "methods": methods, "quick": True, "seeds": 1, "num_eval": 60}
+    return MethodRankingOptions(**{**options, "processes": 1, **changes})
+
+
+def rows_of(out):
+    with (out / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
+    assert method_ranking.run(ranking(tmp_path, *ONLY_ASKED, seeds=2)) == 0
+    rows = rows_of(tmp_path)
+    assert tuple(rows[0]) == COLUMNS
+    assert {(row["method"], row["feedback"], row["seed"]) for row in rows} == {
+        (method, feedback, seed)
+        for method in (*ONLY_ASKED, "sft")
+        for feedback in ("simulated", "human")
+        for seed in ("0", "1")
+    }
+    gold = {row["method"]: float(row["gold"]) for row in rows}
+    assert gold["gpt4"] > gold["davinci001"] + 1  # a difference of 2.7 with a spread of 0.2 over instructions
+    shown = capsys.readouterr().out
+    assert "GPT-4" in shown
+    assert "Spearman" in shown
+    for name in ("report.html", "win_rates.png", "human_against_simulated.png", "manifest.json"):
+        assert (tmp_path / name).stat().st_size > 1000
+    assert json.loads((tmp_path / "manifest.json").read_text())["complete"]
+
+
+def test_a_finished_cell_is_not_run_again(tmp_path, capsys, monkeypatch):
+    assert method_ranking.run(ranking(tmp_path, "gpt4")) == 0
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
+    asked = []
+    run_method = method_ranking.run_method
+    monkeypatch.setattr(
+        method_ranking, "run_method", lambda plan, tell: asked.append(plan.cell) or run_method(plan, tell)
+    )
+    assert method_ranking.run(ranking(tmp_path, "gpt4", "chatgpt")) == 0
+    assert asked == ["chatgpt, seed 0"]
+    after = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
+    assert {name: after[name] for name in before} == before
+
+
+def rank(out):
+    method_ranking.run(ranking(out, "sft", "binary_feedme", "dpo", feedback=("simulated",), processes=2))
+
+
+def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = multiprocessing.get_context("spawn").Process(target=rank, args=(killed,))
+    process.start()
+    cells = killed / "cells"
+    while not (cells.is_dir() and any(cells.glob("*.json"))):  # the first of three is stored, two are under way
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    stored = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in cells.glob("*.json")}
+    assert 1 <= len(stored) < 3
+    rank(killed)
+    assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in stored} == stored
+    rank(whole)
+    found, expected = ([{**row, "seconds": ""} for row in rows_of(out)] for out in (killed, whole))
+    assert len(found) == 4  # SFT stands in both feedbacks
+    assert found == expected
+
+
+def test_a_method_that_was_edited_is_another_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = OWN.format(name="mine")
+    (tmp_path / "mine.py").write_text(source)
+    assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
+    (tmp_path / "mine.py").write_text(source + "# edited\n")
+    assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
+    assert len([file for file in (tmp_path / "out" / "cells").iterdir() if "mine" in file.name]) == 2
+
+
+def test_a_name_is_taken_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "taken.py").write_text(OWN.format(name="ppo"))
+    with pytest.raises(ValueError, match="got 'ppo', which is taken"):
+        method_ranking.run(ranking(tmp_path / "out", "taken:METHOD"))
+
+
+def test_other_settings_of_a_cell_are_refused(tmp_path):
+    check_settings(tmp_path, {"seed": 0, "reward": "a"})
+    check_settings(tmp_path, {"seed": 0, "reward": "a"})
+    with pytest.raises(CheckpointError, match="reward: 'a' -> 'b'"):
+        check_settings(tmp_path, {"seed": 0, "reward": "b"})
+
+
+def test_best_of_n_is_not_asked_again_for_what_it_has_answered(tmp_path):
+    class Asked:
+        instructions_at_once, num_tokens = 2, 0
+
+        def __init__(self):
+            self.calls = []
+
+        def act(self, instructions):
+            self.calls.append(tuple(instructions))
+            self.num_tokens += 10 * len(instructions)
+            return tuple(text.upper() for text in instructions)
+
+    instructions, shares = tuple(Instruction(text) for text in "abcde"), []
+    first, again = Asked(), Asked()
+    expected = (("A", "B", "C", "D", "E"), 50)
+    assert answer(first, instructions, tmp_path, shares.append) == expected
+    assert shares == [0.4, 0.8, 1.0]
+    (tmp_path / "000002-2.json").unlink()
+    assert answer(again, instructions, tmp_path, shares.append) == expected
+    assert again.calls == [("c", "d")]
+
+
+def test_the_readmes_agent_is_ranked(tmp_path, capsys, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if "METHOD = Method(" in block]
+    (tmp_path / "reinforce.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out"
+    assert method_ranking.run(ranking(out, "reinforce:METHOD", feedback=("simulated",))) == 0
+    row = next(row for row in rows_of(out) if row["method"] == "reinforce")
+    assert float(row["tokens"]) > 64 * 10
+    assert 0 <= float(row["win_rate_human"]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_eval": 0}, "--num-eval: expected 1 or more, got 0"),
+        ({"processes": 0}, "--processes: expected 1 or more"),
+        ({"quick": True, "preset": "full"}, "--quick: expected no other --preset beside it, got 'full'"),
+        ({"data": "my_data"}, "--data: expected none"),
+        ({"feedback": ()}, "--feedback: expected"),
+        ({"methods": ("pp0",)}, "Did you mean 'ppo'"),
+        ({"methods": ("no_such_module:METHOD",)}, "expected module:attribute that can be imported"),
+        ({"methods": ("alpacafarm_env.errors:DataError",)}, "expected a Method, got type"),
+    ],
+)
+def test_bad_options_are_named(tmp_path, changes, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        method_ranking.run(MethodRankingOptions(**{"out": tmp_path, **changes}))
+
+
+def test_quick_changes_the_defaults_that_are_not_given():
+    for arguments in (["--quick"], ["--preset", "quick"]):
+        options = MethodRankingOptions.parse([*arguments, "--num-eval", "50"])
+        assert (options.quick, options.seeds, options.num_eval) == (True, 1, 50)
+        assert options.folder("x").name == "x-quick"
+    for arguments in ([], ["--out", "quick"]):
+        options = MethodRankingOptions.parse(arguments)
+        assert (options.quick, options.seeds, options.num_eval) == (False, 3, 805)
+
+
+def test_the_rows_of_the_papers_table_are_there():
+    published = {method.name: method.paper for method in METHODS if method.paper[0] is not None}
+    assert len(published) == 13
+    assert sorted(published, key=lambda name: -published[name][0])[:3] == ["gpt4", "chatgpt", "ppo"]
+    assert len({method.name for method in METHODS}) == len(METHODS)
