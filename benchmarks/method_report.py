@@ -81,7 +81,8 @@ def write(
         Section("Each feedback and judge", table=cross_table(summary, methods, where)),
         Section("What the columns mean", meanings(where)),
     ]
-    return [*sections, *extra_sections], table, sentences
+    told = [section for section in sections if section.paragraphs or section.table or section.figures]
+    return [*told, *extra_sections], table, sentences
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -247,8 +248,8 @@ def meanings(where: Provenance) -> list[str]:
         "flipped) or human raters'. A method that needs no feedback is run once a seed and stands in both.",
         f"win_rate_simulated, win_rate_human: percent of responses preferred to {where.reference}, by p_sim^eval and "
         "by the human raters; a tie counts half. gold: mean true reward, in its own units.",
-        "length: mean characters of a response. seconds: wall time of training and decoding. tokens: generated in the "
-        f"two. {NOT_TIMED}",
+        "length: mean characters of a response. seconds: wall time of training and decoding, what an interrupted "
+        f"call lost included. tokens: generated in the two. {NOT_TIMED}",
         "Standard errors and t-intervals are over seeds, the instructions being the same: they say how much another "
         "run would differ, not how much other instructions would.",
         where.judges(),
@@ -353,7 +354,7 @@ def _correlations(summary: Summary) -> list[str]:
     sentences = []
     if summary.agreement is not None:
         text = _coefficients(summary.agreement)
-        sentences.append(f"Simulated and human ranking agree with {text} (the paper: Spearman 0.98).")
+        sentences.append(f"Simulated and human ranking: {text} (the paper: Spearman 0.98).")
     for feedback in FEEDBACKS:
         found = summary.with_paper[feedback]
         if found is not None:

@@ -162,7 +162,13 @@ def answer(
         file = folder / f"{first:06}-{size}.json"
         if not file.is_file():
             before = getattr(actor, "num_tokens", 0)
-            block = list(actor.act(instructions[first : first + size]))
+            asked = instructions[first : first + size]
+            block = list(actor.act(asked))
+            if len(block) != len(asked):
+                raise ValueError(
+                    f"{type(actor).__name__}.act: expected a response to each of {len(asked)} instructions, got "
+                    f"{len(block)} responses"
+                )
             write_atomic(file, json.dumps({"responses": block, "tokens": getattr(actor, "num_tokens", 0) - before}))
         stored = json.loads(file.read_text(encoding="utf-8"))
         responses += stored["responses"]

@@ -230,7 +230,7 @@ def make_feedme(job: Job) -> Actor:
     """Binary FeedME."""
     from ..agents import BinaryFeedME, BinaryFeedMEConfig
 
-    config = job.config(BinaryFeedMEConfig, epochs=1)
+    config = job.config(BinaryFeedMEConfig, epochs=1, save_every=10)
     return BinaryFeedME(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
 
 
@@ -242,7 +242,7 @@ def make_reward_conditioning(job: Job) -> Actor:
         raise DataError(
             f"--lora: expected 0 for reward_conditioning, got {job.lora}: control tokens need embeddings of their own."
         )
-    config = job.config(RewardConditioningConfig, epochs=1)
+    config = job.config(RewardConditioningConfig, epochs=1, save_every=10)
     return BinaryRewardConditioning(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
 
 
@@ -250,7 +250,8 @@ def make_dpo(job: Job) -> Actor:
     """DPO."""
     from ..agents import DPO, DPOConfig
 
-    return DPO(job.policy(), job.preferences(), config=job.config(DPOConfig), seed=job.seed, out=job.folder)
+    config = job.config(DPOConfig, save_every=10)
+    return DPO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
 
 
 def make_best_of_n(job: Job) -> Actor:
@@ -372,10 +373,9 @@ def find_method(name: str) -> Method:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownNameError(
-            f"--methods {name}: expected module:attribute that can be imported, got {error}"
-        ) from error
+    except Exception as error:  # a module of one's own can fail in any way
+        why = f"{type(error).__name__}: {error}"
+        raise UnknownNameError(f"Method {name!r}: expected module:attribute that can be imported, got {why}") from error
     if not isinstance(found, Method):
-        raise UnknownNameError(f"--methods {name}: expected a Method, got {type(found).__name__}")
+        raise UnknownNameError(f"Method {name!r}: expected a Method, got {type(found).__name__}")
     return found

@@ -184,7 +184,7 @@ def run_command(command: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command continues.", file=sys.stderr)
+        print("interrupted: what is stored is kept, the same command continues from there.", file=sys.stderr)
         return 130
 
 

@@ -20,7 +20,8 @@ import tyro
 from accelerate import PartialState
 
 from .. import sandbox
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
+from .method_ablations import ABLATIONS
 from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
 from .method_summary import COLUMNS
 from .methods import METHODS, Feedback, find_method
@@ -28,6 +29,7 @@ from .parallel import Progress, clock_text
 from .study import run_command, write_csv
 
 NAME = "train"
+VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,12 @@ class TrainOptions:
 def run(options: TrainOptions) -> int:
     """Trains, answers, saves; prints the result and returns the exit status."""
     method, out = find_method(options.method), options.folder
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"--out: expected a folder to write into, got {str(out)!r} ({error.strerror}). Choose another --out."
+        ) from error
     reward = reward_model(options) if method.needs == "reward" else None
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)
@@ -137,7 +144,7 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions:
     if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
         given = [*given, "--num-eval", "201"]
     prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-    return tyro.cli(TrainOptions, prog=prog, args=given, description=f"{__doc__}\nMethods: {names}.")
+    return tyro.cli(TrainOptions, prog=prog, args=given, description=f"{__doc__}\nMethods: {names}. {VARIANTS}")
 
 
 def main() -> int:

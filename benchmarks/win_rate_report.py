@@ -44,6 +44,8 @@ class Provenance:
     num_eval: int
     num_seeds: int
     temperature: float
+    temperature_note: str = ""
+    """Whose temperature is another one."""
 
     @property
     def sandbox(self) -> bool:
@@ -64,7 +66,8 @@ class Provenance:
             else f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
         )
         kind = "sandbox (simulation)" if self.sandbox else self.level
-        return f"Level: {kind}; {split}, n = {count} instructions, temperature {self.temperature:g}; {seeds}."
+        temperature = f"temperature {self.temperature:g}{self.temperature_note}"
+        return f"Level: {kind}; {split}, n = {count} instructions, {temperature}; {seeds}."
 
     def judges(self) -> str:
         """Who gives which number."""

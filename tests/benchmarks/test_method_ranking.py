@@ -15,8 +15,8 @@ from alpacafarm_env.benchmarks import method_ranking
 from alpacafarm_env.benchmarks.method_ranking import MethodRankingOptions
 from alpacafarm_env.benchmarks.method_runs import answer, check_settings
 from alpacafarm_env.benchmarks.method_summary import COLUMNS
-from alpacafarm_env.benchmarks.methods import METHODS
-from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.benchmarks.methods import METHODS, find_method
+from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -49,7 +49,9 @@ def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
     gold = {row["method"]: float(row["gold"]) for row in rows}
     assert gold["gpt4"] > gold["davinci001"] + 1  # a difference of 2.7 with a spread of 0.2 over instructions
     shown = capsys.readouterr().out
-    assert "GPT-4" in shown
+    assert "GPT-4 stand-in" in shown
+    assert shown.count("Quick run: to see that everything works") == 1
+    assert "Quick run: to see that everything works" in (tmp_path / "report.html").read_text()
     assert "Spearman" in shown
     for name in ("report.html", "win_rates.png", "human_against_simulated.png", "manifest.json"):
         assert (tmp_path / name).stat().st_size > 1000
@@ -109,6 +111,33 @@ def test_a_name_is_taken_once(tmp_path, monkeypatch):
     (tmp_path / "taken.py").write_text(OWN.format(name="ppo"))
     with pytest.raises(ValueError, match="got 'ppo', which is taken"):
         method_ranking.run(ranking(tmp_path / "out", "taken:METHOD"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("METHOD = (", "SyntaxError"), ("raise RuntimeError('no licence')", "RuntimeError: no licence")],
+)
+def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, content, expected):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"own_{len(content)}.py").write_text(content)
+    with pytest.raises(UnknownNameError, match=expected):
+        find_method(f"own_{len(content)}:METHOD")
+
+
+def test_a_method_without_a_module_is_told():
+    with pytest.raises(UnknownNameError, match="expected module:attribute"):
+        find_method(":METHOD")
+
+
+def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_path):
+    class Silent:
+        def act(self, instructions):
+            return ("one",)
+
+    instructions = tuple(Instruction(text) for text in "ab")
+    with pytest.raises(ValueError, match="Silent.act: expected a response to each of 2 instructions, got 1"):
+        answer(Silent(), instructions, tmp_path, lambda share: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_settings_of_a_cell_are_refused(tmp_path):

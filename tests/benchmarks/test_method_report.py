@@ -78,7 +78,7 @@ def test_the_first_is_the_best_of_the_trained_ones():
 def test_correlations_stand_with_their_intervals_and_the_papers():
     text = told()
     # Simulated gpt4 ppo dpo sft quark; human gpt4 ppo quark sft dpo: 1 - 6 * (4 + 4) / 120 = 0.6.
-    assert "Simulated and human ranking agree with Spearman 0.60 [" in text
+    assert "Simulated and human ranking: Spearman 0.60 [" in text
     assert "over 5 methods (the paper: Spearman 0.98)." in text
     assert "The human ranking here and the published one: Spearman 0.80 [" in text
 

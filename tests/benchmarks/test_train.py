@@ -9,7 +9,7 @@ from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.method_runs import MethodPlan, run_method
 from alpacafarm_env.benchmarks.methods import Job, find_method
-from alpacafarm_env.errors import DataError
+from alpacafarm_env.errors import CheckpointError, DataError
 
 
 def test_it_trains_answers_saves_and_resumes(tmp_path, capsys):
@@ -77,6 +77,12 @@ def test_bad_options_are_named(arguments, expected, capsys):
     with pytest.raises(SystemExit):
         train.parse(arguments)
     assert expected in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="--out: expected a folder to write into"):
+        train.run(train.parse(["gpt4", "--quick", "--out", str(tmp_path / "file")]))
 
 
 def test_an_unknown_method_is_named(tmp_path):
