@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,10 @@ import pytest
 from alpacafarm_env.errors import did_you_mean
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 from alpacafarm_env.oracles.base import Constant
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, and every subprocess inherits
+# that: tests that interrupt themselves or a command could only fail there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_loopback(host: object) -> bool:
