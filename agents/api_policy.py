@@ -2,8 +2,8 @@
 
 1. Chat: one request an instruction, which is the user's message; a length limit in characters, if there is one, is the
    system's message. Completion: one request an instruction, its prompt rendered from a template.
-2. At most `max_concurrency` requests are in flight; the client library repeats what may pass (409, 429, 5xx, broken
-   connections, time-outs). What cannot pass (wrong key, unknown model) ends the call at once.
+2. At most `max_concurrency` requests are in flight; what may pass is repeated (408, 409, 429, 5xx, broken connections,
+   time-outs, replies that are no answer). What cannot pass (wrong key, unknown model) ends the call at once.
 3. Every reply is checked: an answer without text is an error, never an empty response.
 
 Source: AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), appendix A and released code; `paper_baselines()` has the
@@ -17,28 +17,23 @@ settings of its four API models. Deviations from that code:
 """
 
 import asyncio
-import os
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from json import JSONDecodeError
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
-from urllib.parse import urlsplit
+from typing import Any, Literal, Self, get_args
 
-from ..errors import PolicyError, did_you_mean
+from ..api.client import Client, ClientConfig
+from ..api.endpoint import Endpoint
+from ..api.replies import Reply
+from ..api.requests import Kind, Request
+from ..api.running import run
+from ..errors import APIError, PolicyError, did_you_mean
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAIError
-
-Kind = Literal["chat", "completion"]
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +59,9 @@ class APIPolicyConfig:
     max_retries: int = 5
     """How often one request is repeated after a failure that may pass."""
     timeout_s: float = 60.0
-    """Seconds an attempt may be silent before it counts as failed."""
+    """Seconds an attempt may take by the clock, from the first byte sent to the last byte read."""
     deadline_s: float = 600.0
-    """Seconds one instruction may take in all, repeats and the waits between them included."""
+    """Seconds one instruction may take from its first attempt on, repeats and the waits between them included."""
 
     def __post_init__(self) -> None:
         self._require(
@@ -99,24 +94,28 @@ class APIPolicyConfig:
 
 @dataclass
 class TokenUsage:
-    """What a policy's replies have cost so far, as the server counts it; replies that end in an error count too."""
+    """What a policy's answers have cost so far, as the server counts it."""
 
     replies: int = 0
-    """Answered requests. Failed attempts, and requests dropped because another one failed, are not in it."""
+    """Answers. Failed attempts, and requests dropped because another one failed, are not in it."""
     prompt_tokens: int = 0
     """Tokens read."""
     completion_tokens: int = 0
     """Tokens written."""
     uncounted: int = 0
-    """Replies without a believable count (missing, negative, not an integer); their tokens are in neither sum."""
+    """Answers without a believable count (missing, negative, not an integer); their tokens are in neither sum."""
 
-    def add(self, usage: object) -> None:
-        """Count one reply, from its `usage`."""
-        counts: list[Any] = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-        believable = all(map(_is_count, counts))
-        self.replies, self.uncounted = self.replies + 1, self.uncounted + (not believable)
-        self.prompt_tokens += counts[0] if believable else 0
-        self.completion_tokens += counts[1] if believable else 0
+    def add(self, reply: Reply) -> None:
+        """Count one answer."""
+        prompt, completion = reply.prompt_tokens, reply.completion_tokens
+        self.replies += 1
+        if prompt is None or completion is None:
+            self.uncounted += 1
+        else:
+            self.prompt_tokens, self.completion_tokens = (
+                self.prompt_tokens + prompt,
+                self.completion_tokens + completion,
+            )
 
 
 class APIPolicy:
@@ -125,18 +124,19 @@ class APIPolicy:
     Args:
         model: The model's name on the server.
         base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: $OPENAI_API_KEY, read at each call. A server without keys takes any text. It is kept out
-            of messages, reprs and pickles.
+        api_key: The key; None: $OPENAI_API_KEY, read at each call. A server on this machine needs none; to another one
+            without keys pass any text. It is kept out of messages and reprs, and a policy is not pickled.
         kind: "chat" or "completion", the endpoint.
         config: Settings.
         template: The prompt's. None: Alpaca's for "completion", the instruction alone for "chat".
+        allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
     Attributes:
         usage: Tokens used by all calls so far, a `TokenUsage`.
 
     Raises:
         PolicyError: There is no key.
-        ValueError: `base_url` is no address, or holds a user, a password or a query.
+        ValueError: `base_url` is no address, holds a user, a password or a query, or is http:// to another machine.
     """
 
     def __init__(
@@ -148,25 +148,22 @@ class APIPolicy:
         kind: Kind = "chat",
         config: APIPolicyConfig | None = None,
         template: PromptTemplate | None = None,
+        allow_insecure: bool = False,
     ) -> None:
         if kind not in get_args(Kind):
             raise did_you_mean("kind of API", kind, get_args(Kind))
-        if base_url is not None:
-            _check_address(base_url)
-        self.model, self.base_url, self.kind = model, base_url, kind
+        self.endpoint = Endpoint(base_url, api_key, allow_insecure=allow_insecure)
+        self.model, self.base_url, self.kind = model, self.endpoint.base_url, kind
         self.config = config or APIPolicyConfig()
         self.template = template or (ALPACA if kind == "completion" else None)
         self.usage = TokenUsage()
-
-        def key() -> str:
-            found = (api_key or os.environ.get("OPENAI_API_KEY", "")).strip()
-            if not found or not found.isascii() or not found.isprintable():
-                what = "has a key with characters that no key has" if found else "has no key"
-                raise PolicyError(f'{self!r} {what}. Pass api_key ("no-key" if none is needed) or set OPENAI_API_KEY.')
-            return found
-
-        self._key = key  # a function: vars() does not show what it returns, and pickle refuses it
-        key()
+        problem = ""
+        try:
+            self.endpoint.key()
+        except APIError as error:
+            problem = str(error)
+        if problem:
+            raise PolicyError(f"{self!r}: {problem}")
 
     def __repr__(self) -> str:
         return f"APIPolicy({self.model!r}, kind={self.kind!r}, base_url={self.base_url!r})"
@@ -181,7 +178,7 @@ class APIPolicy:
         """
         if isinstance(instructions, str):
             raise TypeError(f"act expects a sequence of instructions, got the text {shorten(instructions)}")
-        return _run(self._answers(list(instructions))) if len(instructions) else ()
+        return run(self._answers(list(instructions))) if len(instructions) else ()
 
     def request(self, instruction: str, occurrence: int = 0) -> dict[str, Any]:
         """The body sent for an instruction that `occurrence` equal ones precede in the call."""
@@ -202,8 +199,6 @@ class APIPolicy:
         return body | {name: value for name, value in optional.items() if value is not None}
 
     async def _answers(self, instructions: list[str]) -> tuple[str, ...]:
-        from openai import AsyncOpenAI
-
         config, failure = self.config, None
         answers: list[str | None] = [None] * len(instructions)
         rows, seen = iter(range(len(instructions))), Counter[str]()
@@ -214,9 +209,13 @@ class APIPolicy:
                 seen[instruction] += 1
                 answers[row] = await self._answer(client, instruction, self.request(instruction, occurrence))
 
-        async with AsyncOpenAI(
-            api_key=self._key(), base_url=self.base_url, timeout=config.timeout_s, max_retries=config.max_retries
-        ) as client:
+        settings = ClientConfig(
+            max_concurrency=config.max_concurrency,
+            max_attempts=config.max_retries + 1,
+            attempt_timeout_s=config.timeout_s,
+            deadline_s=config.deadline_s,
+        )
+        async with Client(self.endpoint, config=settings) as client:
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(config.max_concurrency, len(instructions))):
@@ -229,51 +228,16 @@ class APIPolicy:
             raise failure
         return tuple(answer for answer in answers if answer is not None)
 
-    async def _answer(self, client: "AsyncOpenAI", instruction: str, body: dict[str, Any]) -> str:
-        from openai import OpenAIError
-
-        create: Any = client.chat.completions.create if self.kind == "chat" else client.completions.create
+    async def _answer(self, client: Client, instruction: str, body: dict[str, Any]) -> str:
+        problem = ""
         try:
-            async with asyncio.timeout(self.config.deadline_s):
-                reply = await create(**body)
-        except OpenAIError as error:
-            problem = self._explain(error)
-        except TimeoutError:
-            problem = f"no answer within deadline_s={self.config.deadline_s:g} seconds, repeats included"
-        except (JSONDecodeError, UnicodeDecodeError) as error:
-            problem = f"the reply is not JSON ({type(error).__name__}), or was cut off"
-        else:
-            self.usage.add(getattr(reply, "usage", None))
-            text, problem = self._read(reply)
-            if text is not None:
-                return text
-        # Raised out here, so that no library error, which may quote the key, hangs on it as its context.
-        problem = problem.replace(self._key(), "[key]")
-        raise PolicyError(f"{self!r}: {problem[:500]}. Instruction: {shorten(instruction)}")
-
-    def _read(self, reply: object) -> tuple[str | None, str]:
-        """The text of a reply, or None and what is wrong. The library checks nothing: any field may be any type."""
-        choices = getattr(reply, "choices", None)
-        if not isinstance(choices, list) or not choices:
-            return None, f"the reply has no choice, hence no finish_reason: {reply!r}"
-        part = getattr(choices[0], "message", None) if self.kind == "chat" else choices[0]
-        text = getattr(part, "content" if self.kind == "chat" else "text", None)
-        if isinstance(text, str) and text.strip():
-            return text, ""
-        reason = getattr(choices[0], "finish_reason", None)
-        return None, f"the answer has no text but {text!r}, with finish_reason={reason!r}"
-
-    def _explain(self, error: "OpenAIError") -> str:
-        """What a failed request means and what to do."""
-        status = getattr(error, "status_code", None)
-        if status is None or status in (408, 409, 429) or status >= 500:
-            return f"no answer after up to {self.config.max_retries} repeats: {error}"
-        what = {
-            401: "the server refused the key; check api_key or OPENAI_API_KEY",
-            403: "the key may not use this model or server",
-            404: f"the server has no model {self.model!r}, or base_url is wrong (it mostly ends in /v1)",
-        }.get(status, "the server refused the request; see temperature, top_p, seed and max_tokens_field of the config")
-        return f"{what}. The server said: {error}"
+            reply = (await client.ask(Request(self.base_url, self.kind, body))).reply
+        except APIError as error:
+            problem = str(error)
+        if problem:
+            raise PolicyError(f"{self!r}: {problem[:700]}. Instruction: {shorten(instruction)}")
+        self.usage.add(reply)
+        return reply.text
 
 
 def paper_baselines() -> dict[str, dict[str, Any]]:
@@ -292,41 +256,6 @@ def paper_baselines() -> dict[str, dict[str, Any]]:
         "Davinci003": settings("text-davinci-003", "completion", None),
         "Davinci001": settings("text-davinci-001", "completion", None),
     }
-
-
-def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, from plain code or, on a second thread, from code that a running loop calls."""
-    inside = True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        inside = False
-    if not inside:  # out here, lest every error has that RuntimeError as its context
-        return asyncio.run(main)
-    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
-
-    async def cancellable() -> T:
-        task = asyncio.create_task(main)
-        tasks.append((asyncio.get_running_loop(), task))
-        return await task
-
-    with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(asyncio.run, cancellable())
-        try:
-            return future.result()
-        except KeyboardInterrupt:  # leaving the block waits for the thread, so end its requests first
-            for loop, task in tasks:
-                with suppress(RuntimeError):  # the loop has ended by itself
-                    loop.call_soon_threadsafe(task.cancel)
-            raise
-
-
-def _check_address(base_url: str) -> None:
-    with suppress(ValueError):  # its own message may quote a password
-        parts = urlsplit(base_url)
-        if parts.scheme in ("http", "https") and parts.hostname and not set("@?#") & set(base_url):
-            return
-    raise ValueError("base_url must look like https://host/v1, with no user, password, query or fragment in it")
 
 
 def _is_count(value: object, least: int = 0) -> bool:

@@ -1,4 +1,8 @@
-"""The package's command line: `python -m alpacafarm_env show` prints the sandbox readably."""
+"""The package's command line, `python -m alpacafarm_env COMMAND`.
+
+`show` prints the sandbox readably; `annotate` and `evaluate` let LLM annotators judge; `ledger` says what that cost;
+`judge-server` is a server to try them on.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,39 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from .annotators.commands import Report, add_commands
+from .arguments import whole_number
 from .errors import AlpacaFarmError
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0, or 2 for an error in what was asked for."""
-    parser = _parser()
-    options = parser.parse_args(args)
+    """Runs the command line; returns the exit status.
+
+    0: done. 1: done, but not all pairs have a verdict. 2: an error in what was asked for. 130: interrupted.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    parser = _parser(given[:1])
+    options = parser.parse_args(given)
     if options.command is None:
         parser.print_help()
         return 0
+    report = Report("")
     try:
-        _show(options)
+        report = options.run(options)
+        print(*report.notes, sep="\n", end="\n" * bool(report.notes), file=sys.stderr, flush=True)
+        print(report.text, end="\n" * bool(report.text), flush=True)
     except AlpacaFarmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        print(f"interrupted: {stop}" if str(stop) else "interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader has seen enough: `... show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it flushes
-    return 0
+    return report.status
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: argparse.Namespace) -> Report:
     from transformers.utils import logging
 
     from .sandbox.show import show
@@ -36,9 +52,17 @@ def _show(options: argparse.Namespace) -> None:
     hide_progress()  # a bar for loading 2 MB of weights only gets between the lines
     for block in show(options.split, num=options.num, seed=options.seed, temperature=options.temperature):
         print(block, flush=True)
+    return Report("")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _serve(options: argparse.Namespace) -> Report:
+    from .annotators.server import run_server
+
+    given = {name: value for name, value in vars(options).items() if name not in ("command", "run")}
+    return Report("", status=run_server(**given))
+
+
+def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m alpacafarm_env", description="AlpacaFarm as Gymnasium environments.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     text = (
@@ -48,19 +72,20 @@ def _parser() -> argparse.ArgumentParser:
         "show", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     show.add_argument("--split", default="eval", help="sft, preference, unlabeled, val or eval")
-    show.add_argument("--num", type=_positive, default=5, metavar="N", help="how many instructions")
+    show.add_argument("--num", type=whole_number(1), default=5, metavar="N", help="how many instructions")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="picks instructions and responses")
     text = "of the policy's sampling; 0 for its likeliest response"
     show.add_argument("--temperature", type=_temperature, default=0.7, metavar="T", help=text)
+    show.set_defaults(run=_show)
+    add_commands(commands)
+    text = "serve the sandbox's annotators over an OpenAI-compatible API on this machine, with faults if wanted"
+    serve = commands.add_parser("judge-server", help=text, description=text)
+    serve.set_defaults(run=_serve)
+    if "judge-server" in chosen:  # its options come from a module that takes a while to load
+        from .annotators.server import add_arguments
+
+        add_arguments(serve)
     return parser
-
-
-def _positive(text: str) -> int:
-    """A type of argparse: a whole number above zero."""
-    value = int(text) if text.strip().isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")
-    return value
 
 
 def _temperature(text: str) -> float:

@@ -7,6 +7,18 @@
     ├── InvalidResponseTypeError (TypeError)     a response that is not a string
     ├── UnscoredError            (RuntimeError)  an oracle gave no verdict; the episode stays open
     ├── PolicyError              (RuntimeError)  a policy behind a server gave no response
+    ├── PoolError                (ValueError)    a pool of annotators, a prompt or a list of models is not well written
+    ├── UnparsableVerdictError   (ValueError)    an annotator's reply holds no verdict; never a tie
+    ├── APIError                 (RuntimeError)  a request to a served model
+    │   ├── PermanentAPIError                    refused: asking again would not help
+    │   │   └── ContentRefusedError              this text was refused (filtered, too long); others may pass
+    │   ├── TransientAPIError                    no valid reply within the attempts or the time allowed
+    │   ├── OutageError                          the server has stopped answering anything
+    │   └── InvalidReplyError                    a reply that is no answer
+    ├── LedgerError              (RuntimeError)  the ledger's file cannot be used
+    │   ├── BudgetExceededError                  a request that could pass the budget was not sent
+    │   ├── PriceError                           a budget, but no price for the model
+    │   └── ReplayMissError                      replay only, and no stored answer
     └── CheckpointError                          a checkpoint cannot be read or does not fit
 
 Each also derives from the built-in a caller would expect, so that `except ValueError` keeps working.
@@ -45,6 +57,54 @@ class PolicyError(AlpacaFarmError, RuntimeError):
 
     responses: tuple[str | None, ...] = ()
     """The call's responses that had arrived, in its order, None for the others; () if nothing was asked."""
+
+
+class PoolError(AlpacaFarmError, ValueError):
+    """A file of annotators, prompts or models that is not well written; the message names the file and each field."""
+
+
+class UnparsableVerdictError(AlpacaFarmError, ValueError):
+    """An annotator's reply does not hold the verdicts it was asked for. Never read as a tie."""
+
+
+class APIError(AlpacaFarmError, RuntimeError):
+    """A request to a served model has failed. No message holds a key."""
+
+
+class PermanentAPIError(APIError):
+    """The server refused: a wrong key, an unknown model, a spent quota, a filtered text. Asking again will not help."""
+
+
+class ContentRefusedError(PermanentAPIError):
+    """The server refused this request's own text: filtered, too long, cut before it said anything. Others may pass."""
+
+
+class TransientAPIError(APIError):
+    """No valid reply within the attempts or the time allowed; asking again later may help."""
+
+
+class OutageError(APIError):
+    """The server has stopped answering anything. Answers so far are kept."""
+
+
+class InvalidReplyError(APIError):
+    """The server replied with something that is no answer: cut JSON, HTML, no choice, no text."""
+
+
+class LedgerError(AlpacaFarmError, RuntimeError):
+    """The ledger's file cannot be used: damaged, of another program, of a newer version, not writable."""
+
+
+class BudgetExceededError(LedgerError):
+    """A request that could have passed the budget was not sent. Answers so far are kept."""
+
+
+class PriceError(LedgerError):
+    """There is a budget, but no price for the model, so no request was sent."""
+
+
+class ReplayMissError(LedgerError):
+    """The ledger is only replayed, and it has no answer to this request."""
 
 
 class CheckpointError(AlpacaFarmError):

@@ -9,13 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RIDGE = 1e-6
 """Weight of the squared parameters in the length-controlled fit: only makes a separable table's optimum finite."""
+COUNTS: Final = ("n_wins", "n_wins_base", "n_draws", "n_total")
+LEADERBOARD_COLUMNS: Final = (
+    "generator",
+    "win_rate",
+    "standard_error",
+    *COUNTS,
+    "avg_length",
+    "length_controlled_winrate",
+)
+"""The columns of the published AlpacaEval leaderboards."""
+LENGTH_CONTROL: Final = (
+    "length_controlled_winrate is a minimal fit (length only, no instruction difficulty, no regularisation)"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,15 @@ class WinRateSummary:
     num_draws: int
     num_total: int
     num_unscored: int
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The win rate if all rows without a verdict were lost, and if all were won; NaN for no rows."""
+        num = self.num_total + self.num_unscored
+        if not num:
+            return math.nan, math.nan
+        low = self.win_rate * self.num_total / num if self.num_total else 0.0
+        return low, low + 100 * self.num_unscored / num
 
     def row(self) -> dict[str, float | int]:
         """The values under the column names of the published AlpacaEval leaderboards."""
@@ -94,6 +116,30 @@ def win_rate(credits: ArrayLike) -> WinRateSummary:
         num_total=num,
         num_unscored=len(values) - num,
     )
+
+
+def leaderboard_row(
+    generator: str, credits: ArrayLike, responses: Sequence[str], references: Sequence[str]
+) -> dict[str, Any]:
+    """One generator's row of a leaderboard, under `LEADERBOARD_COLUMNS`.
+
+    Args:
+        generator: Its name.
+        credits: What its responses earned against the references, [B] in [0, 1]; NaN = no verdict.
+        responses: [B]; lengths are characters, and avg_length is rounded down as published.
+        references: [B].
+
+    Raises:
+        ValueError: Lengths differ or a credit lies outside [0, 1].
+    """
+    lengths = [len(response) for response in responses]
+    base_lengths = [len(reference) for reference in references]
+    return {
+        "generator": generator,
+        **win_rate(credits).row(),
+        "avg_length": int(np.mean(lengths)),
+        "length_controlled_winrate": length_controlled_win_rate(credits, lengths, base_lengths),
+    }
 
 
 def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference_lengths: ArrayLike) -> float:

@@ -26,12 +26,13 @@ import tyro
 from .. import agents, sandbox
 from ..agents import SFT, LanguageModel, RewardModelingConfig, SFTConfig
 from ..agents.language_model import save_files
+from ..data.files import write_atomic
 from ..errors import AlpacaFarmError
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
 from .reward_models import LAST_FILE, fit, sample
-from .study import run_command, versions, write_atomic
+from .study import run_command, versions
 
 TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")
 """Shorter than Alpaca's: the sandbox's models read 20 tokens where a 7B model reads 60."""

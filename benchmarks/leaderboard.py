@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,19 +27,18 @@ from numpy.typing import NDArray
 
 from ..data import RecordedDataset, load_dataset
 from ..errors import DataError
-from ..statistics import length_controlled_win_rate, win_rate
+from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
+from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
+from ..tables import format_cell, format_table
 from . import plots, report
 from .study import Row, Study, StudyOptions, run_command
 
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
 DATA_VARIABLE = "ALPACAFARM_DATA"
-COUNTS = ("n_wins", "n_wins_base", "n_draws", "n_total")
-COLUMNS = ("generator", "win_rate", "standard_error", *COUNTS, "avg_length", "length_controlled_winrate")
 TOLERANCE = 1e-9
 """Largest |difference| to the published win rate and standard error, in points, that counts as reproduced."""
 NUM_QUICK = 5
-LC_LABEL = "length_controlled_winrate is a minimal fit (length only, no instruction difficulty, no regularisation)"
 
 
 @dataclass(frozen=True)
@@ -103,17 +101,11 @@ def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
         env.close()
 
 
-def leaderboard_row(dataset: RecordedDataset, generator: str) -> Row:
-    """One generator's row of the table; lengths are characters, avg_length is rounded down as published."""
-    credits = replay(dataset, generator)
-    lengths = [len(response) for response in dataset.outputs(generator)]
-    references = [len(response) for response in dataset.references("eval")]
-    return {
-        "generator": generator,
-        **win_rate(credits).row(),
-        "avg_length": int(np.mean(lengths)),
-        "length_controlled_winrate": length_controlled_win_rate(credits, lengths, references),
-    }
+def replayed_row(dataset: RecordedDataset, generator: str) -> Row:
+    """One generator's row of the table."""
+    return leaderboard_row(
+        generator, replay(dataset, generator), dataset.outputs(generator), dataset.references("eval")
+    )
 
 
 def published_table(path: Path) -> dict[str, dict[str, float]]:
@@ -176,22 +168,6 @@ def draw(rows: Sequence[Row], note: str) -> Drawing:
     return figure
 
 
-def format_cell(value: Any) -> str:
-    """A value as the printed table shows it; table.csv has every digit."""
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text."""
-    cells = [list(COLUMNS), *([format_cell(row[column]) for column in COLUMNS] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    return "\n".join(
-        line[0].ljust(widths[0])
-        + "".join("  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        for line in cells
-    )
-
-
 def _rank(row: Row) -> tuple[bool, float, str]:
     """Sorts by falling win rate; a generator without a verdict comes last."""
     return bool(np.isnan(row["win_rate"])), -row["win_rate"], row["generator"]
@@ -214,7 +190,7 @@ def describe_comparison(comparison: Comparison, source: Path) -> list[str]:
         f"Published leaderboard {source.name}: {comparison.num_models} models compared. Max |difference|: {largest}.",
         f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
         f"{'yes' if comparison.reproduced else 'NO'}.",
-        f"{LC_LABEL}; against the published one over {comparison.num_length_controlled} models: correlation "
+        f"{LENGTH_CONTROL}; against the published one over {comparison.num_length_controlled} models: correlation "
         f"{comparison.correlation:.3f}, mean |difference| {comparison.mean_difference:.2f} points.",
     ]
 
@@ -248,12 +224,12 @@ def run(options: LeaderboardOptions) -> int:
     dataset = recorded_dataset(options.data)
     study = Study(options.folder(NAME), NAME, {"data_sha256": dataset.sha256}, seeds=range(options.seeds))
     generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
-    cells = {name: lambda name=name: [leaderboard_row(dataset, name)] for name in generators}
+    cells = {name: lambda name=name: [replayed_row(dataset, name)] for name in generators}
     rows = sorted(study.run(cells, unit="generator"), key=_rank)
     if not rows:
         return study.exit_status
     note = describe(dataset, rows)
-    lines = [LC_LABEL + "."]
+    lines = [LENGTH_CONTROL + "."]
     source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
     comparison = compare(rows, published_table(source)) if source.exists() else None
     if comparison is not None:
@@ -261,7 +237,7 @@ def run(options: LeaderboardOptions) -> int:
     unjudged = [name for name in dataset.generators if name not in dataset.judged]
     if unjudged:
         lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
-    print("\n".join([format_table(rows), note, *lines]))
+    print("\n".join([format_table(COLUMNS, rows), note, *lines]))
     study.write_table(rows, COLUMNS)
     png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
     table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)

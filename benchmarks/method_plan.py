@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ..data.files import write_atomic
 from .report import Table
-from .study import Row, run_command, write_atomic, write_csv
+from .study import Row, run_command, write_csv
 from .win_rate_report import text_table
 
 DATASET = "tatsu-lab/alpaca_farm"

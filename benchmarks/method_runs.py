@@ -19,13 +19,14 @@ from urllib.parse import quote
 
 from .. import sandbox
 from ..data import load_dataset
+from ..data.files import write_atomic
 from ..errors import CheckpointError
 from ..instructions import Instruction
 from .evaluation import Evaluation, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
 from .parallel import News, Tell
-from .study import Row, write_atomic
+from .study import Row
 
 ANSWERED_AT_ONCE = 161
 """Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ..data.files import write_atomic
 from ..statistics import interval
-from .study import write_atomic
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""

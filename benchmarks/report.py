@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .study import write_atomic
+from ..data.files import write_atomic
 
 _STYLE = """
 :root { color-scheme: light; }

@@ -10,10 +10,8 @@ import csv
 import importlib.metadata
 import io
 import json
-import os
 import platform
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from urllib.parse import quote
 
 from tqdm import tqdm
 
+from ..data.files import write_atomic
 from ..errors import AlpacaFarmError, CheckpointError
 
 Row = dict[str, Any]
@@ -215,21 +214,6 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
         writer.writerow([_csv_value(row[column]) for column in header])
     write_atomic(path, text.getvalue())
     return path
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file beside `path` and renames it, so a reader never sees half of it and a crash leaves the old one."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        temporary.chmod(0o644)  # mkstemp makes it private; results are ordinary files
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:

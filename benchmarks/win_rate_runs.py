@@ -16,9 +16,10 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from ..data import load_dataset
+from ..data.files import write_atomic
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from .parallel import News, Tell
-from .study import Row, write_atomic
+from .study import Row
 from .win_rate_inputs import prompt_limit
 from .win_rate_summary import COLUMNS, number
 

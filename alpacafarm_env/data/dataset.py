@@ -149,8 +149,8 @@ def data_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def read_outputs(path: Path, instructions: Sequence[str]) -> tuple[str, ...]:
-    """The outputs of a file, joined to `instructions` by their text.
+def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval split") -> tuple[str, ...]:
+    """The outputs of a file, joined to `instructions` by their text; `of` says in errors where those are from.
 
     Raises:
         DataError: A faulty row, an instruction twice, one that is not among `instructions`, or one that is missing.
@@ -162,16 +162,14 @@ def read_outputs(path: Path, instructions: Sequence[str]) -> tuple[str, ...]:
     for row in rows:
         text = merged(row)
         if text in outputs or text not in known:
-            problem = (
-                "an instruction that no other record has" if text in outputs else "an instruction of the eval split"
-            )
+            problem = "an instruction that no other record has" if text in outputs else f"an instruction of {of}"
             faults.append(Fault(row.number, "instruction", shown(text), problem))
         outputs[text] = row["output"]
     raise_faults(faults, str(path))
     absent = [text for text in map(str, instructions) if text not in outputs]
     if absent:
         raise DataError(
-            f"{path}: expected an output for each of the {len(known)} instructions, got none for "
+            f"{path}: expected an output for each of the {len(known)} instructions of {of}, got none for "
             f"{len(absent)}: {', '.join(map(shown, absent[:5]))}{', ...' * (len(absent) > 5)}."
         )
     return tuple(outputs[str(text)] for text in instructions)

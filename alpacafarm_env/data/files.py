@@ -1,10 +1,15 @@
-"""Reads records from JSON, JSON Lines and Parquet files, plain or gzip. No other format, nothing that runs code."""
+"""Reads records from JSON, JSON Lines and Parquet files, plain or gzip. No other format, nothing that runs code.
+
+Writes whole files or none.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import os
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -49,6 +54,21 @@ def read_records(path: Path) -> list[object]:
             "Save the file as UTF-8."
         ) from error
     return _json_lines(text) if suffix == ".jsonl" else _json(text, path)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a file beside `path` and renames it, so a reader never sees half of it and a crash leaves the old one."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        temporary.chmod(0o644)  # mkstemp makes it private; results are ordinary files
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _read_bytes(path: Path, *, compressed: bool) -> bytes:

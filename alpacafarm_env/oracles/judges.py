@@ -13,7 +13,7 @@ wrong for the reward of an agent that answers each many times.)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from .base import UNSCORED_REASON, PreferenceOracle, Shared, Verdicts, blank_of,
 
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
+
+
+class NoiseDraws(Protocol):
+    """Draws that say which verdicts are noise, and which way they fall."""
+
+    def noise(self, rows: Sequence[tuple[str, str, str]], p: float) -> NDArray[np.float64]:
+        """Returns the label of each (instruction, a, b), [B]: 1 = a preferred, 2 = b, NaN = no noise (share 1 - 2p)."""
 
 
 class WinRate(Shared):
@@ -76,17 +83,21 @@ class Flip(Shared):
         judge: Gives the verdicts of the rows without noise.
         p: Probability that a verdict is flipped, from 0 to 0.5.
         seed: Picks the coins.
+        draws: Draws the noise instead, as `annotators.draws.AlpacaFarmDraws` does; `seed` is not used then.
 
     Raises:
         ValueError: `p` is not within 0 and 0.5.
     """
 
-    def __init__(self, judge: PreferenceOracle, p: float = 0.25, *, seed: int = 0) -> None:
+    def __init__(
+        self, judge: PreferenceOracle, p: float = 0.25, *, seed: int = 0, draws: NoiseDraws | None = None
+    ) -> None:
         if not 0 <= p <= 0.5:
             raise ValueError(f"Flip needs a probability p from 0 to 0.5 (0.5 = a coin, no judge), got {p!r}.")
         self._judge = judge
         self.p = p
         self.seed = seed
+        self._draws = draws
         self.draws_order: bool = getattr(judge, "draws_order", False)
         self.blank = {**blank_of(judge), "noised": False}
         self.name = f"{judge.name}+flip{p:g}"
@@ -99,24 +110,31 @@ class Flip(Shared):
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
         """Returns the answers of `compare` with details; asks the judge at most once, for the rows without noise."""
-        pairs = _unordered(a, b)
-        same = np.array([first == second for first, second in pairs], bool)
-        u = keyed_uniforms(self.seed, self._stream, _rows(instructions, pairs))
-        noised = (u < 2 * self.p) & ~same
-        # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
-        b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
-        coin = np.where(b_is_first, u < self.p, u >= self.p)
+        same = np.array([x == y for x, y in zip(a, b, strict=True)], bool)
+        coin = self._coins(instructions, a, b)
+        noised = ~(np.isnan(coin) | same)
         rows, otherwise = ~(noised | same), np.where(same, 0.5, coin)
         verdicts = _ask_some(self._judge, instructions, a, b, rows=rows, otherwise=otherwise)
         # A judge that adds noise itself says so too.
         return verdicts.with_detail("noised", noised | verdicts.details.get("noised", False))
 
+    def _coins(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """What replaces the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
+        if self._draws is not None:
+            return self._draws.noise(list(zip(instructions, a, b, strict=True)), self.p) - 1
+        pairs = _unordered(a, b)
+        u = keyed_uniforms(self.seed, self._stream, _rows(instructions, pairs))
+        # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
+        b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
+        return np.where(u < 2 * self.p, np.where(b_is_first, u < self.p, u >= self.p), np.nan)
+
 
 class BothOrders(Shared):
     """Asks a judge about (a, b) and (b, a) in one call and averages, which cancels a liking for one position.
 
-    Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, and
-    `orders_agree`: whether both orders prefer the same response.
+    Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, yes-or-no
+    ones, which have to hold in both, and the reason of a missing verdict, which may be the other order's.
+    `orders_agree` says whether both orders prefer the same response.
 
     Raises:
         ValueError: The judge shuffles each pair itself (`draws_order`, as the sandbox's do): asking it again in the
@@ -142,12 +160,18 @@ class BothOrders(Shared):
         size = len(instructions)
         verdicts = compare(self._judge, [*instructions, *instructions], [*a, *b], [*b, *a])
         forth, back = verdicts.scores[:size], 1 - verdicts.scores[size:]
-        details = {
-            key: values[:size] + values[size:] if key.startswith("cost_") else values[:size]
-            for key, values in verdicts.details.items()
-        }
+        details = {key: _both(key, values[:size], values[size:]) for key, values in verdicts.details.items()}
         agree = (forth - 0.5) * (back - 0.5) >= 0
         return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
+
+
+def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
+    """A detail of a pair that was asked in both orders."""
+    if key.startswith("cost_"):
+        return np.asarray(forth + back)
+    if key == UNSCORED_REASON:
+        return np.where(forth == "", back, forth)
+    return np.logical_and(forth, back) if forth.dtype == np.bool_ else forth
 
 
 class Pool(Shared):

@@ -12,7 +12,8 @@
 
 A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "recorded", "generator": "gpt4"}`;
 `{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
-"seed": 0}` is the win rate by any judge, with added noise if wanted.
+"seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
+the win rate by LLM annotators behind a server, with the keywords of `annotators.make.make_pool`.
 """
 
 from __future__ import annotations
@@ -81,20 +82,24 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 
     Args:
         spec: "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset, or
-            a mapping {"judge": any of these, "flip": 0.0, "both_orders": False, "seed": 0}.
+            a mapping {"judge": any of these, "flip": 0.0, "both_orders": False, "seed": 0} or {"pool": name, ...}.
         dataset: Where the judge comes from.
         seed: Seeds the judge's draws, unless the mapping has its own `seed`.
 
     Raises:
         UnknownNameError: No judge of that name, or an unknown keyword.
-        TypeError: The specification is of another type, or a mapping without `judge`.
+        TypeError: The specification is of another type, or a mapping without `judge` or `pool`.
         DataError: The dataset has no such judge.
     """
     if isinstance(spec, PreferenceOracle):
         return spec
     if isinstance(spec, Mapping):
-        if "judge" not in spec:
-            raise TypeError(f"A mapping names a judge by its key 'judge', got {dict(spec)!r}.")
+        if ("judge" in spec) == ("pool" in spec):
+            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got {dict(spec)!r}.")
+        if "pool" in spec:
+            from ..annotators.make import make_pool
+
+            return cast(PreferenceOracle, _call(make_pool, {"seed": seed, **spec}))
         return cast(PreferenceOracle, _call(_judge, {"seed": seed, **spec}, dataset=dataset))
     if not isinstance(spec, str):
         raise TypeError(f"A judge is given by a name, a mapping or an object with name and compare, got {spec!r}.")
@@ -155,6 +160,7 @@ def check_name(spec: Spec | RewardOracle) -> None:
 
     Raises:
         UnknownNameError: No oracle or judge of that name.
+        PoolError: No pool of annotators of that name, or its file is not well written.
     """
     given: Mapping[str, Any] = {"name": spec} if isinstance(spec, str) else spec if isinstance(spec, Mapping) else {}
     if "reward_model" in given:
@@ -164,16 +170,20 @@ def check_name(spec: Spec | RewardOracle) -> None:
         raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
     if isinstance(judge, str) and judge not in JUDGES:
         raise did_you_mean("judge", judge, JUDGES)
+    if "pool" in given:
+        from ..annotators.config import load_pool
+
+        load_pool(given["pool"])
 
 
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
     mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
-    if not mapping.keys() & {"name", "reward_model", "judge"} or mapping.keys() >= {"name", "judge"}:
-        raise TypeError(f"A mapping gives an oracle by 'name' or 'reward_model' or 'judge', got {mapping!r}.")
+    if len(mapping.keys() & {"name", "judge", "pool"}) != 1 and "reward_model" not in mapping:
+        raise TypeError(f"A mapping gives an oracle by 'name', 'reward_model', 'judge' or 'pool', got {mapping!r}.")
     if "reward_model" in mapping:
         path = mapping.pop("reward_model")
         return cast(RewardOracle, _call(RewardModel, mapping, path=path))
-    if "judge" in mapping:
+    if "judge" in mapping or "pool" in mapping:
         return _win_rate(dataset, {"seed": seed, **mapping})
     check_name(spec)
     name = mapping.pop("name")
@@ -217,7 +227,7 @@ def _win_rate(dataset: Dataset, options: Mapping[str, Any]) -> RewardOracle:
     # A judge as it is gives its win rate one name, whether it was asked for by the oracle's name or the judge's.
     plain = options.keys() <= {"judge", "seed"}
     names = {judge: name for name, judge in WIN_RATES.items()} if plain else {}
-    judge = options["judge"]
+    judge = options.get("judge")
     return WinRate(built, References(dataset), name=names.get(judge) if isinstance(judge, str) else None)
 
 

@@ -35,6 +35,18 @@ def test_every_error_is_one_of_ours_and_the_builtin_a_caller_expects():
         errors.InvalidResponseTypeError: TypeError,
         errors.UnscoredError: RuntimeError,
         errors.PolicyError: RuntimeError,
+        errors.PoolError: ValueError,
+        errors.UnparsableVerdictError: ValueError,
+        errors.APIError: RuntimeError,
+        errors.PermanentAPIError: errors.APIError,
+        errors.ContentRefusedError: errors.PermanentAPIError,
+        errors.TransientAPIError: errors.APIError,
+        errors.OutageError: errors.APIError,
+        errors.InvalidReplyError: errors.APIError,
+        errors.LedgerError: RuntimeError,
+        errors.BudgetExceededError: errors.LedgerError,
+        errors.PriceError: errors.LedgerError,
+        errors.ReplayMissError: errors.LedgerError,
         errors.CheckpointError: Exception,
     }
     for error, expected in builtin.items():

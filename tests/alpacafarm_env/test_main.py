@@ -1,8 +1,13 @@
-"""The command line: `show` prints what it promises, the same for the same seed; wrong requests are told so."""
+"""The command line: `show` prints what it promises, the same for the same seed; wrong requests are told so.
+
+The commands of the annotators are tested in test_annotators_commands.py.
+"""
 
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -138,6 +143,23 @@ def test_unknown_split_is_exit_status_two(capsys):
         ),
         (["show", "--temperature", "warm"], "could not convert string to float: 'warm'"),
         (["shw"], "invalid choice: 'shw'"),
+        (["annotate", "pairs.json"], "the following arguments are required: --out"),
+        *(
+            (["annotate", "p.json", "--out", "o.json", *bad], message)
+            for bad, message in (
+                (["--flip", "0.6"], "expected a number of 0 to 0.5, got '0.6'"),
+                (["--flip", "nan"], "expected a number of 0 to 0.5, got 'nan'"),
+                (["--budget-usd", "-1"], "expected a number of 0 or more, got '-1'"),
+                (["--budget-usd", "inf"], "expected a number of 0 or more, got 'inf'"),
+                (["--max-concurrency", "0"], "expected a positive int, got '0'"),
+                (["--seed", "-1"], "expected an int of 0 or more, got '-1'"),
+                (["--seed", "1.5"], "expected an int of 0 or more, got '1.5'"),
+                (["--both-orders", "--compat", "alpacafarm"], "not allowed with argument"),
+                (["--models", "openai", "--model", "x"], "not allowed with argument"),
+                (["--budget", "3"], "unrecognized arguments: --budget 3"),
+            )
+        ),
+        (["evaluate", "o.json", "--data", "sandbox", "--reference", "r.json"], "not allowed with argument"),
     ],
 )
 def test_wrong_arguments_are_exit_status_two(args, message, capsys):
@@ -150,7 +172,47 @@ def test_wrong_arguments_are_exit_status_two(args, message, capsys):
 def test_without_arguments_it_prints_help():
     run = subprocess.run([sys.executable, "-m", "alpacafarm_env"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.startswith("usage: python -m alpacafarm_env")
-    assert "show" in run.stdout
+    for command in ("show", "annotate", "evaluate", "ledger", "judge-server"):
+        assert re.search(rf"^    {command}\b", run.stdout, re.MULTILINE)
+
+
+def test_help_loads_no_heavy_library():
+    heavy = ("torch", "transformers", "openai", "pydantic", "yaml", "scipy", "tqdm", "stamina", "sqlite3")
+    code = "import sys; from alpacafarm_env.__main__ import main\n"
+    code += "try: main(['annotate', '--help'])\nexcept SystemExit: "
+    code += f"print('heavy:', *[name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "heavy:"
+
+
+def test_ctrl_c_is_exit_status_130_without_a_traceback(capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("alpacafarm_env.sandbox.show.show", interrupted)
+    assert main(["show"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_judge_server_says_where_it_is_and_ends_by_ctrl_c(tmp_path):
+    (tmp_path / "faults.yaml").write_text("server_error: 1.0\n")
+    command = [sys.executable, "-m", "alpacafarm_env", "judge-server", "--faults", str(tmp_path / "faults.yaml")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        url = run.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", url)
+        with urllib.request.urlopen(f"{url}/models", timeout=10) as reply:
+            assert "sandbox-gpt4" in reply.read().decode()
+        run.send_signal(signal.SIGINT)
+        assert run.communicate(timeout=10) == ("", "")
+    assert run.returncode == 0
+
+
+def test_the_judge_servers_options_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        main(["judge-server", "--help"])
+    assert "--faults" in capsys.readouterr().out
+    assert main(["judge-server", "--faults", "no-such-file.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_a_reader_who_has_seen_enough_causes_no_complaint():

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.statistics import (
+    LEADERBOARD_COLUMNS,
     credits_from_preferences,
     interval,
+    leaderboard_row,
     length_controlled_win_rate,
     win_rate,
 )
@@ -37,6 +39,23 @@ def test_win_rate_without_and_with_one_verdict():
     assert one.win_rate == 100
     assert math.isnan(one.standard_error)
     assert win_rate([]).num_total == 0
+
+
+def test_bounds_are_all_lost_and_all_won():
+    credits = np.array([1, 0, 0.5, math.nan, 0.9, math.nan])
+    low, high = (100 * np.nan_to_num(credits, nan=fill).mean() for fill in (0.0, 1.0))
+    assert win_rate(credits).bounds == pytest.approx((low, high))
+    assert win_rate([1, 0.5]).bounds == (75, 75)
+    assert win_rate([math.nan]).bounds == (0, 100)
+    assert all(map(math.isnan, win_rate([]).bounds))
+
+
+def test_a_leaderboard_row():
+    credits, responses, references = [1, 0, math.nan, 0.5], ["a", "bb", "cccc", "d"], ["aaa", "b", "c", "dd"]
+    row = leaderboard_row("me", credits, responses, references)
+    assert tuple(row) == LEADERBOARD_COLUMNS
+    assert (row["generator"], row["win_rate"], row["n_total"], row["avg_length"]) == ("me", 50, 3, 2)
+    assert row["length_controlled_winrate"] == length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
 
 
 @pytest.mark.parametrize("credits", [[1.5], [-0.1], [math.inf], [[0.5]]])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks import leaderboard
-from alpacafarm_env.benchmarks.leaderboard import COLUMNS, compare, main, replay
+from alpacafarm_env.benchmarks.leaderboard import compare, main, replay
 from alpacafarm_env.data import RecordedDataset
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError
+from alpacafarm_env.statistics import LEADERBOARD_COLUMNS as COLUMNS
 
 NUM = 40
 QUESTIONS = [{"index": i, "instruction": f"Question {i}", "input": "an input" * (i % 3 == 0)} for i in range(NUM)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.study import Study, StudyOptions, run_command, versions, write_atomic, write_csv
+from alpacafarm_env.benchmarks.study import Study, StudyOptions, run_command, versions, write_csv
 from alpacafarm_env.errors import CheckpointError, DataError
 
 CONFIG = {"learning_rate": 0.1, "steps": 3}
@@ -172,20 +172,6 @@ def test_tables_keep_every_digit(tmp_path):
     with pytest.raises(ValueError, match="row 1: expected the columns"):
         write_csv(path, [{"a": 1}, {"b": 2}])
     assert write_csv(path, [], ["a"]).read_text() == "a\n"
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
-    path = tmp_path / "table.csv"
-    write_atomic(path, "old")
-
-    def full(*args):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("pathlib.Path.replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        write_atomic(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_run_command_turns_our_errors_into_a_sentence(capsys):

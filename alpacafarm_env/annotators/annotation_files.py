@@ -1,0 +1,214 @@
+"""The files of the command line: pairs and outputs come in, annotations go out.
+
+Annotations are the records as they came, with these fields behind them:
+
+| field | value |
+|---|---|
+| preference | 1 = output_1, 2 = output_2, 1.5 = identical, between = 1 + P(output_2 preferred), null = no verdict |
+| annotator | who judged; null: nobody was asked (identical, or noise) |
+| shown_first | "output_1" or "output_2"; "both" where both orders were asked; null: nobody was asked |
+| noised | the preference is a coin, see `oracles.judges.Flip` |
+| cost_usd | of this run; null: the model has no price |
+| cached | answered before, nothing was asked |
+| unscored_reason | why there is no verdict; null: there is one |
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..data.dataset import Dataset, load_dataset, read_outputs
+from ..data.files import read_records, stem_of, write_atomic
+from ..data.rows import RowDataset, merged
+from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults
+from ..errors import DataError
+from ..oracles.base import UNSCORED_REASON, Verdicts
+from ..oracles.judges import NO_VERDICT
+
+FIELDS: Final = ("preference", "annotator", "shown_first", "noised", "cost_usd", "cached", "unscored_reason")
+OUT_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+_PAIR: Final = (*INSTRUCTION, Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
+_GENERATOR: Final = (Field("generator", TEXT, is_text, ""),)
+_SHOWN: Final = {"a": "output_1", "b": "output_2", "": None}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What is to be judged, one entry a pair.
+
+    Attributes:
+        records: The records to write, without the fields of an annotation.
+        instructions: Instruction and input as one text.
+        first: output_1.
+        second: output_2.
+        replaced: Fields of an annotation that the records had already, and that are written anew.
+    """
+
+    records: Sequence[Mapping[str, Any]]
+    instructions: Sequence[str]
+    first: Sequence[str]
+    second: Sequence[str]
+    replaced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One generator's outputs beside the references; in `pairs` the reference is output_1, as in the reward."""
+
+    pairs: Pairs
+    generator: str
+    reference: str
+
+
+def read_pairs(path: Path) -> Pairs:
+    """The pairs of a file of records with instruction, input (optional), output_1 and output_2, in its order.
+
+    Raises:
+        DataError: The file cannot be read, or a record is faulty; names all of them.
+    """
+    records = read_records(path)
+    rows = check_rows(records, _PAIR, str(path))
+    kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
+    _check_writable([row.number for row in rows], kept, str(path))
+    replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
+    return Pairs(
+        [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
+        [merged(row) for row in rows],
+        [row["output_1"] for row in rows],
+        [row["output_2"] for row in rows],
+        replaced,
+    )
+
+
+def read_contest(outputs: Path, reference: Path | None, data: str | None) -> Contest:
+    """The outputs of one generator and the references to the same instructions, joined by the instructions' text.
+
+    Args:
+        outputs: A file of records with instruction, input (optional), output and generator (optional).
+        reference: The same of the reference; or
+        data: A dataset by name, see `load_dataset`: the references of its eval split.
+
+    Raises:
+        DataError: A file cannot be read, a record is faulty, an instruction is missing, doubled or unknown, the outputs
+            are of several generators, or the dataset has no references.
+    """
+    dataset: Dataset
+    if reference is not None:
+        dataset = RowDataset("reference", {"eval": (str(reference), read_records(reference))})
+        name, of = _generator(reference), str(reference)
+    else:
+        dataset = load_dataset(str(data))
+        name, of = str(getattr(dataset, "reference", dataset.name)), f"the eval split of {data}"
+    instructions, references = dataset.instructions("eval"), dataset.references("eval")
+    found, generator = read_outputs(outputs, instructions, of=of), _generator(outputs)
+    records = [
+        {
+            **({"dataset": instruction.source} if instruction.source else {}),
+            "instruction": instruction.instruction,
+            **({"input": instruction.input} if instruction.input else {}),
+            "generator_1": name,
+            "output_1": base,
+            "generator_2": generator,
+            "output_2": response,
+        }
+        for instruction, base, response in zip(instructions, references, found, strict=True)
+    ]
+    return Contest(Pairs(records, list(map(str, instructions)), references, found), generator, name)
+
+
+def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:
+    """The records with the verdicts behind them, see the table above; `orders_agree` too where both orders were asked.
+
+    Args:
+        pairs: B pairs.
+        verdicts: P(output_2 preferred) of each, with the details of `AnnotatorPool` and what is built on it.
+    """
+    details = {key: np.asarray(values).tolist() for key, values in verdicts.details.items()}
+    both = details.get("orders_agree")
+    rows = []
+    for n, (record, score) in enumerate(zip(pairs.records, verdicts.scores.tolist(), strict=True)):
+        told = {key: values[n] for key, values in details.items()}
+        shown, cost = _SHOWN[told.get("shown_first", "")], told.get("cost_usd", 0.0)
+        row = {
+            **record,
+            "preference": None if math.isnan(score) else _plain(1 + score),
+            "annotator": told.get("annotator") or None,
+            "shown_first": "both" if both and shown else shown,
+            "noised": bool(told.get("noised", False)),
+            "cost_usd": None if math.isnan(cost) else round(cost, 12),
+            "cached": bool(told.get("cached", False)),
+            "unscored_reason": (told.get(UNSCORED_REASON) or NO_VERDICT) if math.isnan(score) else None,
+        }
+        rows.append({**row, "orders_agree": bool(both[n])} if both and shown else row)
+    return rows
+
+
+def check_out(out: Path, sources: Sequence[Path]) -> None:
+    """Refuses a file that could not be written, before anything is paid for.
+
+    Raises:
+        DataError: Its name has another suffix, its folder is not there, it is a folder, or one of the `sources`.
+    """
+    if not out.name.endswith(OUT_SUFFIXES) or stem_of(out) == "":
+        raise DataError(f"{out}: expected a file that ends in one of {', '.join(OUT_SUFFIXES)}, got {out.name!r}.")
+    if not out.parent.is_dir():
+        raise DataError(f"{out}: expected the folder {out.parent} to be there. Make it, or give another --out.")
+    if out.is_dir():
+        raise DataError(f"{out}: expected a file's name, got a folder.")
+    if any(out.exists() and source.exists() and out.samefile(source) for source in sources):
+        raise DataError(f"{out}: expected another file than the input, which would be overwritten.")
+
+
+def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Writes records as JSON or JSON Lines, gzipped or not by the file's suffix; the whole file or nothing.
+
+    Raises:
+        DataError: It could not be written.
+    """
+    texts = [json.dumps(record, ensure_ascii=False, allow_nan=False) for record in records]
+    if out.name.removesuffix(".gz").endswith(".json"):
+        text = "[\n" + ",\n".join(texts) + "\n]\n"
+    else:
+        text = "".join(line + "\n" for line in texts)
+    try:
+        write_atomic(out, gzip.compress(text.encode(), mtime=0) if out.name.endswith(".gz") else text)
+    except OSError as error:
+        raise DataError(
+            f"{out}: could not be written: {error}. The answers are kept: the same command asks nothing again."
+        ) from error
+
+
+def _plain(preference: float) -> float | int:
+    return int(preference) if preference in (1, 2) else preference
+
+
+def _check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Further fields are written as they came, so they have to be JSON: a NaN or a date of a Parquet file is not."""
+    faults = []
+    for number, record in zip(numbers, records, strict=True):
+        for name, value in record.items():
+            try:
+                json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                faults.append(
+                    Fault(number, str(name), f"{type(error).__name__}: {error}", "a value that JSON can hold")
+                )
+    raise_faults(faults, source)
+
+
+def _generator(path: Path) -> str:
+    """Whose outputs a file holds; the file's own name if it does not say."""
+    rows = check_rows(read_records(path), _GENERATOR, str(path))
+    names = list(dict.fromkeys(row["generator"] for row in rows))
+    if len(names) > 1:
+        told = ", ".join(map(repr, names[:5])) + ", ..." * (len(names) > 5)
+        raise DataError(f"{path}: expected the outputs of one generator, got those of {told}. Split the file.")
+    return names[0] or str(stem_of(path))

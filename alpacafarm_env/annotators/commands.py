@@ -1,0 +1,253 @@
+"""The commands `annotate`, `evaluate` and `ledger` of `python -m alpacafarm_env`.
+
+Each takes its parsed options and returns a `Report`, which `__main__` prints. What is heavy is imported when a command
+runs: the command line's help needs none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from ..arguments import real_number, whole_number
+from ..errors import AlpacaFarmError, DataError, TransientAPIError
+
+if TYPE_CHECKING:
+    from .judged import Judged
+
+DATA_VARIABLE: Final = "ALPACAFARM_DATA"
+_OPENAI_KEY: Final = "OPENAI_API_KEY"
+_EPILOG: Final = (
+    "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is missing. "
+    "Exit status: 0 all pairs have a verdict, 1 some have none, 2 an error, 130 interrupted."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command has to say: its result, notes on it, and its exit status."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    status: int = 0
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the three commands; each sets `run`, a function of the options that returns a `Report`."""
+    text = "let LLM annotators say which of two outputs is better, for each pair of a file"
+    pairs = _command(commands, "annotate", text, epilog=_EPILOG)
+    text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2; further fields are kept"
+    pairs.add_argument("pairs", metavar="PAIRS", type=Path, help=text)
+    text = "where the records go, with preference (1, 2, 1.5 = identical, null = no verdict), annotator, cost ..."
+    pairs.add_argument("--out", metavar="FILE", type=Path, required=True, help=text)
+    _add_pool_options(pairs)
+    pairs.set_defaults(run=annotate)
+
+    text = "one generator's win rate against reference outputs, judged by LLM annotators: a leaderboard's row"
+    outputs = _command(commands, "evaluate", text, epilog=_EPILOG)
+    text = "JSON or JSON Lines of one generator: instruction, input (optional), output, generator"
+    outputs.add_argument("outputs", metavar="OUTPUTS", type=Path, help=text)
+    source = outputs.add_mutually_exclusive_group()
+    source.add_argument("--reference", metavar="FILE", type=Path, help="the same file of the reference")
+    text = f"a data set with references: a folder or 'sandbox'; ${DATA_VARIABLE} if neither is given"
+    source.add_argument("--data", metavar="NAME", help=text)
+    outputs.add_argument("--out", metavar="FILE", type=Path, help="where the annotations go, as those of annotate")
+    _add_pool_options(outputs)
+    outputs.set_defaults(run=evaluate)
+
+    spent = _command(commands, "ledger", "what was asked and paid, by host, model and annotator")
+    spent.add_argument("--ledger", metavar="FILE", type=Path, help="the ledger (default: your own)")
+    spent.set_defaults(run=ledger)
+
+
+def annotate(options: argparse.Namespace) -> Report:
+    """Judges the pairs of a file and writes them with their verdicts.
+
+    Raises:
+        AlpacaFarmError: A file, an option or the server; nothing is written then, and answers so far are kept.
+    """
+    from . import annotation_files as files
+
+    files.check_out(options.out, [options.pairs])
+    pairs = files.read_pairs(options.pairs)
+    judged = _judge(options, pairs)
+    files.write_annotations(options.out, files.annotate(pairs, judged.verdicts))
+    notes = [f"{options.pairs}: its fields {', '.join(pairs.replaced)} are written anew."] if pairs.replaced else []
+    return _report([f"written: {options.out}", *judged.summary()], judged, notes, options.out)
+
+
+def evaluate(options: argparse.Namespace) -> Report:
+    """Judges a generator's outputs against the references and makes its leaderboard row.
+
+    Raises:
+        AlpacaFarmError: A file, an option or the server; nothing is written then, and answers so far are kept.
+    """
+    from ..statistics import LEADERBOARD_COLUMNS, LENGTH_CONTROL, leaderboard_row
+    from ..tables import format_table
+    from . import annotation_files as files
+
+    data = options.data or (None if options.reference else os.environ.get(DATA_VARIABLE))
+    if not data and not options.reference:
+        raise DataError(
+            "expected references: give --reference FILE, or --data with a folder or 'sandbox', or set "
+            f"{DATA_VARIABLE} to a folder."
+        )
+    if options.out:
+        files.check_out(options.out, [path for path in (options.outputs, options.reference) if path])
+    contest = files.read_contest(options.outputs, options.reference, data)
+    judged = _judge(options, contest.pairs)
+    if options.out:
+        files.write_annotations(options.out, files.annotate(contest.pairs, judged.verdicts))
+    row = leaderboard_row(contest.generator, judged.verdicts.scores, contest.pairs.second, contest.pairs.first)
+    lines = [
+        format_table(LEADERBOARD_COLUMNS, [row]),
+        f"judge: {judged.label} | reference: {contest.reference}",
+        *_bounds(judged),
+        f"{LENGTH_CONTROL}.",
+        *([f"written: {options.out}"] if options.out else []),
+        *judged.summary(),
+    ]
+    return _report(lines, judged, [], options.out)
+
+
+def ledger(options: argparse.Namespace) -> Report:
+    """The spending of a ledger, by host, model and annotator.
+
+    Raises:
+        LedgerError: There is no such ledger, or it cannot be read.
+    """
+    from ..api import ledger_sql as sql
+    from ..api.ledger import Ledger
+    from ..tables import format_table
+
+    with Ledger(options.ledger, replay=True) as opened:
+        spending = opened.do(sql.spending).result()
+        path = opened.path
+    counts = ("answered", "failed", "unknown", "running", "questions", "prompt_tokens", "completion_tokens", "unpriced")
+    columns = ("host", "model", "annotator", *counts, "usd")
+    groups = [*spending.groups.items(), (("total", "", ""), spending.total)]
+    rows = [
+        {
+            **dict(zip(columns, names, strict=False)),
+            **{count: getattr(tally, count) for count in counts},
+            "usd": f"{tally.usd:.4f}",
+        }
+        for names, tally in groups
+    ]
+    total = spending.total
+    lines = [f"{path}", format_table(columns, rows, left=3)]
+    if total.unknown or total.running:
+        reserved = total.unknown_usd + total.running_usd
+        lines.append(
+            f"Of the total, ${reserved:.4f} may not have been paid: attempts that are running, or ended without an "
+            "answer that came through (unknown), count the most they can cost."
+        )
+    if total.unpriced:
+        lines.append(f"{total.unpriced} attempts count nothing: their models have no known price.")
+    return Report("\n".join(lines))
+
+
+def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
+    from .judged import judge_pairs
+
+    _check_key(options)
+    return judge_pairs(
+        pairs,
+        ledger=options.ledger,
+        pool=options.pool,
+        models=options.models,
+        model=options.model,
+        base_url=options.base_url,
+        api_key_env=options.api_key_env,
+        seed=options.seed,
+        budget_usd=options.budget_usd,
+        replay=options.replay,
+        flip=options.flip,
+        both_orders=options.both_orders,
+        compat=options.compat,
+        max_concurrency=options.max_concurrency,
+    )
+
+
+def _bounds(judged: Judged) -> list[str]:
+    rate = judged.win_rate
+    if not rate.num_unscored:
+        return []
+    low, high = rate.bounds
+    return [
+        f"{rate.num_unscored} of {rate.num_total + rate.num_unscored} have no verdict: the win rate lies in "
+        f"[{low:.2f}, {high:.2f}] [all lost, all won]."
+    ]
+
+
+def _report(lines: Sequence[str], judged: Judged, notes: list[str], out: Path | None) -> Report:
+    missing = judged.win_rate.num_unscored
+    if missing:
+        where = f"; unscored_reason in {out} says why" if out else ""
+        again, _ = judged.reasons.get(TransientAPIError.__name__, (0, ""))
+        repeat = f" The same command asks {again} of them again, and nothing else." if again else ""
+        notes.append(f"{missing} of {len(judged.verdicts.scores)} pairs have no verdict{where}.{repeat}")
+    return Report("\n".join(lines), tuple(notes), 1 if missing else 0)
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, **more: Any
+) -> argparse.ArgumentParser:
+    # No abbreviations: --api-key would be read as --api-key-env, and the key printed as the name of a variable.
+    return commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
+
+
+def _add_pool_options(parser: argparse.ArgumentParser) -> None:
+    options = parser.add_argument_group("the annotators")
+    text = (
+        "ann (13 prompts, 25 %% noise), eval or alpaca_farm (without), greedy, weighted, or a YAML file (default: eval)"
+    )
+    options.add_argument("--pool", default="eval", metavar="NAME", help=text)
+    text = "the server's address up to /v1 (default: $OPENAI_BASE_URL, or OpenAI's own)"
+    options.add_argument("--base-url", metavar="URL", help=text)
+    played = options.add_mutually_exclusive_group()
+    text = "which model plays which role: openai, sandbox (for judge-server), or a YAML file (default: openai)"
+    played.add_argument("--models", metavar="SPEC", help=text)
+    played.add_argument("--model", metavar="NAME", help="one model for all roles")
+    text = "probability that a verdict is flipped, 0 to 0.5 (default: the pool's own)"
+    options.add_argument("--flip", type=real_number(0, 0.5), metavar="P", help=text)
+    order = options.add_mutually_exclusive_group()
+    order.add_argument("--both-orders", action="store_true", help="ask each pair in both orders and average")
+    text = "draw annotators, orders and noise as the released AlpacaFarm does"
+    order.add_argument("--compat", choices=["alpacafarm"], help=text)
+    text = "another seed is another opinion on the same pairs, asked and paid for anew (default: 0)"
+    options.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+
+    spending = parser.add_argument_group("answers and money")
+    spending.add_argument("--ledger", type=Path, metavar="FILE", help="keeps answers and costs (default: your own)")
+    text = "what the ledger may have spent in all, US dollars; a request that could pass it is not sent"
+    spending.add_argument("--budget-usd", type=real_number(), metavar="X", help=text)
+    spending.add_argument("--replay", action="store_true", help="answer from the ledger alone, ask nothing")
+    text = "requests in flight at once; fewer when the server asks for it (default: 32)"
+    spending.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help=text)
+    text = f"the environment variable that holds the API key (default: {_OPENAI_KEY})"
+    spending.add_argument("--api-key-env", default=_OPENAI_KEY, metavar="NAME", help=text)
+    parser.add_argument("--api-key", nargs="?", action=_RefuseKey, help=argparse.SUPPRESS)
+
+
+class _RefuseKey(argparse.Action):
+    """Answers --api-key without printing what came behind it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(
+            "a key is never an argument, where the list of processes shows it: put it into the environment variable "
+            f"{_OPENAI_KEY}, or into another one and name that by --api-key-env"
+        )
+
+
+def _check_key(options: argparse.Namespace) -> None:
+    """The name itself is not printed: somebody may have put the key there."""
+    if options.api_key_env != _OPENAI_KEY and not os.environ.get(options.api_key_env, "").strip():
+        raise AlpacaFarmError(
+            "--api-key-env: expected the name of an environment variable that holds a key, got one that is not set. "
+            "(Its name is not printed, in case it is the key itself.)"
+        )

@@ -1,0 +1,351 @@
+"""Pools of annotators, their prompts and their models, as YAML files.
+
+A pool says who judges: for each annotator a prompt, a role, a temperature and how many pairs are asked at once. A list
+of models says who plays each role. So the same pool runs on OpenAI's models, on a local server and on the sandbox.
+
+A pool of your own is one short file, used by its path:
+
+    name: mine
+    flip: 0.25
+    annotators:
+      - {name: careful, role: gpt4, prompt: gpt4_3, batch_size: 5, max_tokens: 250}
+      - {name: quick, role: chatgpt, prompt: chatgpt_4, max_tokens: 20}
+      - {name: odd, role: chatgpt, prompt: ./my_prompt.yaml, max_tokens: 20, temperature: 0.5}
+
+A prompt of your own is a file like those in prompts/. Paths in a file are relative to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..errors import PoolError
+from .strict_yaml import Strict, check, hint, mistakes_error, read_yaml
+
+Format = Literal["lines", "json", "label", "logprobs"]
+Layout = Literal["chat", "completion"]
+ROLES: Final = ("gpt4", "chatgpt", "davinci003")
+"""The roles of the paper's annotators, which the lists of models here fill."""
+
+_FOLDER: Final = Path(__file__).parent
+_Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")]
+_Text = Annotated[str, Field(min_length=1)]
+_REASONING: Final = {
+    "max_tokens_field": "max_completion_tokens",
+    "omit": ("temperature", "top_p"),
+    "extra_tokens": 4000,
+}
+"""What OpenAI's reasoning models ask for: another name of the limit, no sampling settings, room to think."""
+
+
+class Pair(Strict):
+    """A worked example inside a prompt: an instruction and two outputs."""
+
+    instruction: str
+    first: str
+    second: str
+
+
+class Part(Strict):
+    """One piece of a prompt; exactly one of the five fields is given.
+
+    Attributes:
+        system: Text of the system message.
+        user: Text of a user message.
+        assistant: An earlier answer, in the asked format.
+        pairs: Worked examples, shown in a user message as the pairs to judge are.
+        items: `true` where the pairs to judge go.
+    """
+
+    system: _Text | None = None
+    user: _Text | None = None
+    assistant: _Text | None = None
+    pairs: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)] | None = None
+    items: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            fields = ", ".join(type(self).model_fields)
+            raise ValueError(f"a part has exactly one of {fields}; got {', '.join(given) or 'none of them'}.")
+        return self
+
+    @property
+    def role(self) -> str:
+        """The message it belongs to: "system", "user" or "assistant"."""
+        return "system" if self.system is not None else "assistant" if self.assistant is not None else "user"
+
+
+class Prompt(Strict):
+    """How an annotator is asked; neighbouring parts of one role make one message, with a blank line between them.
+
+    Attributes:
+        name: Unique among the prompts of a pool.
+        description: What is special about it.
+        format: What the reply must be: "lines" (`1. Output (a)` a pair), "label" (`Output (a)`), "json" (an array of
+            {"explanation": ..., "a_better": ...}), "logprobs" (one letter, of which the probabilities are read).
+        layout: "chat" (messages) or "completion" (one text that ends with a cue).
+        parts: In their order. One of them is `items`, in the last message, which is the user's.
+    """
+
+    name: _Name
+    description: str = ""
+    format: Format
+    layout: Layout
+    parts: Annotated[tuple[Part, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        roles = [part.role for part in self.parts]
+        places = [index for index, part in enumerate(self.parts) if part.items]
+        if len(places) != 1:
+            raise ValueError(f"parts: expected `items: true` exactly once, got it {len(places)} times.")
+        if any(role != "user" for role in roles[places[0] :]):
+            raise ValueError("parts: only `user` may follow `items`: the pairs to judge are in the last message.")
+        if "system" in roles[1:]:
+            raise ValueError("parts: `system` may stand first only.")
+        if self.layout == "completion" and set(roles) != {"user"}:
+            raise ValueError("parts: a prompt with `layout: completion` is one text: write `user`, not other roles.")
+        if not self.batched and any(len(part.pairs or ()) > 1 for part in self.parts):
+            raise ValueError(f"parts: with `format: {self.format}` the examples come one by one, not in batches.")
+        return self
+
+    @property
+    def batched(self) -> bool:
+        """Whether the format can answer for several pairs at once."""
+        return self.format in ("lines", "json")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what is sent (not of name and description), in hexadecimal."""
+        content = self.model_dump(mode="json", include={"format", "layout", "parts"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class AnnotatorConfig(Strict):
+    """One member of a pool.
+
+    Attributes:
+        name: Unique in the pool.
+        role: Which model plays it, by `load_models`: "gpt4", "chatgpt", "davinci003" or one of your own.
+        prompt: A prompt's name (see `names("prompts")`) or the path of its file.
+        batch_size: Pairs asked in one request.
+        max_tokens: Longest reply, in tokens.
+        temperature: 0 for the model's likeliest answer.
+        top_p: Nucleus sampling; 1 is off.
+    """
+
+    name: _Name
+    role: _Name
+    prompt: _Text
+    batch_size: Annotated[int, Field(ge=1, le=100)] = 1
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)]
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class PoolConfig(Strict):
+    """A pool of annotators.
+
+    Attributes:
+        name: The pool's name.
+        description: What it is for.
+        flip: Probability that a verdict is turned round, in [0, 0.5]; 0.25 in AlpacaFarm's training.
+        annotators: Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`.
+        annotators_of: Instead: another pool (a name or a path) whose members it shares.
+    """
+
+    name: _Name
+    description: str = ""
+    flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    annotators: Annotated[tuple[AnnotatorConfig, ...], Field(strict=False)] = ()
+    annotators_of: _Text | None = None
+
+    @model_validator(mode="after")
+    def _members(self) -> Self:
+        if bool(self.annotators) == bool(self.annotators_of):
+            raise ValueError("a pool has one or more `annotators`, or else `annotators_of`: the name of another pool.")
+        taken = [annotator.name for annotator in self.annotators]
+        twice = sorted({name for name in taken if taken.count(name) > 1})
+        if twice:
+            raise ValueError(f"annotators: the names must differ; more than once: {', '.join(twice)}.")
+        return self
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles its members play, each once, for `load_models`."""
+        return tuple(dict.fromkeys(annotator.role for annotator in self.annotators))
+
+
+class ModelConfig(Strict):
+    """The model behind a role.
+
+    Attributes:
+        model: Its name at the server.
+        kind: "chat" or "completion": the endpoint that is asked.
+        max_tokens_field: The name the server knows the limit of a reply by.
+        omit: Settings this model refuses, which are then left out of the request.
+        extra_tokens: Added to every limit: what a reasoning model may think before it answers.
+        price_usd_per_million: [input, output] in USD per million tokens; known models need none.
+
+    OpenAI's reasoning models (o1, o3, o4, gpt-5...) get the settings they need unless these are given.
+    """
+
+    model: _Text
+    kind: Layout = "chat"
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    omit: Annotated[tuple[Literal["temperature", "top_p", "n", "seed", "stop"], ...], Field(strict=False)] = ()
+    extra_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
+    price_usd_per_million: (
+        Annotated[tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]], Field(strict=False)] | None
+    ) = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reasoning(cls, content: Any) -> Any:
+        name = content.get("model") if isinstance(content, dict) else None
+        return {**_REASONING, **content} if str(name).startswith(("o1", "o3", "o4", "gpt-5")) else content
+
+
+def names(folder: Literal["pools", "prompts", "models"]) -> list[str]:
+    """The names of the files that come with the package, sorted."""
+    return list(_bundled(folder))
+
+
+@cache
+def _bundled(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (_FOLDER / folder).glob("*.yaml")))
+
+
+def load_pool(name_or_path: str | Path) -> PoolConfig:
+    """A pool by its name ("alpaca_farm", "eval", "ann", "greedy", "weighted") or from a file, checked with its prompts.
+
+    Returns:
+        The pool, with the members of `annotators_of` filled in and the paths of prompts made absolute.
+
+    Raises:
+        PoolError: No such pool, or its file is not well written; lists every mistake.
+    """
+    return _load_pool(name_or_path, Path(), ())
+
+
+def _load_pool(name_or_path: str | Path, folder: Path, before: tuple[Path, ...]) -> PoolConfig:
+    path = _find("pools", name_or_path, folder)
+    if path in before:
+        raise PoolError(f"{path}: `annotators_of` leads back to this pool; expected one with `annotators` at its end.")
+    pool = check(PoolConfig, read_yaml(path), path)
+    if pool.annotators_of:
+        try:
+            shared = _load_pool(pool.annotators_of, path.parent, (*before, path))
+        except PoolError as error:
+            raise PoolError(f"{path}: annotators_of: {error}") from error
+        return pool.model_copy(update={"annotators": shared.annotators})
+    mistakes: list[str] = []
+    members = [
+        _with_prompt(member, path.parent, f"annotators[{i}]", mistakes) for i, member in enumerate(pool.annotators)
+    ]
+    if mistakes:
+        raise mistakes_error(path, mistakes)
+    return pool.model_copy(update={"annotators": tuple(members)})
+
+
+def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: list[str]) -> AnnotatorConfig:
+    """The member with its prompt checked; adds to `mistakes`."""
+    try:
+        prompt = load_prompt(member.prompt, folder=folder)
+    except PoolError as error:
+        mistakes.append(f"{place}.prompt: {error}".replace("\n", "\n  "))
+        return member
+    if member.batch_size > 1 and not prompt.batched:
+        mistakes.append(
+            f"{place}.batch_size: expected 1 with the prompt {prompt.name!r}, whose format {prompt.format!r} answers "
+            f"for one pair; got {member.batch_size}."
+        )
+    if member.prompt in _bundled("prompts"):
+        return member
+    return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, folder))})
+
+
+def load_prompt(name_or_path: str | Path, *, folder: Path | None = None) -> Prompt:
+    """A prompt by its name (see `names("prompts")`) or from a file; paths are relative to `folder`.
+
+    Raises:
+        PoolError: No such prompt, or its file is not well written; lists every mistake.
+    """
+    path = _find("prompts", name_or_path, folder or Path())
+    if path.parent == _FOLDER / "prompts":
+        return _bundled_prompt(path)
+    return check(Prompt, read_yaml(path), path)
+
+
+@cache
+def _bundled_prompt(path: Path) -> Prompt:
+    return check(Prompt, read_yaml(path), path)
+
+
+def load_models(
+    spec: str | Path | Mapping[str, Any] | ModelConfig, roles: Iterable[str] = ROLES
+) -> dict[str, ModelConfig]:
+    """The model for each role.
+
+    Args:
+        spec: "openai", "sandbox", or the path of a YAML file; "model=NAME", a `ModelConfig` or its fields as a mapping
+            ({"model": "llama-3"}) for one model in all roles; a mapping from role to a model's name or its fields. A
+            file holds either of the two mappings.
+        roles: The roles to fill: `pool.roles`.
+
+    Raises:
+        PoolError: No such list, it is not well written, or it lacks a role.
+    """
+    wanted = tuple(roles)
+    if isinstance(spec, ModelConfig):
+        return dict.fromkeys(wanted, spec)
+    where: object = "models"
+    content: object = spec
+    if isinstance(spec, str) and spec.startswith("model="):
+        content = {"model": spec.removeprefix("model=")}
+    elif isinstance(spec, (str, Path)):
+        where = _find("models", spec, Path())
+        content = read_yaml(Path(str(where)))
+    if not isinstance(content, Mapping):
+        raise PoolError(f"{where}: expected a mapping from role to model; got {type(content).__name__}.")
+    if "model" in content:
+        return dict.fromkeys(wanted, check(ModelConfig, content, where))
+    return _fill(content, wanted, where)
+
+
+def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: object) -> dict[str, ModelConfig]:
+    filled: dict[str, ModelConfig] = {}
+    mistakes = []
+    for role, entry in content.items():
+        try:
+            fields = {"model": entry} if isinstance(entry, str) else entry
+            filled[str(role)] = entry if isinstance(entry, ModelConfig) else check(ModelConfig, fields, role)
+        except PoolError as error:
+            mistakes.append(str(error).replace("\n", "\n  "))
+    for role in roles:
+        if role not in map(str, content):
+            given = f"given are: {', '.join(map(str, content)) or 'none'}"
+            mistakes.append(f"{role}: missing; the pool's roles are {', '.join(roles)}, {given}.")
+    if mistakes:
+        raise mistakes_error(where, mistakes)
+    return {role: filled[role] for role in roles}
+
+
+def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Path, relative_to: Path) -> Path:
+    """The file meant by a name or a path; something with a slash or ".yaml" is a path."""
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return (relative_to / Path(text).expanduser()).resolve()
+    if text not in _bundled(folder):
+        options = hint(text, _bundled(folder))
+        raise PoolError(f"Unknown name {text!r} in {folder}.{options} Or give the path of a .yaml file.")
+    return _FOLDER / folder / f"{text}.yaml"

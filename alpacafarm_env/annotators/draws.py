@@ -1,0 +1,138 @@
+"""What a pool draws for each pair: who judges, which response is shown first, and whether the label is noise.
+
+`KeyedDraws` is the default: every draw is keyed on (seed, pool, instruction, unordered pair), so one instruction asked
+about many responses meets every annotator, and asking with the pair swapped is the same question.
+
+`AlpacaFarmDraws` repeats the draws of the released AlpacaFarm and AlpacaEval, bit for bit, to recompute their runs.
+They are keyed on the instruction's text alone: whatever the responses are, one instruction has one annotator, one
+order and one noise decision. That is harmless for a set with one pair an instruction, and wrong for the reward of an
+agent that answers each instruction many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..seeding import keyed_uniforms
+
+Row = tuple[str, str, str]
+"""(instruction, a, b): the pair in the order in which `b_first` and `noise` speak of it."""
+
+
+class Draws(Protocol):
+    """What a pool asks for each pair."""
+
+    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
+        """Returns the index of each pair's annotator, [B] in [0, count)."""
+
+    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
+        """Returns whether b is shown before a, [B]."""
+
+
+@dataclass(frozen=True)
+class KeyedDraws:
+    """Draws keyed on (seed, pool's name, instruction, unordered pair).
+
+    Args:
+        seed: The pool's seed.
+        name: The pool's name, so that two pools of one run draw independently.
+
+    Example:
+        >>> draws = KeyedDraws(0, "alpaca_farm")
+        >>> draws.annotators([("Why?", "Because.", "No idea.")], 13) == draws.annotators(
+        ...     [("Why?", "No idea.", "Because.")], 13
+        ... )
+        array([ True])
+    """
+
+    seed: int
+    name: str
+
+    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
+        """Returns the index of each pair's annotator, uniform over range(count), [B].
+
+        Raises:
+            ValueError: `count` is not positive.
+        """
+        _check_count(count)
+        return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
+
+    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
+        """Returns whether b is shown before a, [B]; half of all pairs, and the other way for (b, a).
+
+        Both orders of a pair hence show an annotator the same text. Of two equal texts there is only one order.
+        """
+        in_order = np.array([a <= b for _, a, b in rows], bool)
+        b_first: NDArray[np.bool_] = (self._uniforms("order", rows) < 0.5) == in_order
+        return b_first
+
+    def _uniforms(self, stream: str, rows: Sequence[Row]) -> NDArray[np.float64]:
+        return keyed_uniforms(
+            self.seed, f"{stream} of {self.name}", [(instruction, *sorted(pair)) for instruction, *pair in rows]
+        )
+
+
+@dataclass(frozen=True)
+class AlpacaFarmDraws:
+    """The released code's draws: Python's `random.Random` seeded with a text of purpose, instruction and seed.
+
+    What counts as the instruction differs between releases, and so do the draws. Until July 2023 it was the
+    instruction without its input; later AlpacaEval joined both by an empty line, and AlpacaFarm without anything
+    between. The two runs whose allocation the authors logged used the instruction without its input, and order and
+    noise of the recorded AlpacaEval judgements the joined text; all at seed 0. So `annotators` reads the `instruction`
+    of an `Instruction`, and `b_first` and `noise` its text; of any other text, all three read that text.
+
+    Args:
+        seed: The annotators' seed; the released default is 0.
+
+    Example:
+        >>> AlpacaFarmDraws().b_first([("Name a colour.", "Red.", "Blue."), ("Name a colour.", "x", "y")])
+        array([ True,  True])
+    """
+
+    seed: int = 0
+
+    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
+        """Returns the index of each instruction's annotator in the pool's order, [B] in [0, count).
+
+        Raises:
+            ValueError: `count` is not positive.
+        """
+        _check_count(count)
+        alone = [(getattr(text, "instruction", text), a, b) for text, a, b in rows]
+        return np.array([self._random("annotator", row).choices(range(count))[0] for row in alone], np.int64)
+
+    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
+        """Returns whether b is shown before a, [B]: the same for (b, a), so liking a position is not cancelled."""
+        purpose = "is_switched_outputs"
+        return np.array([self._random(purpose, row).choices((False, True))[0] for row in rows], bool)
+
+    def noise(self, rows: Sequence[Row], p: float) -> NDArray[np.float64]:
+        """Returns the label that replaces the annotator's, [B]: 1 = a preferred, 2 = b preferred, NaN = no noise.
+
+        Args:
+            rows: The pairs; a label is drawn for identical responses too, which the released code then calls a tie.
+            p: Probability that a label is flipped, from 0 to 0.5; the share 2p of the labels is drawn.
+
+        Raises:
+            ValueError: `p` is not within 0 and 0.5.
+        """
+        if not 0 <= p <= 0.5:
+            raise ValueError(f"Noise needs a probability p from 0 to 0.5 (0.5 = a coin, no annotator), got {p!r}.")
+        labels, weights = (float("nan"), 1.0, 2.0), (1 - 2 * p, p, p)
+        return np.array([self._random("noisy_preference", row).choices(labels, weights)[0] for row in rows], np.float64)
+
+    def _random(self, purpose: str, row: Row) -> Random:
+        # Bytes seed as their text does, and "surrogatepass" gives a text that UTF-8 cannot write a seed as well.
+        return Random(f"{purpose}{row[0]}{self.seed}".encode("utf-8", "surrogatepass"))
+
+
+def _check_count(count: int) -> None:
+    if count < 1:
+        raise ValueError(f"A pool to draw from needs one or more annotators, got {count!r}.")

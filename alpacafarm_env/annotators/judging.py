@@ -1,0 +1,254 @@
+"""What the sandbox's annotator answers to a prompt: reads the request back, asks the annotator, writes its reply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PoolError
+from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features
+from ..seeding import keyed_uniforms
+from .answers import Answer, Verdict, count_tokens
+from .config import AnnotatorConfig, load_pool, load_prompt
+from .prompts import Item, read
+
+POOLS: Final = ("alpaca_farm", "greedy", "weighted")
+"""The pools whose prompts are understood."""
+_FALLBACK: Final = GREEDY[0]
+"""Stands behind annotators that the sandbox has none of that name for."""
+_REASONS: Final = {
+    "complete": "covers more of what was asked for",
+    "false": "makes fewer false claims",
+    "repeated": "repeats itself less",
+    "form": "keeps closer to the form asked for",
+    "fluent": "reads better",
+    "excess": "wastes fewer words",
+    "length": "is of a better length",
+    "list": "is laid out better",
+    "courtesy": "has the better tone",
+    "": "is the better one on the whole",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, read.
+
+    Attributes:
+        annotator: The name of who is asked.
+        items: The pairs, in the order they are shown.
+        temperature: From 0 to 2; 1 if the body names none.
+        kind: "chat" or "completion".
+        model: The model's name in the request.
+        format: The prompt's format.
+        prompt_tokens: Tokens of the prompt.
+        max_tokens: The most tokens to answer; None for no limit.
+        top_logprobs: How many logprobs a token is to have; None for none at all.
+    """
+
+    annotator: str
+    items: Sequence[Item]
+    temperature: float
+    kind: str
+    model: str
+    format: str
+    prompt_tokens: int
+    max_tokens: int | None
+    top_logprobs: int | None
+
+
+class Judging:
+    """The sandbox's annotators as served models.
+
+    Args:
+        seed: Another seed is another opinion on the same requests.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._members = _members()
+        self._prompts = {name: load_prompt(name) for name in self._members}
+        known = {annotator.name: annotator for annotator in (*POOL, *GREEDY)}
+        names = [member.name for members in self._members.values() for member in members]
+        self._annotators = {name: known.get(name, _FALLBACK) for name in names}
+
+    def probabilities(self, name: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        """P(the second response is better), [B], by the annotator `name`, shown the items in this order.
+
+        An instruction of another world than the sandbox's is judged by the annotator's tastes alone: length, lists,
+        courtesy and position.
+
+        Raises:
+            KeyError: No annotator of that name.
+        """
+        return _probabilities(self._annotators[name], _gaps(items))
+
+    def annotator(self, prompt: str, model: str) -> str:
+        """Who answers a prompt: a prompt that two share is told apart by the role in the model's name."""
+        members = self._members[prompt]
+        return next((member.name for member in members if member.role in model.lower()), members[0].name)
+
+    def read(self, kind: str, body: Mapping[str, Any]) -> Question:
+        """What a request asks.
+
+        Args:
+            kind: "chat" or "completion".
+            body: The request's body.
+
+        Raises:
+            PoolError: The body is not a request that can be answered; the message says why.
+            InvalidResponseError: A text that cannot be written as UTF-8.
+        """
+        _check_settings(body)
+        prompt = _prompt(kind, body.get("messages" if kind == "chat" else "prompt"))
+        name, items = read(prompt, self._prompts.values())
+        model = str(body["model"])
+        texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+        return Question(
+            annotator=self.annotator(name, model),
+            items=items,
+            temperature=body.get("temperature", 1.0),
+            kind=kind,
+            model=model,
+            format=self._prompts[name].format,
+            prompt_tokens=count_tokens(len(texts)),
+            max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+            top_logprobs=_top_logprobs(kind, body),
+        )
+
+    def answer(self, question: Question, key: str, occurrence: int) -> Answer:
+        """The annotator's answer.
+
+        Temperature 0 gives the likelier verdict, the first response's where both are alike. Above it a verdict is a
+        draw from the annotator's own probability, raised to 1/temperature.
+
+        Args:
+            question: From `read`.
+            key: A digest of the body: with it and `occurrence` the draws are keyed.
+            occurrence: How many answers this body has been given before.
+        """
+        annotator = self._annotators[question.annotator]
+        gaps = _gaps(question.items)
+        chances = _probabilities(annotator, gaps)
+        if question.temperature == 0:
+            second = chances > 0.5
+        else:
+            rows = [(key, str(occurrence), str(place)) for place in range(len(question.items))]
+            second = keyed_uniforms(self.seed, "verdict", rows) < _sharpened(chances, question.temperature)
+        reasons = _reasons(annotator, gaps, second)
+        return Answer(
+            kind=question.kind,
+            model=question.model,
+            format=question.format,
+            verdicts=tuple(map(Verdict, chances.tolist(), second.tolist(), reasons)),
+            prompt_tokens=question.prompt_tokens,
+            max_tokens=question.max_tokens,
+            top_logprobs=question.top_logprobs,
+            name=f"judge-{key[:24]}-{occurrence}",
+        )
+
+
+@cache
+def _members() -> dict[str, list[AnnotatorConfig]]:
+    """Prompt -> the annotators that are asked by it. Read once: it takes a tenth of a second."""
+    members: dict[str, list[AnnotatorConfig]] = {}
+    for pool in POOLS:
+        for member in load_pool(pool).annotators:
+            members.setdefault(member.prompt, []).append(member)
+    return members
+
+
+def _gaps(items: Sequence[Item]) -> NDArray[np.float64]:
+    """How much more of each feature the second response has, [B, features]."""
+    instructions = [item.instruction for item in items]
+    first, second = (features(instructions, [item[side] for item in items]) for side in (1, 2))
+    gaps: NDArray[np.float64] = second - first
+    for row in np.flatnonzero(np.isnan(gaps).any(axis=1)).tolist():
+        gaps[row] = _surface(items[row].second) - _surface(items[row].first)
+    return gaps
+
+
+def _surface(response: str) -> NDArray[np.float64]:
+    """The features that can be seen without understanding: the sandbox's own of a task that nothing can be said of."""
+    found: NDArray[np.float64] = features([_ANY_TASK], [response])[0]
+    found[: FEATURES.index("length")] = 0.0
+    return found
+
+
+_ANY_TASK: Final = "List two traits of a lion."
+"""Some instruction of the sandbox: length, lists and courtesy do not depend on it."""
+
+
+def _probabilities(annotator: Annotator, gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    utility = (gaps * annotator.weights()).sum(axis=1) - annotator.position
+    with np.errstate(over="ignore"):  # a megabyte of text costs thousands of units: P is 0 then
+        return np.asarray(1.0 / (1.0 + np.exp(-utility / annotator.temperature)))
+
+
+def _sharpened(chances: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """The probabilities at a temperature above 0; at 1 they are as they were."""
+    if temperature == 1:
+        return chances
+    with np.errstate(divide="ignore", over="ignore"):
+        odds = np.log(chances) - np.log1p(-chances)
+        return np.asarray(1.0 / (1.0 + np.exp(-odds / temperature)))
+
+
+def _reasons(annotator: Annotator, gaps: NDArray[np.float64], second: NDArray[np.bool_]) -> list[str]:
+    """What spoke most for the response that was chosen, in a sentence an item."""
+    gains = np.where(second[:, None], 1.0, -1.0) * gaps * annotator.weights()
+    best = gains.argmax(axis=1)
+    names = [FEATURES[feature] if gains[row, feature] > 0 else "" for row, feature in enumerate(best)]
+    sides = np.where(second, "second", "first")
+    return [f"The {side} response {_REASONS[name]}." for side, name in zip(sides, names, strict=True)]
+
+
+def _prompt(kind: str, prompt: object) -> str | list[dict[str, Any]]:
+    """The prompt, checked for its shape only."""
+    if kind == "completion":
+        if isinstance(prompt, str):
+            return prompt
+        raise PoolError("prompt: expected one text; batches of prompts and token ids are not understood.")
+    if isinstance(prompt, list) and prompt:
+        fields = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in prompt]
+        if all(isinstance(role, str) and isinstance(content, str) for role, content in fields):
+            return prompt
+    raise PoolError("messages: expected a list of {role, content}, both of them texts.")
+
+
+def _check_settings(body: Mapping[str, Any]) -> None:
+    """Refuses what would be answered differently from what was asked."""
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise PoolError(f"model: expected a model's name, got {body.get('model')!r}.")
+    temperature = body.get("temperature", 1.0)
+    if not _is_number(temperature) or not 0 <= temperature <= 2:
+        raise PoolError(f"temperature: expected a number from 0 to 2, got {temperature!r}.")
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit = body.get(name, 1)
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise PoolError(f"{name}: expected a positive whole number, got {limit!r}.")
+    if body.get("stream"):
+        raise PoolError("stream: the judge server answers in one piece; leave it out.")
+    if body.get("n", 1) != 1:
+        raise PoolError(f"n: the judge server gives one answer a request, got {body['n']!r}; ask again for another.")
+
+
+def _top_logprobs(kind: str, body: Mapping[str, Any]) -> int | None:
+    """How many logprobs are asked for: "logprobs" is a number for completions, and a yes or no for chats."""
+    asked = body.get("logprobs")
+    if asked is None or asked is False:
+        return None
+    count = body.get("top_logprobs", 0) if kind == "chat" else asked
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 20:
+        raise PoolError(f"{'top_logprobs' if kind == 'chat' else 'logprobs'}: expected 0 to 20, got {count!r}.")
+    return count
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

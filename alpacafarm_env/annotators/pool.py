@@ -1,0 +1,163 @@
+"""A pool of LLM annotators behind an OpenAI-compatible server, as a `PreferenceOracle`.
+
+For each pair one annotator of the pool is drawn and an order to show the two responses in; the pairs of one annotator
+share requests of up to its batch size, all requests are in flight together, and every reply goes to the ledger before
+it is read. A pair that was answered before costs nothing. Source: Dubois et al. 2023 (arXiv 2305.14387), section 3 and
+appendix C; the draws are keyed on the unordered pair where the released code keys them on the instruction alone
+(`compat="alpacafarm"` draws as it does).
+
+    pool = AnnotatorPool("alpaca_farm", models={"model": "my-model"}, base_url="http://localhost:8000/v1")
+    pool.compare([instruction], [a], [b])  # 1.0: b is preferred
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api.endpoint import Endpoint
+from ..api.ledger import Ledger, default_path
+from ..api.prices import Prices
+from ..api.running import run
+from ..errors import did_you_mean
+from ..oracles.base import UNSCORED_REASON, Shared, Verdicts
+from .asking import Answer, Asking, Progress, Question, Served
+from .config import PoolConfig, load_models, load_pool, load_prompt
+from .draws import AlpacaFarmDraws, KeyedDraws
+from .prompts import Item
+
+if TYPE_CHECKING:
+    from ..api.client import ClientConfig
+
+Order = Literal["random", "as_given"]
+Compat = Literal["alpacafarm"]
+
+
+class AnnotatorPool(Shared):
+    """Asks a served model for each verdict, by one of several prompts.
+
+    P(b preferred) is 0 or 1; prompts whose letters are weighted by their probabilities give numbers between.
+
+    Args:
+        pool: The name of a pool ("alpaca_farm", "greedy", "weighted"), a YAML file, or a `PoolConfig`. Its noise is
+            not added here: see `oracles.judges.Flip`.
+        models: Which model plays which role: "openai", {"model": name} for one model in all roles, a mapping of roles,
+            or a YAML file.
+        base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
+        api_key: The key; None: $OPENAI_API_KEY.
+        ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
+            `api.ledger.default_path`.
+        seed: Another seed is another opinion on the same pairs, asked and paid for anew.
+        budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
+        replay: Answer from the ledger alone; a pair without a stored answer is an error.
+        order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
+        compat: "alpacafarm" draws annotators and orders as the released code does, by the instruction alone.
+        client_config: Time limits, concurrency, repeats.
+        prices: US dollars per million tokens by model, (input, output), over the package's own table.
+        on_progress: Called after each answer.
+
+    Raises:
+        PoolError: A pool or its models are not well written, or a role has no model.
+        ValueError: An unknown order or compat.
+    """
+
+    blank: Final[Mapping[str, Any]] = {
+        "annotator": "",
+        "shown_first": "",
+        "cost_usd": 0.0,
+        "cached": False,
+        UNSCORED_REASON: "",
+    }
+
+    def __init__(
+        self,
+        pool: str | Path | PoolConfig = "alpaca_farm",
+        models: Any = "openai",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        ledger: Ledger | Path | str | None = None,
+        seed: int = 0,
+        budget_usd: float | None = None,
+        replay: bool = False,
+        order: Order = "random",
+        compat: Compat | None = None,
+        client_config: ClientConfig | None = None,
+        prices: Mapping[str, tuple[float, float]] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        if order not in get_args(Order):
+            raise did_you_mean("order", order, get_args(Order))
+        if compat is not None and compat not in get_args(Compat):
+            raise did_you_mean("compat", compat, get_args(Compat))
+        self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
+        roles = load_models(models, self.config.roles)
+        self.name = self.config.name
+        self.served = tuple(
+            Served(annotator, load_prompt(annotator.prompt), roles[annotator.role])
+            for annotator in self.config.annotators
+        )
+        self.endpoint = Endpoint(base_url, api_key)
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger or default_path(), replay=replay)
+        self.seed, self.order, self.on_progress = seed, order, on_progress
+        self.budget_usd, self.client_config = budget_usd, client_config
+        own = {role.model: tuple(role.price_usd_per_million) for role in roles.values() if role.price_usd_per_million}
+        self.prices = Prices.load(overrides={**own, **(prices or {})})
+        self.draws_order = order == "random"
+        # Pools with the same members draw alike: what "eval" has asked, "ann" need not ask again.
+        members = " ".join(annotator.name for annotator in self.config.annotators)
+        self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, members)
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Verdicts with details, one call for the whole batch.
+
+        Details: `annotator`, `shown_first` ("a" or "b"), `cost_usd` (of this call; NaN where the model has no price),
+        `cached` (nothing was asked), `unscored_reason` (the type of the error and what it says, where NaN).
+
+        Raises:
+            PermanentAPIError: The server refused for good (key, model, quota). Answers so far are kept.
+            OutageError: The server has stopped answering. Answers so far are kept.
+            LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
+        """
+        rows = list(zip(instructions, a, b, strict=True))
+        who = self._draws.annotators(rows, len(self.served))
+        b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
+        questions = [
+            None if x == y else self._question(int(who[n]), Item(str(i), *((y, x) if b_first[n] else (x, y))))
+            for n, (i, x, y) in enumerate(rows)
+        ]
+        open_questions = {question.key: question for question in questions if question is not None}
+        answers = run(Asking(self, open_questions).run()) if open_questions else {}
+        scores = np.full(len(rows), 0.5)
+        told: list[dict[str, Any]] = [dict(self.blank) for _ in rows]
+        for n, question in enumerate(questions):
+            if question is not None:
+                answer = answers[question.key]
+                scores[n] = 1 - answer.score if b_first[n] else answer.score
+                told[n] = self._details(question, answer, b_first=bool(b_first[n]))
+                # Rows with the same question share one answer, and the first of them bears its cost.
+                answers[question.key] = replace(answer, cost_usd=0.0, cached=True)
+        kinds = {key: object if isinstance(value, str) else None for key, value in self.blank.items()}
+        details = {key: np.array([row[key] for row in told], kind) for key, kind in kinds.items()}
+        return Verdicts(scores, details)
+
+    def _details(self, question: Question, answer: Answer, *, b_first: bool) -> dict[str, Any]:
+        return {
+            "annotator": self.served[question.annotator].config.name,
+            "shown_first": "b" if b_first else "a",
+            "cost_usd": answer.cost_usd,
+            "cached": answer.cached,
+            UNSCORED_REASON: answer.reason,
+        }
+
+    def _question(self, annotator: int, item: Item) -> Question:
+        return Question.about(self.served[annotator], annotator, item, base_url=self.endpoint.base_url, seed=self.seed)

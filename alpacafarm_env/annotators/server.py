@@ -1,0 +1,215 @@
+"""The judge server: the sandbox's annotators behind an OpenAI-compatible endpoint on this machine, with seeded faults.
+
+    with JudgeServer(seed=0) as server:
+        pool = AnnotatorPool("alpaca_farm", "sandbox", base_url=server.base_url)
+
+From a shell: `python -m alpacafarm_env judge-server --port 8000 --faults faults.yaml --seed 0`. Its first line of
+output is its base URL; it says nothing else unless something goes wrong, and ends by Ctrl-C.
+
+Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /stats. It keeps no secret and has no
+encryption: it is meant for this machine's own programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import json
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from os import PathLike
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+from ..api.requests import content_key
+from ..errors import AlpacaFarmError, PoolError
+from .config import ROLES, load_models
+from .faults import FAULTS, Faults
+from .judging import Judging
+from .listener import Listener
+from .stats import Stats
+from .wire import HttpReply, as_error, as_json, spoiled
+
+KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+
+
+class JudgeServer:
+    """A judge server in this process, on threads of its own; a context manager.
+
+    Args:
+        seed: Seeds verdicts and faults; both are keyed on the whole request and how often it came before, so that they
+            do not depend on the order or the number of connections.
+        faults: What goes wrong, and how often. None: nothing.
+        host: The interface to listen on.
+        port: 0 for any free one.
+        api_key: The only key that is let in; None lets everyone in.
+        latency_s: Seconds that each answer takes at least.
+
+    A verdict does not depend on the faults either: a request that failed is given, when it is repeated, the verdict it
+    would have been given at once.
+
+    Raises:
+        OSError: The port is taken or may not be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        latency_s: float = 0.0,
+    ) -> None:
+        self.seed, self.faults, self.latency_s = seed, faults or Faults(), latency_s
+        self.judging = Judging(seed)
+        self._api_key = api_key
+        self._stats = Stats()
+        self._arrived: Counter[str] = Counter()
+        self._answered: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.closing = threading.Event()
+        self._listener = Listener((host, port), self)
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        """The address for clients, "http://127.0.0.1:PORT/v1"."""
+        host, port = self._listener.server_address[:2]
+        return f"http://{host!s}:{port}/v1"
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far; see `Stats.summary`."""
+        return self._stats.summary()
+
+    def close(self) -> None:
+        """Stops at once, whatever is still being answered: open connections end."""
+        if self.closing.is_set():
+            return
+        self.closing.set()
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._listener.end_connections()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
+        """The reply to one HTTP request.
+
+        Args:
+            method: "GET" or "POST".
+            path: The path, without host.
+            content: The body's bytes.
+            key: The API key that came with it, "" for none.
+        """
+        route = path.partition("?")[0]
+        if method == "GET" and route == "/stats":
+            return as_json(self.stats())
+        if self._api_key is not None and not hmac.compare_digest(key.encode(), self._api_key.encode()):
+            return self._refused(401, "The API key is not the judge server's.", "invalid_api_key")
+        if method == "GET" and route == "/v1/models":
+            names = sorted({model.model for model in load_models("sandbox", ROLES).values()})
+            listed = [{"id": name, "object": "model", "created": 0, "owned_by": "alpacafarm_env"} for name in names]
+            return as_json({"object": "list", "data": listed})
+        if method != "POST" or route not in KINDS:
+            known = f"{', '.join(f'POST {route}' for route in KINDS)}, GET /v1/models, GET /stats"
+            return self._refused(404, f"There is no {method} {route} here. There are: {known}.", "not_found")
+        try:
+            return self._judge(KINDS[route], content, key)
+        except AlpacaFarmError as error:
+            return self._refused(400, str(error), "invalid_request_error")
+
+    def _judge(self, kind: str, content: bytes, key: str) -> HttpReply:
+        body = _json_object(content)
+        question = self.judging.read(kind, body)
+        try:
+            digest = content_key(body)
+        except ValueError as error:  # 1e999, which JSON can write and no float can hold
+            raise PoolError(f"The body holds a number that cannot be: {error}.") from error
+        with self._lock:
+            draw = self.faults.draw(self.seed, digest, self._arrived[digest])
+            occurrence = self._answered[digest]
+            self._arrived[digest] += 1
+            self._answered[digest] += draw.fault is None or FAULTS[draw.fault].usable
+        answer = self.judging.answer(question, digest, occurrence)
+        reply = spoiled(answer, draw, self.faults, key)
+        self._stats.count(question.model, reply, draw.fault, answer.usage)
+        return reply
+
+    def _refused(self, status: int, message: str, code: str) -> HttpReply:
+        reply = as_error(status, message, code)
+        self._stats.count("", reply)
+        return reply
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise PoolError(f"The body is not JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise PoolError(f"The body is a JSON {type(body).__name__}; expected an object.")
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def run_server(
+    *,
+    port: int = 0,
+    faults: str | PathLike[str] | None = None,
+    seed: int = 0,
+    host: str = "127.0.0.1",
+    latency_s: float = 0.0,
+) -> int:
+    """Serves until Ctrl-C. Prints the base URL first, and nothing else.
+
+    Args:
+        port: 0 for any free one.
+        faults: A faults file, see `faults`; None for no faults.
+        seed: Seeds verdicts and faults.
+        host: The interface to listen on.
+        latency_s: Seconds that each answer takes at least.
+
+    Returns:
+        The exit status: 0 after Ctrl-C.
+
+    Raises:
+        PoolError: The faults file is not well written.
+        AlpacaFarmError: The port cannot be had.
+    """
+    loaded = None if faults is None else Faults.load(faults)
+    try:
+        server = JudgeServer(seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another --port.") from error
+    with server, suppress(KeyboardInterrupt):
+        print(server.base_url, flush=True)  # noqa: T201 -- this is what a caller waits for
+        while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
+            time.sleep(0.1)
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `judge-server`: `run_server`'s arguments by name."""
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen; 0 for any free port")
+    parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
+    parser.add_argument("--faults", metavar="FILE", help="JSON or YAML: which faults come how often")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seeds verdicts and faults")
+    parser.add_argument(
+        "--latency", dest="latency_s", type=float, default=0.0, metavar="S", help="seconds an answer takes at least"
+    )

@@ -1,0 +1,189 @@
+"""Reads an annotator's reply: one verdict for each pair it was shown, or an error that says why there is none.
+
+The whole reply has to be the answer that the prompt asked for. A judge quotes the responses it judges, and a response
+may hold anything, a verdict included: so nothing is searched for inside a text, and a reply that says more than the
+answer is refused, to be asked for again, rather than guessed at.
+
+* "lines": one line a pair, `Output (a)` or `Output (b)`, numbered from 1 (`1. Output (a)`,
+  `Pair 1: Output (a)`) or not at all.
+* "label": `Output (a)` or `Output (b)`.
+* "json": an array with one object a pair, {"explanation": "...", "a_better": true or false}. The objects may also
+  stand one after the other without an array, and all of it in a fence of three backticks.
+* "logprobs": the reply's first token is "a" or "b"; its probabilities are the verdict. One pair only.
+
+Blanks around a label, one full stop after it and the case of its letters do not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from ..errors import UnparsableVerdictError, did_you_mean
+from ..oracles.base import shorten
+
+if TYPE_CHECKING:
+    from ..api.replies import Reply
+
+# ASCII: letters that merely look like a label's are none. `\Z`, as `$` would let a newline follow.
+_LABEL: Final = r"output \(([ab])\)\.?"
+_ONE: Final = re.compile(rf"\s*{_LABEL}\s*\Z", re.ASCII | re.IGNORECASE)
+_LINE: Final = re.compile(
+    rf"[ \t]*(?:(?:pair )?([1-9][0-9]{{0,5}})[.:)][ \t]*)?{_LABEL}[ \t\r]*\Z", re.ASCII | re.IGNORECASE
+)
+_FENCE: Final = re.compile(r"\s*```(?:json)?[ \t\r]*\n(.*)\n[ \t]*```\s*\Z", re.ASCII | re.IGNORECASE | re.DOTALL)
+_BLANKS: Final = re.compile(r"[ \t\r\n]*")
+_ASKED: Final = '{"explanation": "...", "a_better": true or false}'
+_LEAST_MASS: Final = 0.5
+"""Least probability of "a" and "b" together; below it the first token was not an answer to the question."""
+
+
+def parse(format: str, reply: Reply, size: int) -> list[float]:
+    """P(the response shown second is better) for each pair, in order.
+
+    Args:
+        format: What the prompt asked for: "lines", "label", "json" or "logprobs".
+        reply: The model's reply.
+        size: How many pairs the request held, at least 1.
+
+    Returns:
+        `size` numbers: 0.0 for (a), 1.0 for (b); for "logprobs" any from 0 to 1.
+
+    Raises:
+        UnparsableVerdictError: The reply is not `size` verdicts in this format; the message says what it is.
+        UnknownNameError: There is no such format.
+        ValueError: `size` is below 1, or above it for "label" or "logprobs", which hold one verdict.
+    """
+    if format not in _READERS:
+        raise did_you_mean("format", format, _READERS)
+    if size < 1 or (size > 1 and format in ("label", "logprobs")):
+        allowed = "one pair a request" if format in ("label", "logprobs") else "one or more pairs a request"
+        raise ValueError(f"Format {format!r} needs {allowed}, got {size!r}. See batch_size in the pool's file.")
+    verdicts = _READERS[format](reply, size)
+    if len(verdicts) != size:
+        _refuse(f"{size} verdicts, one for each pair shown, in order", f"{len(verdicts)}", reply.text)
+    return verdicts
+
+
+def _lines(reply: Reply, size: int) -> list[float]:
+    _check_ended(reply)
+    lines = [line for line in reply.text.split("\n") if line.strip()]
+    matches = [_LINE.match(line) for line in lines]
+    for line, match in zip(lines, matches, strict=True):
+        if not match:
+            _refuse('nothing but lines "Output (a)" or "Output (b)"', f"the line {shorten(line)}", reply.text)
+    numbers = [match[1] for match in matches if match]
+    if any(numbers) and numbers != [str(n) for n in range(1, len(numbers) + 1)]:
+        told = ", ".join(number or "none" for number in numbers[:20])
+        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {told}", reply.text)
+    return [_second(match[2]) for match in matches if match]
+
+
+def _label(reply: Reply, size: int) -> list[float]:
+    _check_ended(reply)
+    match = _ONE.match(reply.text)
+    if not match:
+        _refuse('"Output (a)" or "Output (b)" and nothing else', "another text", reply.text)
+    return [_second(match[1])]
+
+
+def _json(reply: Reply, size: int) -> list[float]:
+    fenced = _FENCE.match(reply.text)
+    values = _values(fenced[1] if fenced else reply.text, reply.text)
+    objects: list[Any] = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    return [_a_better(value, position, reply.text) for position, value in enumerate(objects, 1)]
+
+
+def _values(text: str, whole: str) -> list[Any]:
+    """The JSON values that the text consists of, with nothing but blanks between them."""
+    # strict=False: a line break inside a string, which models write, leaves no doubt about where the string ends.
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object, parse_constant=_no_constant)
+    values, end = [], _skip_blanks(text, 0)
+    while end < len(text):
+        try:
+            value, end = decoder.raw_decode(text, end)
+        except (ValueError, RecursionError) as error:  # not JSON, an endless number, a thousand brackets
+            _refuse(f"JSON objects {_ASKED}", f"{type(error).__name__}: {shorten(str(error), 120)}", whole)
+        values.append(value)
+        end = _skip_blanks(text, end)
+    return values
+
+
+def _skip_blanks(text: str, start: int) -> int:
+    match = _BLANKS.match(text, start)
+    return match.end() if match else start
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object with the same key twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _a_better(value: object, position: int, whole: str) -> float:
+    """Reads one object."""
+    if not isinstance(value, dict) or value.keys() != {"explanation", "a_better"}:
+        got = f"the keys {shorten(str(sorted(value)), 120)}" if isinstance(value, dict) else f"a {_kind(value)}"
+        _refuse(f"verdict {position} to be {_ASKED}", got, whole)
+    if not isinstance(value["explanation"], str):
+        _refuse(f'"explanation" of verdict {position} to be a text', f"a {_kind(value['explanation'])}", whole)
+    if not isinstance(value["a_better"], bool):
+        _refuse(f'"a_better" of verdict {position} to be true or false', f"a {_kind(value['a_better'])}", whole)
+    return 0.0 if value["a_better"] else 1.0
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "object", list: "list", str: "text", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+def _logprobs(reply: Reply, size: int) -> list[float]:
+    if not reply.logprobs or not reply.logprobs[0]:
+        _refuse(
+            "log-probabilities of the first token (does the server give any? If not, use a pool without them)",
+            "none",
+            reply.text,
+        )
+    first: Mapping[str, float] = reply.logprobs[0]
+    if not all(logprob <= 1e-3 for logprob in first.values()):  # also false for NaN; servers round 0 up a little
+        _refuse("log-probabilities of 0 or less", shorten(str(dict(first)), 120), reply.text)
+    mass = {letter: sum(math.exp(p) for token, p in first.items() if _letter(token) == letter) for letter in "ab"}
+    total = mass["a"] + mass["b"]
+    if not _LEAST_MASS <= total <= 1.05:
+        asked = f'a first token "a" or "b", with a probability of {_LEAST_MASS} to 1 for both together'
+        _refuse(asked, f"{total:.3g} (first tokens {shorten(str(list(first)), 120)})", reply.text)
+    return [mass["b"] / total]
+
+
+def _letter(token: str) -> str:
+    return token.strip(" \t\r\n").lower()
+
+
+def _second(letter: str) -> float:
+    return 1.0 if letter in "bB" else 0.0
+
+
+def _check_ended(reply: Reply) -> None:
+    # "Output (a)" may be the start of "Output (a) is worse".
+    if reply.finish_reason == "length":
+        _refuse("a whole reply", "one cut at its token limit (max_tokens in the pool's file)", reply.text)
+
+
+def _refuse(expected: str, got: str, text: str) -> NoReturn:
+    raise UnparsableVerdictError(f"Expected {expected}; got {got}. The reply: {shorten(text, 200)}")
+
+
+_READERS: Final[dict[str, Callable[[Reply, int], list[float]]]] = {
+    "lines": _lines,
+    "label": _label,
+    "json": _json,
+    "logprobs": _logprobs,
+}

@@ -1,0 +1,160 @@
+"""Where a served model is, and the key to it: checked once, sent to that address alone, and shown nowhere."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, Self
+from urllib.parse import quote, urlsplit
+
+from ..errors import PermanentAPIError
+
+OPENAI = "https://api.openai.com/v1"
+NO_KEY = "no-key"
+HIDDEN = "[key]"
+_ADDRESS = "base_url must look like https://host/v1, with no user, password, query or fragment in it"
+_SHORTEST_SECRET = 12
+"""A shorter key may stand in a model's answer by chance ("ollama"), so that answers are not searched for it."""
+_LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "stamina")
+_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
+
+
+class Endpoint:
+    """An OpenAI-compatible server's address and key.
+
+    The key is not in `vars()`, in the repr or in a message, and a pickle is refused.
+
+    Args:
+        base_url: The address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
+        api_key: The key; None: $OPENAI_API_KEY, read at each use. A server on this machine needs none.
+        allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
+
+    Attributes:
+        base_url: The address, without a slash at its end.
+        host: Its host, with the port where one is given.
+        local: Whether the host is this machine.
+
+    Raises:
+        ValueError: `base_url` is no address, holds a user, a password or a query, or is http:// to another machine.
+    """
+
+    def __init__(
+        self, base_url: str | None = None, api_key: str | None = None, *, allow_insecure: bool = False
+    ) -> None:
+        if base_url is None:
+            base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or OPENAI
+        self.base_url, self.host, self.local = _check(base_url, allow_insecure)
+
+        def find() -> str:
+            return (api_key or os.environ.get("OPENAI_API_KEY", "")).strip() or (NO_KEY if self.local else "")
+
+        self._find = find  # a function, because vars() does not show what it returns
+
+    def key(self) -> str:
+        """The key as it is now.
+
+        Raises:
+            PermanentAPIError: There is none, or it holds characters that no key has.
+        """
+        key = self._find()
+        if re.fullmatch(r"[!#-\[\]-~]+", key):  # printable ASCII without blanks, quotes and backslashes
+            return key
+        what = "has a key with characters that no key has" if key else "has no key"
+        del key  # lest a traceback with the values of variables shows it
+        raise PermanentAPIError(
+            f'The server {self.host} {what}. Pass api_key ("{NO_KEY}" if none is needed) or set OPENAI_API_KEY.'
+        )
+
+    def redact(self, text: str) -> str:
+        """The text of a message, without the key: whole, as JSON or a URL writes it, or with its middle cut out."""
+        key = self._find()
+        if not key or key == NO_KEY:
+            return text
+        for form in _forms(key):
+            text = text.replace(form, HIDDEN)
+        if len(key) < _SHORTEST_SECRET:
+            return text
+        # Servers quote a wrong key as "sk-ab****wxyz": its first characters, a run of marks, its last ones.
+        cut = rf"{re.escape(key[:3])}[^\s\"'*•…]*?(?:[*•…]|\.{{3,}})[^\s\"']*"
+        return re.sub(cut, HIDDEN, text)
+
+    def redact_reply(self, raw: str) -> str:
+        """A model's reply without the key, which a hostile or careless server may have put there; else unchanged."""
+        key = self._find()
+        if len(key) >= _SHORTEST_SECRET:
+            for form in _forms(key):
+                raw = raw.replace(form, HIDDEN)
+        return raw
+
+    @contextmanager
+    def quiet_logs(self) -> Iterator[None]:
+        """Keep the key out of what the HTTP libraries log: at DEBUG they log every header that a server sends.
+
+        Repeats that stamina announces as warnings become debug messages: for a served model they are everyday.
+        """
+        watched = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _LIBRARIES]
+        watched += [*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)]
+        loggers = [logging.getLogger(name) for name in sorted(set(watched))]
+
+        def redacted(record: logging.LogRecord) -> bool:
+            if record.name == "stamina":
+                record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            record.msg, record.args = self.redact(record.getMessage()), ()
+            if record.exc_info:  # its text, without the exception itself
+                record.exc_text = self.redact(logging.Formatter().formatException(record.exc_info))
+                record.exc_info = None
+            return True
+
+        for logger in loggers:
+            logger.addFilter(redacted)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(redacted)
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.base_url!r})"
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # it never changes
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"{self!r} is not pickled, as it may hold a key. Make one where it is used.")
+
+
+def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
+    """The normalised address, its host with the port, and whether that is this machine."""
+    parts = None
+    with suppress(ValueError):  # its own message may quote a password
+        found = urlsplit(base_url)
+        parts = found if found.port is None or found.port >= 0 else None  # reading a port that is no number raises
+    if (
+        parts is None
+        or parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or set("@?#\\") & set(base_url)
+        or not (base_url.isascii() and base_url.isprintable() and " " not in base_url)
+    ):
+        raise ValueError(_ADDRESS)
+    local = parts.hostname == "localhost"
+    with suppress(ValueError):  # a name, not a number
+        local = ipaddress.ip_address(parts.hostname).is_loopback
+    if parts.scheme == "http" and not local and not allow_insecure:
+        raise ValueError(
+            f"base_url is http:// to {parts.netloc}, so anybody on the way could read the key. Use https://, or pass "
+            "allow_insecure=True on a network that you trust"
+        )
+    return base_url.rstrip("/"), parts.netloc, local
+
+
+def _forms(key: str) -> list[str]:
+    """The ways in which the key may be written, longest first."""
+    return sorted({key, key.replace("/", "\\/"), quote(key, safe="")}, key=len, reverse=True)

@@ -1,0 +1,365 @@
+"""The ledger: every answer that was paid for, every attempt that may have been, in one SQLite file shared by processes.
+
+An answer is on the disk before the call that asked for it goes on. Failures are recorded and never read as answers.
+
+How a call asks its questions, so that no question is paid twice:
+
+1. `lookup` the questions. Those that have no answer, or one that has to be asked again, are open.
+2. `claim` the open ones, then `lookup` what was claimed again: another call may have answered between 1 and 2.
+3. For each request `begin`, send it, then `succeed` or `fail`. A kill between `begin` and the end leaves the attempt
+   behind as "unknown", counted at its reserve: it may have been billed, and nobody can tell.
+4. `release` in a `finally`. Questions that someone else holds: wait a little, and go to 1.
+
+A lease lives as long as its owner beats, however long its requests take. A process that was stopped for longer than
+`lease_s` loses its leases to others, and its questions may then be paid twice; both attempts are in the ledger.
+
+What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
+written. SQLite itself drops a damaged end of its log (`-wal`) without an error: answers in it are asked for again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import random
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from weakref import WeakSet
+
+from ..errors import LedgerError, ReplayMissError
+from . import ledger_sql as sql
+from .ledger_file import BUSY_S, connect, default_path, explain, prepare
+
+__all__ = ["Ledger", "default_path"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_GROUP = 512
+"""Operations committed together at most."""
+
+
+class _Job(NamedTuple):
+    future: Future[Any]
+    operation: Callable[[sqlite3.Connection], Any]
+    reads: bool
+    begins: bool
+
+
+class Ledger:
+    """An open ledger; threads share it, processes open the same file.
+
+    All operations run on one writer thread, which commits those that wait together: 32 callers share one write to the
+    disk. After a fork the child has its own handle; no connection crosses over.
+
+    Args:
+        path: The file, made if there is none; None: `default_path()`.
+        replay: Answers only what is stored. The file is opened read-only; `begin` raises ReplayMissError.
+        lease_s: Seconds after which the leases of a process that was killed are free again.
+
+    Raises:
+        LedgerError: The file is damaged, not a ledger, of a newer version, or not writable. It is left as it is.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/ledger.sqlite") as ledger:
+        ...     ledger.do(sql.lookup, ["a question"]).result()
+        {}
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, replay: bool = False, lease_s: float = 15.0
+    ) -> None:
+        if not lease_s > 0:
+            raise ValueError(f"expected lease_s > 0 seconds, got {lease_s!r}")
+        self.path = default_path() if path is None else Path(path)
+        self.replay = replay
+        self.lease_s = lease_s
+        with _FORKING:
+            prepare(self.path, replay=replay)
+        self._closed = False
+        self._reset()
+        _OPEN.add(self)
+        if not replay:
+            try:
+                self.do(sql.bury).result()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r}, replay={self.replay})"
+
+    def new_owner(self) -> sql.Owner:
+        """A name for one call, to claim and begin with."""
+        return sql.Owner(self._handle, next(self._calls), self.lease_s)
+
+    def do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        """Runs an operation of `ledger_sql` on the writer thread.
+
+        Args:
+            operation: One of its functions.
+            *args: Its arguments after the connection.
+            **kwargs: The same.
+
+        Returns:
+            A future; it resolves once the operation is committed. It cannot be cancelled: what was paid is stored even
+            if nobody waits for it any more.
+
+        Raises:
+            LedgerError: The ledger is closed.
+        """
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        reads, begins = operation in sql.READS, operation is sql.begin
+        job = _Job(future, lambda conn: operation(conn, *args, **kwargs), reads, begins)
+        with self._door:
+            if self._closed:
+                raise LedgerError(f"The ledger {self.path} is closed.")
+            if self.replay and not reads:
+                _replayed(self.path, future, operation, args)
+                return future
+            self._jobs.put(job)
+            if self._thread.ident is None:
+                self._thread.start()
+        return future
+
+    def close(self) -> None:
+        """Ends the writer thread after all operations that wait; frees this handle's leases. May be called again."""
+        with suppress(LedgerError):  # closed already, or nothing can be written: then the leases run out
+            if not self.replay:
+                self.do(sql.bury, self._handle).result()
+        with self._door:
+            started = self._thread.ident is not None
+            if started and not self._closed:
+                self._jobs.put(None)
+            self._closed = True
+        if started:
+            self._thread.join()
+        with self._lock:
+            self._disconnect()
+
+    def _reset(self) -> None:
+        """The state of a fresh handle: at the start, and in the child of a fork."""
+        self._handle = uuid.uuid4().hex
+        self._calls = count()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # held while the connection is in use
+        self._door = threading.Lock()  # held while a job is handed in, or the ledger closes
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._connection: sqlite3.Connection | None = None
+        self._inode = (0, 0)
+        self._active = False  # has leases or running attempts, as far as known
+        self._beaten = 0.0
+        self._full: str | None = None
+
+    def _work(self) -> None:
+        open_end = True
+        while open_end:
+            group: list[_Job] = []
+            try:
+                job = self._jobs.get(timeout=self.lease_s / 3 if self._active else None)
+                while job is not None and len(group) < MAX_GROUP:
+                    group.append(job)
+                    job = self._jobs.get_nowait()
+                if job is None:
+                    open_end = False
+                else:
+                    group.append(job)
+            except queue.Empty:
+                pass
+            with self._lock:
+                self._run(group)
+
+    def _run(self, group: list[_Job]) -> None:
+        """Runs and commits a group; its futures resolve afterwards, each with its own result or error."""
+        try:
+            outcomes = self._transact(group)
+        except Exception as error:  # noqa: BLE001 - it goes to the callers, who wait for it
+            if len(group) > 1 and isinstance(error, _UndoneError | sqlite3.Error):
+                # The whole transaction is undone, maybe because of one operation; alone, the others may still pass.
+                for job in group:
+                    self._run([job])
+                return
+            # Of a beat that failed nobody is told but `begin`: answers could not be stored either.
+            outcomes = [self._failure(error) for _ in range(max(len(group), 1))]
+        for job, outcome in zip(group, outcomes, strict=bool(group)):
+            _resolve(job.future, outcome)
+
+    def _transact(self, group: list[_Job]) -> list[Any]:
+        """One transaction; an operation that fails is undone alone, and its outcome is a `_Failed`."""
+        conn = self._connected()
+        reads = all(job.reads for job in group)
+        due = self._active and time.monotonic() - self._beaten >= self.lease_s / 3
+        if not group and not due:
+            return []
+        _begin(conn, "BEGIN" if reads and not due else "BEGIN IMMEDIATE")
+        try:
+            active = self._beat(conn) if due else self._active
+            outcomes = [self._one(conn, job) for job in group]
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
+        self._active = active or not reads
+        return outcomes
+
+    def _one(self, conn: sqlite3.Connection, job: _Job) -> Any:
+        if job.begins and self._full is not None:
+            return _Failed(LedgerError(self._full))
+        conn.execute("SAVEPOINT operation")
+        try:
+            outcome = job.operation(conn)
+        except Exception as error:
+            if not conn.in_transaction:
+                raise _UndoneError(error) from error
+            conn.execute("ROLLBACK TO operation")
+            outcome = self._failure(error)
+        conn.execute("RELEASE operation")
+        return outcome
+
+    def _beat(self, conn: sqlite3.Connection) -> bool:
+        self._beaten = time.monotonic()
+        if sql.busy(conn, self._handle):
+            sql.beat(conn, self._handle, self.lease_s)
+            return True
+        conn.execute("DELETE FROM owners WHERE handle = ?", (self._handle,))
+        return False
+
+    def _failure(self, error: BaseException) -> _Failed:
+        cause = error.cause if isinstance(error, _UndoneError) else error
+        if isinstance(cause, sqlite3.Error):
+            told = explain(self.path, cause)
+            if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                # Answers that cannot be stored must not be bought: no attempt begins until the ledger is opened anew.
+                self._full = f"No more requests are sent: {told}"
+            told.__cause__ = cause
+            return _Failed(told)
+        if isinstance(cause, OSError):
+            return _Failed(LedgerError(f"The ledger {self.path} cannot be used: {cause}."))
+        return _Failed(cause)
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = connect(self.path, read_only=self.replay)
+            self._inode = _inode(self.path)
+        elif _inode(self.path) != self._inode:
+            raise LedgerError(
+                f"The ledger {self.path} was removed or replaced while in use. What was stored before is in the old "
+                "file. Start again with the file that should be used."
+            )
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class _Failed(NamedTuple):
+    error: BaseException
+
+
+class _UndoneError(Exception):
+    """An operation's error that made SQLite undo the whole transaction."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _resolve(future: Future[Any], outcome: Any) -> None:
+    if isinstance(outcome, _Failed):
+        future.set_exception(outcome.error)
+    else:
+        future.set_result(outcome)
+
+
+def _replayed(path: Path, future: Future[Any], operation: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """What an operation that would write does on a ledger that is only replayed: nobody else can hold a question."""
+    if operation is sql.claim:
+        future.set_result(list(dict.fromkeys(args[0])))
+    elif operation is sql.release or operation is sql.link:
+        future.set_result(None)
+    elif operation is sql.begin:
+        future.set_exception(
+            ReplayMissError(
+                f"The ledger {path} is only replayed, and it has no answer to this request. Run without replay to ask."
+            )
+        )
+    else:
+        future.set_exception(LedgerError(f"The ledger {path} is only replayed: nothing can be stored."))
+
+
+def _begin(conn: sqlite3.Connection, statement: str) -> None:
+    """Begins a transaction, waiting for other processes: often and at random, so that none is left behind for long."""
+    deadline = time.monotonic() + BUSY_S
+    conn.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                conn.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                passing = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
+                if not passing or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.005))
+    finally:
+        conn.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+_OPEN: WeakSet[Ledger] = WeakSet()
+_HELD: list[Ledger] = []
+_FORKING = threading.Lock()  # held over a fork, and while a file is checked through a connection of its own
+
+
+def _before_fork() -> None:
+    """Closes all connections: SQLite keeps locks in memory that a child would wrongly take for its own."""
+    _FORKING.acquire()
+    for ledger in list(_OPEN):
+        ledger._lock.acquire()
+        ledger._disconnect()
+        _HELD.append(ledger)
+
+
+def _after_fork_in_parent() -> None:
+    while _HELD:
+        _HELD.pop()._lock.release()
+    _FORKING.release()
+
+
+def _after_fork_in_child() -> None:
+    while _HELD:
+        _HELD.pop()._reset()
+    _FORKING.release()
+
+
+@atexit.register
+def _close_all() -> None:
+    for ledger in list(_OPEN):
+        ledger.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

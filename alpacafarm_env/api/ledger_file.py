@@ -1,0 +1,191 @@
+"""The ledger's file: where it is by default, how it is made, and the checks it has to pass before it is used."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import LedgerError
+from .ledger_rows import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+BUSY_S = 60.0
+"""Seconds to wait for other processes before giving up."""
+_MAGIC = b"SQLite format 3\0"
+_MOUNTS = Path("/proc/mounts")
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs"}
+_WHAT_TO_DO = "The file was not changed. Restore a copy of it, or name another file (a new one starts empty)."
+
+
+def default_path() -> Path:
+    """$ALPACAFARM_LEDGER, or alpacafarm-env/ledger.sqlite in $XDG_CACHE_HOME (by default ~/.cache)."""
+    if named := os.environ.get("ALPACAFARM_LEDGER"):
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "alpacafarm-env" / "ledger.sqlite"
+
+
+def prepare(path: Path, *, replay: bool) -> None:
+    """Makes the file if there is none, and checks the one that is there without changing it.
+
+    Raises:
+        LedgerError: It is no sound ledger of this version, or cannot be used.
+    """
+    if sqlite3.sqlite_version_info < (3, 37):
+        raise LedgerError(f"The ledger needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}.")
+    try:
+        _refuse_network(path)
+        if not path.exists():
+            if replay:
+                raise LedgerError(f"There is no ledger at {path} to replay. Name the file of an earlier run.")
+            _create(path)
+        _check_header(path)
+        if not replay and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+            raise LedgerError(f"The ledger {path} or its folder is read-only. Make it writable, or open it to replay.")
+    except OSError as error:
+        raise LedgerError(f"The ledger {path} cannot be used: {error}. Name another file.") from error
+    _check_content(path)
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode; every commit is on the disk before it returns."""
+    mode = "ro" if read_only else "rw"
+    # A file on a read-only disk has no log beside it and can get none: nobody can be writing to it.
+    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        mode = "ro&immutable=1"
+    conn = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}",
+        uri=True,
+        timeout=BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        conn.execute("PRAGMA synchronous = FULL")
+        conn.execute("PRAGMA foreign_keys = ON")
+        conn.execute("PRAGMA trusted_schema = OFF")
+        conn.execute("PRAGMA cell_size_check = ON")
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def explain(path: Path, error: sqlite3.Error) -> LedgerError:
+    """What an error of SQLite means for the user of the ledger."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        text = (
+            "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
+            "then run again"
+        )
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        text = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
+    elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        text = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
+    elif code == sqlite3.SQLITE_READONLY:
+        text = "it is read-only. Make it writable, or open it to replay"
+    else:
+        text = "nothing of this call was stored; what was stored before is kept"
+    return LedgerError(f"The ledger {path} cannot be used: {text} (SQLite: {error}).")
+
+
+def _create(path: Path) -> None:
+    """Makes the file under another name and links it into place: it is there in full or not at all, for everyone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # readable by its owner alone
+    os.close(descriptor)
+    new = Path(name)
+    try:
+        with closing(sqlite3.connect(new, isolation_level=None)) as conn:
+            conn.execute("PRAGMA synchronous = FULL")
+            conn.execute("BEGIN IMMEDIATE")
+            for statement in SCHEMA:
+                conn.execute(statement)
+            conn.execute("INSERT INTO totals VALUES (0)")
+            conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            conn.execute("COMMIT")
+            conn.execute("PRAGMA journal_mode = WAL")
+        os.link(new, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except FileExistsError:
+        pass  # another process was faster
+    except sqlite3.Error as error:
+        raise explain(path, error) from error
+    finally:
+        for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
+            Path(leftover).unlink(missing_ok=True)
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what is not a ledger of this version by the file's first bytes, before SQLite sees it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise LedgerError(f"{path} is not a file. Name a file for the ledger.")
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or header[:16] != _MAGIC:
+        raise LedgerError(f"{path} is not a ledger: it is empty, cut, or another kind of file. {_WHAT_TO_DO}")
+    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise LedgerError(f"{path} is a database of another program, or damaged. {_WHAT_TO_DO}")
+    version = int.from_bytes(header[60:64], "big")
+    if version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"The ledger {path} has version {version}; this package knows up to {SCHEMA_VERSION}. Upgrade "
+            "alpacafarm-env, or name another file. The file was not changed."
+        )
+    if version != SCHEMA_VERSION:
+        raise LedgerError(f"The ledger {path} is damaged: it says version {version}. {_WHAT_TO_DO}")
+
+
+def _check_content(path: Path) -> None:
+    """Checks pages, tables and sums. Through a reading connection: a writing one would fold in the log on closing."""
+    problem = None
+    try:
+        with closing(connect(path, read_only=True)) as conn:
+            conn.execute("BEGIN")
+            found = [row[0] for row in conn.execute("PRAGMA quick_check(1)")]
+            schema = {row[0] for row in conn.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+            if found != ["ok"]:
+                problem = f"SQLite finds: {found[0] if found else 'nothing'}"
+            elif schema - {_SEQUENCE} != set(SCHEMA):
+                problem = "its tables are not those of a ledger"
+            elif not _sums_agree(conn):
+                problem = "its totals are not the sum of its attempts"
+    except sqlite3.Error as error:
+        problem = f"SQLite: {error}"
+    except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
+        problem = str(error)
+    if problem is not None:
+        raise LedgerError(f"The ledger {path} is damaged ({problem}). {_WHAT_TO_DO}")
+
+
+_SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"
+
+
+def _sums_agree(conn: sqlite3.Connection) -> bool:
+    totals = conn.execute("SELECT counted FROM totals").fetchall()
+    return totals == conn.execute("SELECT coalesce(sum(counted), 0) FROM attempts").fetchall()
+
+
+def _refuse_network(path: Path) -> None:
+    """Processes on several machines cannot share SQLite's log through a network file system."""
+    if not _MOUNTS.exists():
+        return
+    folder = path.absolute().parent.resolve()
+    best, kind = Path("/"), ""
+    for line in _MOUNTS.read_text("utf-8", "replace").splitlines():
+        point = Path(line.split()[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= len(best.parts):
+            best, kind = point, line.split()[2]
+    if kind in _NETWORK:
+        raise LedgerError(
+            f"{path} is on a network file system ({kind}), where a ledger can be lost. Name a file on a local disk: "
+            "set ALPACAFARM_LEDGER, or give its path."
+        )

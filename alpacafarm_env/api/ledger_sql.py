@@ -1,0 +1,393 @@
+"""The ledger's tables and the operations on them; each operation is one function whose first argument is a connection.
+
+Money is kept in whole nanodollars: sums of integers do not depend on their order. Beats are in `time.monotonic()`,
+which all processes of a machine share and which no change of the clock moves; a beat from the future is from before a
+restart of the machine, and dead.
+
+`Ledger.do` runs an operation on the writer thread, inside a transaction. Use these through it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from sqlite3 import Connection
+from typing import Any, Literal
+
+from ..errors import BudgetExceededError, LedgerError, PriceError
+from .ledger_rows import Attempt, Owner, Spending, Stored, Tally
+
+__all__ = [
+    "READS", "Attempt", "Owner", "Spending", "Stored", "Tally",
+    "attempts", "beat", "begin", "bury", "busy", "claim", "fail", "link", "lookup", "release", "spending",
+    "stored_reply", "succeed", "verify",
+]  # fmt: skip
+
+NANO = 10**9
+"""Nanodollars in a dollar: a token of the cheapest model costs 50."""
+MAX_ERROR_CHARS = 1_000
+MAX_USD = 10**9
+"""Largest amount taken, so that sums stay within SQLite's integers."""
+
+
+def lookup(conn: Connection, question_keys: Sequence[str]) -> dict[str, Stored]:
+    """The stored answers of those questions that have one; each row's digest is checked.
+
+    Raises:
+        LedgerError: A row does not match its digest; nothing of it is returned.
+    """
+    rows = conn.execute(
+        """SELECT l.question, l.request_key, l.position, l.size, l.tries, l.sha256, r.raw, r.sha256
+        FROM json_each(?) AS wanted JOIN links AS l ON l.question = wanted.value
+        LEFT JOIN replies AS r ON r.request_key = l.request_key""",
+        (json.dumps(list(question_keys)),),
+    )
+    found = {}
+    for question, request_key, position, size, tries, link_digest, raw, digest in rows:
+        if link_digest != _digest(question, request_key, position, size, tries):
+            raise LedgerError(_damaged("the link", question))
+        found[question] = Stored(_checked(request_key, raw, digest), request_key, position, size, tries)
+    return found
+
+
+def stored_reply(conn: Connection, request_key: str) -> str | None:
+    """The raw reply to a request, or None.
+
+    Raises:
+        LedgerError: The row does not match its digest.
+    """
+    row = conn.execute("SELECT raw, sha256 FROM replies WHERE request_key = ?", (request_key,)).fetchone()
+    return None if row is None else _checked(request_key, *row)
+
+
+def claim(conn: Connection, question_keys: Sequence[str], owner: Owner) -> list[str]:
+    """Leases questions to `owner`, whether they have an answer or not; look them up again afterwards.
+
+    Returns:
+        Those that are now, and were not before, leased to this call; the others belong to living owners.
+    """
+    beat(conn, owner.handle, owner.lease_s)
+    bury(conn)
+    rows = conn.execute(
+        "INSERT OR IGNORE INTO leases SELECT DISTINCT value, ?, ? FROM json_each(?) RETURNING question",
+        (owner.handle, owner.call, json.dumps(list(question_keys))),
+    )
+    taken = {question for (question,) in rows.fetchall()}
+    return [question for question in dict.fromkeys(question_keys) if question in taken]
+
+
+def release(conn: Connection, question_keys: Sequence[str], owner: Owner) -> None:
+    """Ends the leases of `owner` on these questions; leases of others stay."""
+    conn.execute(
+        "DELETE FROM leases WHERE question IN (SELECT value FROM json_each(?)) AND handle = ? AND call = ?",
+        (json.dumps(list(question_keys)), owner.handle, owner.call),
+    )
+
+
+def begin(
+    conn: Connection,
+    *,
+    request_key: str,
+    host: str,
+    model: str,
+    label: str,
+    num_questions: int,
+    reserve_usd: float | None,
+    budget_usd: float | None,
+    owner: Owner,
+) -> int:
+    """Admits an attempt: checks the budget and records the attempt at its reserve, in one transaction.
+
+    Args:
+        conn: The connection.
+        request_key: The request.
+        host: The server.
+        model: The model's name.
+        label: What the request is for, such as an annotator's name.
+        num_questions: Questions in it.
+        reserve_usd: The most it can cost; None: no price is known.
+        budget_usd: The most that all attempts of this ledger together may count; None: no limit.
+        owner: The call.
+
+    Returns:
+        The attempt's id, for `succeed` or `fail`.
+
+    Raises:
+        BudgetExceededError: It could pass the budget.
+        PriceError: There is a budget, but no price.
+    """
+    reserve = nanodollars(reserve_usd)
+    if budget_usd is not None:
+        _check_budget(conn, model, reserve, budget_usd)
+    beat(conn, owner.handle, owner.lease_s)
+    cursor = conn.execute(
+        """INSERT INTO attempts (request_key, host, model, label, num_questions, handle, state, reserve, started_at)
+        VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)""",
+        (request_key, host, model, label, num_questions, owner.handle, reserve, _now()),
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def succeed(
+    conn: Connection,
+    attempt_id: int,
+    *,
+    raw: str,
+    cost_usd: float | None,
+    prompt_tokens: int | None,
+    completion_tokens: int | None,
+    question_keys: Sequence[str],
+) -> str:
+    """Stores an attempt's answer and links its questions to it, in their order.
+
+    Args:
+        conn: The connection.
+        attempt_id: What `begin` returned.
+        raw: The whole body of the reply.
+        cost_usd: What it cost; None: its reserve stays counted.
+        prompt_tokens: As the server reported; None: not, or not believably.
+        completion_tokens: The same.
+        question_keys: The questions, in the request's order.
+
+    Returns:
+        The raw reply that stands: this one, or the one that was stored for the same request before.
+
+    Raises:
+        LedgerError: There is no such attempt, or it has ended already.
+    """
+    cost = nanodollars(cost_usd)
+    request_key = _end(conn, attempt_id, "answered", cost, None, None, prompt_tokens, completion_tokens)
+    conn.execute(
+        "INSERT INTO replies VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        (request_key, raw, _digest(request_key, raw), _now()),
+    )
+    link(conn, request_key, question_keys)
+    stands = stored_reply(conn, request_key)
+    assert stands is not None
+    return stands
+
+
+def link(conn: Connection, request_key: str, question_keys: Sequence[str]) -> None:
+    """Links questions to a reply that is stored; by itself, for a request that another call has asked already.
+
+    A link to another reply is replaced, and counts as one more try if the question stands alone in the request.
+    """
+    size = len(question_keys)
+    for position, question in enumerate(question_keys):
+        row = conn.execute("SELECT tries, request_key FROM links WHERE question = ?", (question,)).fetchone()
+        before, linked = row or (0, None)
+        tries = before + (size == 1 and linked != request_key)
+        values = (question, request_key, position, size, tries)
+        conn.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?, ?)", (*values, _digest(*values)))
+
+
+def fail(
+    conn: Connection,
+    attempt_id: int,
+    *,
+    error: str,
+    status: int | None,
+    state: Literal["failed", "unknown"],
+    cost_usd: float | None,
+) -> None:
+    """Ends an attempt without an answer. The failure is recorded, and never read as an answer.
+
+    Args:
+        conn: The connection.
+        attempt_id: What `begin` returned.
+        error: Why, without any key.
+        status: The HTTP status, if there was one.
+        state: "failed": not billed; "unknown": may have been billed, counts its reserve.
+        cost_usd: What it cost all the same, if that is known; counts instead.
+
+    Raises:
+        LedgerError: There is no such attempt, or it has ended already.
+    """
+    if state not in ("failed", "unknown"):
+        raise ValueError(f"expected state 'failed' or 'unknown', got {state!r}")
+    text = error.encode("utf-8", "replace").decode()[:MAX_ERROR_CHARS]
+    _end(conn, attempt_id, state, nanodollars(cost_usd), text, status, None, None)
+
+
+def spending(conn: Connection) -> Spending:
+    """What was asked and paid, from the attempts themselves; running attempts of dead owners count as unknown."""
+    rows = conn.execute(
+        """SELECT host, model, label,
+            iif(state = 'running' AND handle NOT IN (SELECT value FROM json_each(?)), 'unknown', state) AS seen,
+            count(*), sum(counted), sum(num_questions), sum(prompt_tokens), sum(completion_tokens),
+            sum(cost IS NULL AND reserve IS NULL AND state <> 'failed')
+        FROM attempts GROUP BY host, model, label, seen ORDER BY host, model, label""",
+        (_alive(conn),),
+    )
+    sums: dict[tuple[str, str, str], dict[str, int]] = {}
+    for host, model, label, state, count, counted, questions, prompts, completions, unpriced in rows:
+        one = sums.setdefault((host, model, label), {field.name: 0 for field in fields(Tally)})
+        one[state] += count
+        one[f"{state}_usd"] += counted
+        one["questions"] += questions if state == "answered" else 0
+        one["prompt_tokens"] += prompts or 0
+        one["completion_tokens"] += completions or 0
+        one["unpriced"] += unpriced
+    total = {field.name: sum(one[field.name] for one in sums.values()) for field in fields(Tally)}
+    return Spending(_tally(total), {key: _tally(one) for key, one in sums.items()})
+
+
+def attempts(conn: Connection, limit: int = 100) -> list[Attempt]:
+    """The last `limit` attempts, the newest first."""
+    rows = conn.execute(
+        """SELECT id, request_key, host, model, label, num_questions, state, reserve, cost, prompt_tokens,
+            completion_tokens, status, error, started_at, ended_at
+        FROM attempts ORDER BY id DESC LIMIT ?""",
+        (limit,),
+    )
+    read = (Attempt(*row) for row in rows)
+    return [a._replace(reserve_usd=_usd(a.reserve_usd), cost_usd=_usd(a.cost_usd)) for a in read]
+
+
+def verify(conn: Connection) -> int:
+    """Checks the whole file: every page and index, and every answer against its checksum. Reads all of it.
+
+    `lookup` checks what it serves. This finds, besides, an answer whose key is damaged: it would only not be found, and
+    be asked for and paid again.
+
+    Returns:
+        The number of stored replies.
+
+    Raises:
+        LedgerError: Something is damaged; the message says what comes first.
+    """
+    for (finding,) in conn.execute("PRAGMA integrity_check(1)"):
+        if finding != "ok":
+            raise LedgerError(_damaged("a table", f"this file ({finding})"))
+    for *link_values, digest in conn.execute("SELECT question, request_key, position, size, tries, sha256 FROM links"):
+        if digest != _digest(*link_values):
+            raise LedgerError(_damaged("the link", str(link_values[0])))
+    count = 0
+    for request_key, raw, digest in conn.execute("SELECT request_key, raw, sha256 FROM replies"):
+        _checked(request_key, raw, digest)
+        count += 1
+    return count
+
+
+def beat(conn: Connection, handle: str, lease_s: float) -> None:
+    """Says that the handle is alive."""
+    conn.execute("INSERT OR REPLACE INTO owners VALUES (?, ?, ?)", (handle, time.monotonic(), lease_s))
+
+
+def busy(conn: Connection, handle: str) -> bool:
+    """Whether the handle holds leases or has attempts running, and so has to beat."""
+    held = conn.execute("SELECT 1 FROM leases WHERE handle = ? LIMIT 1", (handle,)).fetchone()
+    running = "SELECT 1 FROM attempts WHERE handle = ? AND state = 'running' LIMIT 1"
+    return held is not None or conn.execute(running, (handle,)).fetchone() is not None
+
+
+def bury(conn: Connection, handle: str | None = None) -> None:
+    """Ends what dead owners have left, or what `handle` leaves: leases go, running attempts become unknown."""
+    if handle is not None:
+        conn.execute("DELETE FROM owners WHERE handle = ?", (handle,))
+    alive = _alive(conn)
+    conn.execute("DELETE FROM leases WHERE handle NOT IN (SELECT value FROM json_each(?))", (alive,))
+    conn.execute(
+        """UPDATE attempts SET state = 'unknown', ended_at = ?, error = 'its process ended before the answer'
+        WHERE state = 'running' AND handle NOT IN (SELECT value FROM json_each(?))""",
+        (_now(), alive),
+    )
+    conn.execute("DELETE FROM owners WHERE handle NOT IN (SELECT value FROM json_each(?))", (alive,))
+
+
+READS = (lookup, stored_reply, spending, attempts, busy, verify)
+"""Operations that write nothing."""
+
+
+def nanodollars(usd: float | None) -> int | None:
+    """Dollars, rounded up to whole nanodollars; None stays None.
+
+    Raises:
+        ValueError: Negative, not finite, or beyond `MAX_USD`.
+    """
+    if usd is None:
+        return None
+    if not 0 <= usd <= MAX_USD:
+        raise ValueError(f"expected dollars in [0, {MAX_USD:.0e}], got {usd!r}")
+    # The tiny slack takes back what binary fractions add: 0.1 dollars are 10**8 nanodollars, not one more.
+    return math.ceil(usd * NANO * (1 - 1e-15))
+
+
+def _check_budget(conn: Connection, model: str, reserve: int | None, budget_usd: float) -> None:
+    if reserve is None:
+        raise PriceError(
+            f"There is a budget of ${budget_usd:.2f}, but no price is known for the model {model!r}, so nothing was "
+            "sent. Give its price (USD per million input and output tokens), or run without a budget."
+        )
+    if not 0 <= budget_usd <= MAX_USD:
+        raise ValueError(f"expected a budget in dollars in [0, {MAX_USD:.0e}], got {budget_usd!r}")
+    counted = conn.execute("SELECT counted FROM totals").fetchone()[0]
+    if counted + reserve > math.floor(budget_usd * NANO * (1 + 1e-15)):
+        raise BudgetExceededError(
+            f"The budget of ${budget_usd:.4f} would be passed: ${counted / NANO:.4f} are spent or reserved in this "
+            f"ledger, and this request to {model!r} could cost ${reserve / NANO:.4f}. It was not sent; all answers so "
+            "far are kept. Run again with a higher budget to go on from here."
+        )
+
+
+def _end(
+    conn: Connection,
+    attempt_id: int,
+    state: str,
+    cost: int | None,
+    error: str | None,
+    status: int | None,
+    prompt_tokens: int | None,
+    completion_tokens: int | None,
+) -> str:
+    """Ends an attempt and returns its request's key. One that was taken for dead (unknown) may still end."""
+    row = conn.execute(
+        """UPDATE attempts SET state = ?, cost = ?, error = ?, status = ?, prompt_tokens = ?, completion_tokens = ?,
+        ended_at = ? WHERE id = ? AND state IN ('running', 'unknown') RETURNING request_key""",
+        (state, cost, error, status, prompt_tokens, completion_tokens, _now(), attempt_id),
+    ).fetchall()
+    if not row:
+        raise LedgerError(f"Attempt {attempt_id} is not running: it has ended, or never began. Each ends once.")
+    return str(row[0][0])
+
+
+def _checked(request_key: str, raw: Any, digest: Any) -> str:
+    if not isinstance(raw, str) or digest != _digest(request_key, raw):
+        raise LedgerError(_damaged("the reply", request_key))
+    return raw
+
+
+def _damaged(what: str, key: str) -> str:
+    return (
+        f"The ledger is damaged: {what} of {key} does not match its checksum, so it is not used. The file was not "
+        "changed. Restore a copy of it, or move it away and start a new one (its answers would be paid again)."
+    )
+
+
+def _alive(conn: Connection) -> str:
+    """The handles of living owners, as a JSON list."""
+    now = time.monotonic()
+    rows = conn.execute("SELECT handle FROM owners WHERE beat <= ? AND ? < beat + lease_s", (now, now))
+    return json.dumps([handle for (handle,) in rows])
+
+
+def _digest(*parts: str | int) -> str:
+    return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _usd(nano: float | None) -> float | None:
+    return None if nano is None else nano / NANO
+
+
+def _tally(sums: dict[str, int]) -> Tally:
+    return Tally(**{name: value / NANO if name.endswith("_usd") else value for name, value in sums.items()})  # type: ignore[arg-type]

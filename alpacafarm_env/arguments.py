@@ -1,0 +1,36 @@
+"""Types of command line arguments: each says what it expects, and argparse prints it."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+
+def whole_number(least: int = 0) -> Callable[[str], int]:
+    """A type for whole numbers of `least` or more."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.strip().isdecimal() else least - 1
+        if value < least:
+            kind = "a positive int" if least == 1 else f"an int of {least} or more"
+            raise ArgumentTypeError(f"expected {kind}, got {text!r}")
+        return value
+
+    return read
+
+
+def real_number(low: float = 0.0, high: float = math.inf) -> Callable[[str], float]:
+    """A type for finite numbers from `low` to `high`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (low <= value <= high and math.isfinite(value)):
+            top = "or more" if math.isinf(high) else f"to {high:g}"
+            raise ArgumentTypeError(f"expected a number of {low:g} {top}, got {text!r}")
+        return value
+
+    return read

@@ -1,0 +1,109 @@
+"""Requests to the judge server, and how a reply looks on the wire."""
+
+import http.client
+import json
+import socket
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cache
+from urllib.parse import urlsplit
+
+from alpacafarm_env.annotators.config import load_models, load_pool, load_prompt
+from alpacafarm_env.annotators.prompts import Item, render
+from alpacafarm_env.sandbox import SANDBOX
+
+PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+POOLS = ("alpaca_farm", "greedy", "weighted")
+MEMBERS = {member.name: member for pool in POOLS for member in load_pool(pool).annotators}
+
+
+def pairs(count, start=0):
+    """Some pairs of the sandbox."""
+    return [Item(str(row.instruction), *row.responses) for row in _rows()[start : start + count]]
+
+
+@cache
+def _rows():
+    return SANDBOX.preferences("preference")
+
+
+def make_body(name, items, **settings):
+    """The path and the body that ask one annotator."""
+    member = MEMBERS[name]
+    model = load_models("sandbox", roles=[member.role])[member.role]
+    prompt = render(load_prompt(member.prompt), items, model.kind)
+    field = "messages" if model.kind == "chat" else "prompt"
+    body = {"model": model.model, field: prompt, "max_tokens": member.max_tokens, "temperature": member.temperature}
+    return PATHS[model.kind], {**body, **settings}
+
+
+def port_of(server):
+    return urlsplit(getattr(server, "base_url", server)).port
+
+
+def connect(server, timeout=10):
+    """An open connection, to be used in a with statement."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=timeout)
+    connection.connect()
+    return closing(connection)
+
+
+def post(connection, path, body, key="sk-client"):
+    """Status, headers and parsed body of one request on an open connection."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, content, {"Authorization": f"Bearer {key}"})
+    reply = connection.getresponse()
+    return reply.status, reply.headers, json.loads(reply.read())
+
+
+def text_of(content):
+    choice = content["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+@dataclass
+class Wire:
+    """What came back, byte by byte: `end` is "whole", "reset" or "closed", `sent` the time it was asked."""
+
+    status: int = 0
+    headers: dict = field(default_factory=dict)
+    body: bytes = b""
+    end: str = "closed"
+    sent: float = 0.0
+    seconds: float = 0.0
+    chunks: list = field(default_factory=list)
+
+
+def exchange(server, path, body, key="sk-client", timeout=10):
+    """One request on a socket of its own, and everything that is received on it."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
+    ).encode()
+    wire, received = Wire(), b""
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=timeout) as connection:
+        wire.sent, start = time.time(), time.monotonic()
+        connection.sendall(head + content)
+        while True:
+            try:
+                chunk = connection.recv(65536)
+            except ConnectionResetError:
+                wire.end = "reset"
+                break
+            if not chunk:
+                break
+            received += chunk
+            wire.chunks.append(chunk)
+            top, gap, rest = received.partition(b"\r\n\r\n")
+            if not gap:
+                continue
+            first, *lines = top.decode("latin-1").split("\r\n")
+            wire.status = int(first.split()[1])
+            wire.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+            wire.body = rest
+            if len(rest) >= int(wire.headers["content-length"]):
+                wire.end = "whole"
+                break
+        wire.seconds = time.monotonic() - start
+    return wire

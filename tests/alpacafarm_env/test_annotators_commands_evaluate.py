@@ -1,0 +1,156 @@
+"""`evaluate` over a real judge server: the row, its bounds, and how outputs meet their references."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from command_files import make_call, outputs, read, requests, write
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.annotators import annotation_files
+from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.statistics import credits_from_preferences, leaderboard_row
+
+
+@pytest.fixture(scope="module")
+def server():
+    with JudgeServer() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def call(server, tmp_path, monkeypatch):
+    return make_call(server, tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def cutting():
+    with JudgeServer(faults=Faults({"finish_length": 0.7})) as running:
+        yield running
+
+
+def test_a_leaderboard_row_with_bounds(call, cutting, tmp_path, capsys):
+    ours, base = outputs(24)
+    args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
+    assert call("evaluate", *args, "--out", "annotations.json", at=cutting) == 1
+    rows = read(tmp_path / "annotations.json")
+    assert [row["output_1"] for row in rows] == [row["output"] for row in base]
+    credits = credits_from_preferences([row["preference"] for row in rows])
+    ranked = {row["instruction"]: row["output"] for row in ours}
+    responses = [ranked[row["instruction"]] for row in rows]
+    assert [row["output_2"] for row in rows] == responses
+    assert {(row["generator_1"], row["generator_2"]) for row in rows} == {("base", "g")}
+    expected = leaderboard_row("g", credits, responses, [row["output"] for row in base])
+    out = capsys.readouterr().out
+    names, cells = (line.split() for line in out.splitlines()[:2])
+    shown = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in expected.items()}
+    assert dict(zip(names, cells, strict=True)) == shown
+    num_lost = int(np.isnan(credits).sum())
+    assert 0 < num_lost < 24
+    low, high = (100 * np.nan_to_num(credits, nan=fill).mean() for fill in (0.0, 1.0))
+    assert f"{num_lost} of 24 have no verdict: the win rate lies in [{low:.2f}, {high:.2f}] [all lost, all won]." in out
+    assert f"| reference: base\n{num_lost} of 24" in out
+    assert "judge: eval, seed 0, sandbox-gpt4 and sandbox-chatgpt and sandbox-davinci003 at 127.0.0.1:" in out
+
+
+def leaderboard(call, capsys, *args):
+    assert call("evaluate", *args) == 0
+    return capsys.readouterr().out.splitlines()[1]
+
+
+def join_by_position(path, instructions, *, of=""):
+    return tuple(row["output"] for row in json.loads(path.read_text()))
+
+
+def orders_that_change_the_row(call, capsys, tmp_path):
+    ours, base = outputs()
+    reference = write(tmp_path / "base.json", base)
+    row = leaderboard(call, capsys, write(tmp_path / "g.json", ours), "--reference", reference)
+    changed = 0
+    for n in range(6):
+        random.Random(n).shuffle(ours)
+        changed += leaderboard(call, capsys, write(tmp_path / "g.json", ours), "--reference", reference) != row
+    return changed
+
+
+def test_outputs_are_joined_by_instruction(call, tmp_path, capsys):
+    assert orders_that_change_the_row(call, capsys, tmp_path) == 0
+
+
+def test_twin_that_joins_by_position_is_found_out(call, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(annotation_files, "read_outputs", join_by_position)
+    assert orders_that_change_the_row(call, capsys, tmp_path) > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[:-2], "base.json, got none for 2: 'Question 10', 'Question 11\\n\\ni'."),
+        (
+            lambda rows: [*rows, rows[3]],
+            "record 13 field 'instruction': expected an instruction that no other record has",
+        ),
+        (
+            lambda rows: [*rows, {**rows[0], "instruction": "Another"}],
+            "expected an instruction of base.json, got 'Another'",
+        ),
+        (
+            lambda rows: [{**rows[0], "generator": "h"}, *rows[1:]],
+            "the outputs of one generator, got those of 'h', 'g'.",
+        ),
+        (lambda rows: [{"instruction": "Question 0"}, *rows[1:]], "record 1 field 'output': expected a string"),
+    ],
+)
+def test_outputs_that_do_not_meet_the_references_are_named(call, server, tmp_path, capsys, change, message):
+    ours, base = outputs()
+    before = requests(server)
+    write(tmp_path / "base.json", base)
+    assert call("evaluate", write(tmp_path / "g.json", change(ours)), "--reference", "base.json") == 2
+    assert (
+        message.replace("Question 10', 'Question 11\\n\\ni", "Question 11\\n\\ni', 'Question 10")
+        in capsys.readouterr().err
+    )
+    assert requests(server) == before
+
+
+def test_a_reference_file_names_each_instruction_once(call, tmp_path, capsys):
+    ours, base = outputs()
+    reference = write(tmp_path / "base.json", [*base, {**base[0], "output": "other"}])
+    assert call("evaluate", write(tmp_path / "g.json", ours), "--reference", reference) == 2
+    assert "record 13 field 'instruction': expected no repetition" in capsys.readouterr().err
+
+
+def test_references_of_a_folder_and_of_the_environment(call, tmp_path, capsys, monkeypatch):
+    ours, base = outputs()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    plain = [{"index": n, "instruction": row["instruction"], "input": row["input"]} for n, row in enumerate(base)]
+    write(folder / "eval_instructions.json", plain)
+    write(folder / "davinci003.json", [{**row, "generator": "text_davinci_003"} for row in base])
+    write(folder / "preferences_gpt4.json", [{"index": 0, "generator": "g", "preference": 1.0}])
+    texts = [row["instruction"] + "\n\n" * bool(row["input"]) + row["input"] for row in base]
+    digest = reference_digest(texts, [row["output"] for row in base])
+    (folder / "recorded.json").write_text(json.dumps({"reference_sha256": digest}))
+    (folder / "outputs").mkdir()
+    write(folder / "outputs" / "outputs_g.json", ours)
+    file = write(tmp_path / "nameless.json", [{**row, "generator": None} for row in ours])
+    assert call("evaluate", file, "--data", folder) == 0
+    given = capsys.readouterr().out
+    assert given.splitlines()[1].startswith("nameless ")
+    assert "| reference: text_davinci_003\n" in given
+    monkeypatch.setenv("ALPACAFARM_DATA", str(folder))
+    assert call("evaluate", file) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == given.splitlines()[:3]
+
+
+def test_the_sandbox_has_references(call, tmp_path, capsys):
+    asks = zip(sandbox.SANDBOX.instructions("eval"), sandbox.SANDBOX.references("eval"), strict=True)
+    same = [{"instruction": ask.instruction, "input": ask.input, "output": text} for ask, text in asks]
+    assert call("evaluate", write(tmp_path / "mirror.json", same), "--data", "sandbox") == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:7] == ["mirror", "50.00", "0.00", "0", "0", "805", "805"]
+    assert call("evaluate", tmp_path / "mirror.json") == 2
+    assert "give --reference FILE, or --data with a folder or 'sandbox'" in capsys.readouterr().err

@@ -1,0 +1,378 @@
+"""Pools, prompts and lists of models as files: what comes with the package, and what a user's own file is told."""
+
+import json
+import re
+import time
+
+import pytest
+import yaml
+
+from alpacafarm_env.annotators import config, strict_yaml
+from alpacafarm_env.annotators.config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt, names
+from alpacafarm_env.annotators.prompts import Item, render
+from alpacafarm_env.errors import PoolError
+
+# Dubois et al. 2023's annotators: role, format, layout, turns, sizes of the batches of examples, pairs asked at once,
+# longest reply, characters of the prompt.
+PAPER = {
+    "gpt4_1": ("gpt4", "json", "chat", "many", (1, 2), 4, 600, 3423),
+    "gpt4_2": ("gpt4", "lines", "chat", "one", (1, 3), 5, 250, 6849),
+    "gpt4_3": ("gpt4", "lines", "chat", "one", (1, 3), 5, 250, 6700),
+    "gpt4_4": ("gpt4", "label", "chat", "many", (1,) * 6, 1, 20, 5869),
+    "gpt4_5": ("gpt4", "lines", "chat", "one", (1, 3), 5, 250, 6797),
+    "chatgpt_1": ("chatgpt", "label", "chat", "one", (1, 1), 1, 50, 3721),
+    "chatgpt_2": ("chatgpt", "json", "chat", "many", (1,) * 3, 1, 150, 2475),
+    "chatgpt_3": ("chatgpt", "label", "chat", "many", (1,) * 6, 1, 20, 5869),
+    "chatgpt_4": ("chatgpt", "label", "chat", "many", (1, 1), 1, 20, 1650),
+    "davinci003_1": ("davinci003", "lines", "completion", "one", (1, 5), 4, 200, 5932),
+    "davinci003_2": ("davinci003", "label", "completion", "one", (1,) * 6, 1, 200, 3969),
+    "davinci003_3": ("davinci003", "lines", "completion", "one", (1, 5), 5, 200, 5370),
+    "davinci003_4": ("davinci003", "label", "completion", "one", (1, 1), 1, 200, 1016),
+}
+GOLD = {  # the verdicts of the worked examples
+    "gpt4_1": "aba",
+    "gpt4_2": "abab",
+    "gpt4_3": "abab",
+    "gpt4_4": "abbaba",
+    "gpt4_5": "bbab",
+    "greedy_gpt4": "abab",
+    "chatgpt_1": "ab",
+    "chatgpt_2": "baa",
+    "chatgpt_4": "ab",
+    "weighted_gpt4": "",
+    "davinci003_1": "baabba",
+    "davinci003_2": "abbaba",
+    "davinci003_3": "baabba",
+    "davinci003_4": "ab",
+}
+GOOD = {"name": "quick", "role": "chatgpt", "prompt": "chatgpt_4", "max_tokens": 20}
+
+
+def _pool_file(folder, content, name="pool.yaml"):
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def _pair(text):
+    return dict.fromkeys(("instruction", "first", "second"), text)
+
+
+def _error(load, *args, **kwargs):
+    start = time.process_time()
+    with pytest.raises(PoolError) as caught:
+        load(*args, **kwargs)
+    assert time.process_time() - start < 2
+    return str(caught.value)
+
+
+def test_the_pool_has_the_papers_thirteen_in_order():
+    assert [member.name for member in load_pool("alpaca_farm").annotators] == list(PAPER)
+
+
+@pytest.mark.parametrize("member", load_pool("alpaca_farm").annotators, ids=lambda member: member.name)
+def test_each_annotator_is_built_as_the_papers(member):
+    prompt = load_prompt(member.prompt)
+    turns = "many" if any(part.assistant for part in prompt.parts) else "one"
+    batches = tuple(len(part.pairs) for part in prompt.parts if part.pairs)
+    found = (member.role, prompt.format, prompt.layout, turns, batches, member.batch_size, member.max_tokens)
+    *expected, size = PAPER[member.name]
+    assert found == tuple(expected)
+    assert (member.temperature, member.top_p) == (1.0, 1.0)
+    assert 0.3 * size < len(render(prompt, [Item("", "", "")], "completion")) < size
+
+
+def _shown_verdicts(prompt):
+    """The verdicts of a prompt's examples, read from what it shows; each must have the asked format exactly."""
+    found, waiting = "", 0
+    for part in prompt.parts:
+        if part.pairs:
+            waiting = len(part.pairs)
+        elif waiting and (text := part.assistant or part.user):
+            if prompt.format == "json":
+                objects = json.loads(text)
+                assert all(list(value) == ["explanation", "a_better"] for value in objects)
+                verdicts = "".join("a" if value["a_better"] else "b" for value in objects)
+            elif prompt.format == "lines":
+                numbers = "".join(f"{i}. Output \\(([ab])\\)\n" for i in range(1, waiting + 1))
+                match = re.search(rf"^.*[Vv]erdicts[^\n]*:?\n{numbers}", text, re.MULTILINE)
+                verdicts = "".join(match.groups())
+            else:
+                verdicts = "".join(re.findall(r"(?:^|: )Output \(([ab])\)$", text, re.MULTILINE))
+                assert not part.assistant or len(text.strip()) == len("Output (a)")
+            assert len(verdicts) == waiting
+            found, waiting = found + verdicts, 0
+    assert not waiting
+    return found
+
+
+@pytest.mark.parametrize("name", names("prompts"))
+def test_worked_examples_answer_in_the_asked_format(name):
+    assert _shown_verdicts(load_prompt(name)) == GOLD[name]
+
+
+def test_the_twelve_prompts_differ_and_two_annotators_share_one():
+    pool = load_pool("alpaca_farm")
+    assert len({load_prompt(member.prompt).digest for member in pool.annotators}) == 12
+    assert len({load_prompt(name).digest for name in names("prompts")}) == len(names("prompts")) == 14
+    assert {member.name for member in pool.annotators if member.prompt == "gpt4_4"} == {"gpt4_4", "chatgpt_3"}
+
+
+def test_a_digest_is_of_what_is_sent():
+    prompt = load_prompt("chatgpt_4")
+    renamed = prompt.model_copy(update={"name": "other", "description": "Another."})
+    assert config.Prompt(**renamed.model_dump()).digest == prompt.digest
+    shorter = config.Prompt(**{**prompt.model_dump(), "parts": prompt.model_dump()["parts"][1:]})
+    assert shorter.digest != prompt.digest
+
+
+def test_the_other_pools():
+    members = load_pool("alpaca_farm").annotators
+    assert (load_pool("eval").flip, load_pool("eval").annotators) == (0, members)
+    assert (load_pool("ann").flip, load_pool("ann").annotators) == (0.25, members)
+    assert [(m.name, m.batch_size, m.temperature) for m in load_pool("greedy").annotators] == [("greedy_gpt4", 5, 0)]
+    weighted = load_pool("weighted").annotators
+    assert [load_prompt(m.prompt).format for m in weighted] == ["logprobs"]
+    assert names("pools") == ["alpaca_farm", "ann", "eval", "greedy", "weighted"]
+    assert load_pool("ann").roles == ("gpt4", "chatgpt", "davinci003")
+
+
+def test_the_docstrings_pool_works_and_is_short(tmp_path):
+    shown = re.search(r"\n\n((?:    .*\n)+)", config.__doc__)[1]
+    assert len(shown.splitlines()) <= 10
+    source = config._FOLDER / "prompts" / "gpt4_4.yaml"
+    (tmp_path / "my_prompt.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    pool = load_pool(_pool_file(tmp_path, "".join(line[4:] + "\n" for line in shown.splitlines())))
+    assert [member.name for member in pool.annotators] == ["careful", "quick", "odd"]
+    assert (pool.flip, pool.annotators[2].temperature) == (0.25, 0.5)
+    assert load_prompt(pool.annotators[2].prompt).digest == load_prompt("gpt4_4").digest
+
+
+def test_a_pool_of_another_file_keeps_its_prompts_paths(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "mine.yaml").write_text((config._FOLDER / "prompts/chatgpt_4.yaml").read_text("utf-8"), encoding="utf-8")
+    _pool_file(inner, {"name": "base", "annotators": [{**GOOD, "prompt": "./mine.yaml"}]})
+    outer = load_pool(str(_pool_file(tmp_path, {"name": "noisy", "flip": 0.1, "annotators_of": "inner/pool.yaml"})))
+    assert (outer.name, outer.flip, outer.annotators[0].prompt) == ("noisy", 0.1, str((inner / "mine.yaml").resolve()))
+
+
+def test_all_mistakes_of_a_pool_are_listed_with_their_fields(tmp_path):
+    members = [
+        {**GOOD, "batch_sise": 5},
+        {**GOOD, "name": "b", "max_tokens": "20"},
+        {**GOOD, "name": "c", "role": None},
+    ]
+    path = _pool_file(tmp_path, {"name": "mine", "flip": 0.7, "descripton": "x", "annotators": members})
+    message = _error(load_pool, path)
+    assert message.splitlines()[0] == f"{path}: 5 mistakes:"
+    assert "  flip: expected less than or equal to 0.5; got 0.7." in message
+    assert "  descripton: unknown field. Did you mean 'description'?" in message
+    assert "  annotators[0].batch_sise: unknown field. Did you mean 'batch_size'?" in message
+    assert "  annotators[1].max_tokens: expected a valid integer; got '20'." in message
+    assert "  annotators[2].role: expected a valid string; got None." in message
+
+
+def test_all_wrong_prompts_of_a_pool_are_listed(tmp_path):
+    (tmp_path / "p.yaml").write_text("name: p\nformat: label\nlayout: chat\nparts: [{user: x, itms: true}]", "utf-8")
+    members = [
+        {**GOOD, "name": "one", "prompt": "gtp4_3"},
+        {**GOOD, "name": "two", "prompt": "gpt4_4", "batch_size": 5},
+        {**GOOD, "name": "three", "prompt": "./nowhere.yaml"},
+        {**GOOD, "name": "four", "prompt": "./p.yaml"},
+    ]
+    message = _error(load_pool, _pool_file(tmp_path, {"name": "mine", "annotators": members}))
+    assert "annotators[0].prompt: Unknown name 'gtp4_3' in prompts. Did you mean 'gpt4_3'?" in message
+    assert "annotators[1].batch_size: expected 1 with the prompt 'gpt4_4'" in message
+    assert "annotators[2].prompt: " in message
+    assert "nowhere.yaml: cannot be read (No such file or directory)" in message
+    assert "parts[0].itms: unknown field. Did you mean 'items'?" in message
+
+
+WRONG_VALUES = [None, True, [], {}, [1], {"a": 1}, "", "x\ny", -1, 0.5, float("nan"), float("inf"), 10**9, b"x", "é"]
+ACCEPTED = {("temperature", "0.5"), ("top_p", "0.5")}
+
+
+@pytest.mark.parametrize("field", ["name", "role", "prompt", "batch_size", "max_tokens", "temperature", "top_p"])
+def test_every_wrong_value_of_an_annotator_is_refused_by_its_field(tmp_path, field):
+    for value in WRONG_VALUES:
+        if (field, repr(value)) not in ACCEPTED:
+            path = _pool_file(
+                tmp_path, {"name": "mine", "annotators": [GOOD | {"name": "fine"}, {**GOOD, field: value}]}
+            )
+            assert f"annotators[1].{field}: " in _error(load_pool, path), (field, value)
+    missing = {key: value for key, value in GOOD.items() if key != field}
+    if field in GOOD:
+        path = _pool_file(tmp_path, {"name": "mine", "annotators": [missing]})
+        assert f"annotators[0].{field}: missing." in _error(load_pool, path)
+
+
+FILES = {  # a good file of each kind, and which of the wrong values are right after all
+    "pool": (load_pool, {"name": "p", "description": "", "flip": 0, "annotators_of": "eval"}, {"flip": "0.5"}),
+    "prompt": (load_prompt, {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}]}, {}),
+    "models": (
+        load_models,
+        {"model": "m", "kind": "chat", "max_tokens_field": "max_tokens", "omit": ["n"], "extra_tokens": 1}
+        | {"price_usd_per_million": [1, 2]},
+        {"model": r"'x\ny' 'é'", "omit": "[]", "price_usd_per_million": "None"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_wrong_value_of_a_file_is_refused_by_its_field(tmp_path, kind):
+    load, content, right = FILES[kind]
+    load(_pool_file(tmp_path, content))
+    for field in set(content) - {"description"}:
+        for value in WRONG_VALUES:
+            if repr(value) not in right.get(field, "").split():
+                assert field in _error(load, _pool_file(tmp_path, {**content, field: value})), (field, value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "expected a mapping with the fields name, description, flip, annotators, annotators_of; got None"),
+        ("- a\n- b", "expected a mapping"),
+        ("name: [", "expected YAML"),
+        (
+            "name: mine\nname: yours\nannotators_of: eval",
+            "line 2, column 1: the key 'name' stands here twice.",
+        ),
+        ("name: &x mine\ndescription: *x\nannotators_of: eval", "aliases (*name) are not allowed"),
+        ("name: !!python/object/apply:os.system [id]", "expected YAML"),
+        ("name: 2024-99-99", "expected YAML"),
+        ("name: mine", "a pool has one or more `annotators`"),
+        ("name: mine\nannotators: []", "a pool has one or more `annotators`"),
+        ("name: mine\nannotators_of: evl", "Unknown name 'evl' in pools. Did you mean 'eval'?"),
+        ("name: mine\nannotators_of: ./pool.yaml", "leads back to this pool"),
+        ("name: mine\nannotators_of: eval\nflip: yes", "flip: expected a valid number; got True"),
+        ("name: mine\n1: 2\nannotators_of: eval", "a field's name must be text; got 1"),
+        ("[" * 5000, "nested too deeply"),
+        ("{" * 5000, "nested too deeply"),
+        ("? " * 500_000, "nested too deeply"),
+        ("- 1\n" * 200_000, "more than 10000 values"),
+        ('"' * 1_000_000, "expected YAML"),
+        ("!" * 1_000_000, "expected YAML in line 1, column 1: could not determine a constructor"),
+        ("? " + "x" * 1_000_000 + "\n: 1\nname: mine\nannotators_of: eval", "unknown field"),
+        ("#" * (strict_yaml.MAX_BYTES + 1), "larger than 1048576 bytes"),
+        (f"name: mine\nannotators: [{json.dumps(GOOD)}, {json.dumps(GOOD)}]", "more than once: quick"),
+    ],
+)
+def test_files_that_are_no_pool(tmp_path, content, said):
+    path = _pool_file(tmp_path, content)
+    message = _error(load_pool, path)
+    assert said in message
+    assert str(path) in message
+    assert len(message) < 2000
+
+
+def test_files_that_are_no_text(tmp_path):
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(b"name: \xff\xfe")
+    assert "expected YAML" in _error(load_pool, path)
+    assert "cannot be read (Is a directory)" in _error(load_pool, tmp_path)
+    assert "Unknown name 'alpaca_frm' in pools. Did you mean 'alpaca_farm'?" in _error(load_pool, "alpaca_frm")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parts": []}, "parts: "),
+        ({"format": "labels"}, "format: expected 'lines', 'json', 'label' or 'logprobs'; got 'labels'."),
+        ({"parts": [{"user": "x"}]}, "`items: true` exactly once, got it 0 times"),
+        ({"parts": [{"items": True}, {"items": True}]}, "`items: true` exactly once, got it 2 times"),
+        ({"parts": [{"items": False}]}, "parts[0].items: expected True; got False."),
+        ({"parts": [{"items": True, "user": "x"}]}, "parts[0]: a part has exactly one of"),
+        ({"parts": [{}]}, "parts[0]: a part has exactly one of"),
+        ({"parts": [{"items": True}, {"assistant": "x"}]}, "only `user` may follow `items`"),
+        ({"parts": [{"user": "x"}, {"system": "y"}, {"items": True}]}, "`system` may stand first only"),
+        ({"layout": "completion", "parts": [{"system": "y"}, {"items": True}]}, "is one text"),
+        (
+            {"parts": [{"pairs": [{"instruction": "i", "first": "x"}]}, {"items": True}]},
+            "parts[0].pairs[0].second: missing",
+        ),
+        ({"parts": [{"pairs": [_pair("x"), _pair("y")]}, {"items": True}]}, "one by one"),
+        ({"parts": [{"user": ""}, {"items": True}]}, "parts[0].user: "),
+    ],
+)
+def test_prompts_that_do_not_hold_together(tmp_path, change, said):
+    content = {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}], **change}
+    assert said in _error(load_prompt, _pool_file(tmp_path, content))
+
+
+def test_lists_of_models():
+    openai = load_models("openai")
+    assert {role: model.model for role, model in openai.items()} == {
+        "gpt4": "gpt-4.1",
+        "chatgpt": "gpt-4.1-mini",
+        "davinci003": "gpt-4.1-nano",
+    }
+    assert {model.kind for model in openai.values()} == {"chat"}
+    assert [m.kind for m in load_models("sandbox").values()] == ["chat", "chat", "completion"]
+    assert list(load_models("openai", ["chatgpt"])) == ["chatgpt"]
+
+
+def test_one_model_for_all_roles(tmp_path):
+    expected = dict.fromkeys(("mine", "yours"), ModelConfig(model="llama-3", kind="completion"))
+    fields = {"model": "llama-3", "kind": "completion"}
+    for spec in (fields, ModelConfig(**fields), _pool_file(tmp_path, fields), str(tmp_path / "pool.yaml")):
+        assert load_models(spec, ("mine", "yours")) == expected
+    assert load_models("model=llama-3")["gpt4"] == ModelConfig(model="llama-3")
+
+
+def test_models_by_role(tmp_path):
+    spec = {"gpt4": "big", "chatgpt": {"model": "small", "price_usd_per_million": [1, 2.5], "omit": ["top_p"]}}
+    for given in (spec, _pool_file(tmp_path, spec)):
+        models = load_models(given, ("chatgpt", "gpt4"))
+        assert models["gpt4"] == ModelConfig(model="big")
+        assert (models["chatgpt"].price_usd_per_million, models["chatgpt"].omit) == ((1.0, 2.5), ("top_p",))
+
+
+def test_reasoning_models_get_their_settings_unless_given():
+    model = load_models("model=gpt-5-mini")["gpt4"]
+    assert (model.max_tokens_field, model.omit, model.extra_tokens) == (
+        "max_completion_tokens",
+        ("temperature", "top_p"),
+        4000,
+    )
+    assert load_models({"model": "o4-mini", "extra_tokens": 9})["gpt4"].extra_tokens == 9
+    assert load_models("model=gpt-4.1")["gpt4"].max_tokens_field == "max_tokens"
+
+
+def test_wrong_lists_of_models(tmp_path):
+    assert "davinci003: missing; the pool's roles are gpt4, chatgpt, davinci003" in _error(
+        load_models, {"gpt4": "x", "chatgpt": "y"}
+    )
+    message = _error(
+        load_models,
+        {"gpt4": {"modl": "x"}, "chatgpt": 3, "davinci003": {"model": "m", "omit": ["heat"], "kind": "chart"}},
+    )
+    assert "modl: unknown field. Did you mean 'model'?" in message
+    assert "chatgpt: expected a mapping" in message
+    assert "omit[0]: expected 'temperature', 'top_p'" in message
+    assert "kind: expected 'chat' or 'completion'; got 'chart'." in message
+    assert "price_usd_per_million[1]: " in _error(load_models, {"model": "m", "price_usd_per_million": [1, -2]})
+    assert "Unknown name 'opnai' in models. Did you mean 'openai'?" in _error(load_models, "opnai")
+    assert "expected a mapping from role to model; got list" in _error(load_models, _pool_file(tmp_path, "[1, 2]"))
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        load_pool("eval").flip = 0.5
+    assert isinstance(load_pool("eval"), PoolConfig)
+
+
+def test_twin_that_reads_plain_yaml_lets_a_repeated_key_pass(tmp_path, monkeypatch):
+    path = _pool_file(tmp_path, "name: mine\nflip: 0.25\nflip: 0.0\nannotators_of: eval")
+    assert "stands here twice" in _error(load_pool, path)
+    monkeypatch.setattr(strict_yaml, "_Loader", yaml.SafeLoader)
+    assert load_pool(path).flip == 0
+
+
+def test_a_bundled_prompt_by_its_path_is_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "linked").symlink_to(config._FOLDER / "prompts", target_is_directory=True)
+    path = _pool_file(tmp_path, {"name": "mine", "annotators": [{**GOOD, "prompt": "linked/chatgpt_4.yaml"}]})
+    pool = load_pool(path)
+    monkeypatch.chdir("/")
+    assert load_prompt(pool.annotators[0].prompt).name == "chatgpt_4"

@@ -1,0 +1,134 @@
+"""The pool over HTTP as the reward of the environments, named by a mapping."""
+
+import json
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import alpacafarm_env
+from alpacafarm_env.annotators import AnnotatorPool, JudgeServer
+from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.errors import PoolError, UnknownNameError, UnscoredError
+
+
+@pytest.fixture
+def oracle(tmp_path):
+    return lambda server, **options: {
+        "pool": "alpaca_farm",
+        "base_url": server.base_url,
+        "models": "sandbox",
+        "ledger": str(tmp_path / "ledger.sqlite"),
+        **options,
+    }
+
+
+def batched(oracle, num_envs):
+    """Without autoreset, so that infos are those of the step."""
+    return gym.make_vec("AlpacaFarm-Annotators-v0", num_envs=num_envs, autoreset_mode="Disabled", oracle=oracle)
+
+
+@pytest.mark.parametrize("name", ["AlpacaFarm-Annotators-v0", "AlpacaFarm-WinRate-v0"])
+def test_a_step_asks_the_pool(oracle, name):
+    with JudgeServer() as server:
+        env = gym.make(name, oracle=oracle(server))
+        json.dumps(env.spec.kwargs["oracle"])
+        env.reset(seed=0)
+        _, reward, terminated, _, info = env.step("Sure! Here is an answer that says nothing.")
+    assert reward in (0.0, 1.0)
+    assert terminated
+    assert info["annotator"] in {annotator.config.name for annotator in AnnotatorPool(models="sandbox").served}
+    assert info["shown_first"] in ("a", "b")
+    assert info["oracle"] == "win_rate:alpaca_farm"
+
+
+def test_a_batch_of_512_is_asked_concurrently_in_one_step(oracle):
+    """Each answer takes 0.3 s here: one after the other they would take two minutes and more."""
+    with JudgeServer(latency_s=0.3) as server:
+        envs = batched(oracle(server, max_concurrency=64), 512)
+        envs.reset(seed=0)
+        start = time.monotonic()
+        _, rewards, *_, infos = envs.step([f"An answer, number {n}." for n in range(512)])
+        seconds, requests = time.monotonic() - start, server.stats()["requests"]
+    assert set(rewards.tolist()) == {0.0, 1.0}
+    assert len(set(infos["annotator"])) == 13
+    assert 300 < requests < 512
+    assert seconds < 0.25 * requests * 0.3
+
+
+def test_the_noisy_pool_asks_half_and_says_which(oracle):
+    with JudgeServer() as server:
+        envs = batched(oracle(server, pool="ann"), 200)
+        envs.reset(seed=0)
+        infos = envs.step([f"An answer, number {n}." for n in range(200)])[-1]
+    assert 70 < infos["noised"].sum() < 130
+    assert all((name == "") == noised for name, noised in zip(infos["annotator"], infos["noised"], strict=True))
+
+
+def test_one_verdict_for_one_pair_whatever_the_batch(oracle):
+    with JudgeServer() as server:
+        answers = [f"An answer, number {n}." for n in range(8)]
+        envs = batched(oracle(server), 8)
+        instructions, _ = envs.reset(seed=0)
+        rewards = envs.step(answers)[1]
+        asked = server.stats()["requests"]
+        envs = batched(oracle(server, max_concurrency=2), 8)
+        assert envs.reset(seed=0)[0] == instructions
+        np.testing.assert_array_equal(envs.step(answers)[1], rewards)
+        assert server.stats()["requests"] == asked
+
+
+def test_no_verdict_is_never_a_reward(oracle):
+    with JudgeServer(faults=Faults({"finish_length": 1.0})) as server:
+        env = gym.make("AlpacaFarm-Annotators-v0", oracle=oracle(server))
+        env.reset(seed=0)
+        with pytest.raises(UnscoredError, match="UnparsableVerdictError"):
+            env.step("An answer.")
+        opted = gym.make(
+            "AlpacaFarm-Annotators-v0", oracle=oracle(server), on_unscored="truncate", disable_env_checker=True
+        )
+        opted.reset(seed=0)
+        _, _, terminated, truncated, info = opted.step("An answer.")
+    assert (terminated, truncated, info["scored"]) == (False, True, False)
+
+
+def test_both_orders_and_other_judges_keywords(oracle):
+    with JudgeServer() as server:
+        env = gym.make("AlpacaFarm-WinRate-v0", oracle=oracle(server, pool="greedy", both_orders=True, flip=0.0))
+        env.reset(seed=0)
+        info = env.step("An answer.")[-1]
+        assert server.stats()["requests"] == 1
+    assert info["orders_agree"] in (True, False)
+
+
+def test_a_misspelt_pool_is_told_by_make():
+    with pytest.raises(PoolError, match="alpaca_farm"):
+        gym.make("AlpacaFarm-Annotators-v0", oracle={"pool": "alpaca_fram"})
+
+
+def test_a_pool_and_a_judge_are_too_much():
+    env = gym.make("AlpacaFarm-Annotators-v0", oracle={"pool": "ann", "judge": "human"})
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match="'pool'"):
+        env.step("An answer.")
+
+
+def test_an_unknown_keyword_is_named():
+    env = gym.make("AlpacaFarm-Annotators-v0", oracle={"pool": "ann", "base_urll": "http://127.0.0.1:1/v1"})
+    env.reset(seed=0)
+    with pytest.raises(UnknownNameError, match="Did you mean 'base_url'"):
+        env.step("An answer.")
+
+
+def test_a_key_is_no_keyword_and_another_providers_key_is_not_sent(monkeypatch):
+    env = gym.make("AlpacaFarm-Annotators-v0", oracle={"pool": "ann", "api_key": "sk-secret"})
+    env.reset(seed=0)
+    with pytest.raises(UnknownNameError, match="api_key_env") as raised:
+        env.step("An answer.")
+    assert "sk-secret" not in str(raised.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    with pytest.raises(PoolError, match="NO_SUCH_KEY"):
+        alpacafarm_env.annotators.make_pool(api_key_env="NO_SUCH_KEY", base_url="https://example.invalid/v1")
+    assert "NO_SUCH_KEY" not in os.environ

@@ -1,0 +1,374 @@
+"""Faults: each on the wire, as often as it should come, and its file."""
+
+import json
+import math
+from email.utils import parsedate_to_datetime
+
+import numpy as np
+import pytest
+from judge_requests import exchange, make_body, pairs, text_of
+from scipy.stats import binom
+
+from alpacafarm_env.annotators import faults as faults_module
+from alpacafarm_env.annotators.config import load_prompt
+from alpacafarm_env.annotators.faults import FAULTS, Faults
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.errors import PoolError
+
+RETRY_S, DRIP_S, HANG_S = 1.5, 0.001, 0.3
+KEY = "sk-canary-5e1f"
+UNBILLED = {
+    "retry_after_seconds",
+    "retry_after_date",
+    "retry_after_ms",
+    "retry_after_garbage",
+    "server_error",
+    "unavailable",
+    "html",
+    "error_in_200",
+    "echo_key",
+    "redirect",
+}
+
+
+def parsed(wire):
+    assert wire.end == "whole"
+    assert wire.headers["content-type"] == "application/json"
+    return json.loads(wire.body)
+
+
+def check_refusal(status, header=None):
+    def check(wire, clean):
+        assert wire.status == status
+        assert parsed(wire)["error"]["message"]
+        assert (header in wire.headers) if header else "retry-after" not in wire.headers
+
+    return check
+
+
+def check_seconds(wire, clean):
+    check_refusal(429, "retry-after")(wire, clean)
+    assert float(wire.headers["retry-after"]) == RETRY_S
+
+
+def check_date(wire, clean):
+    check_refusal(429, "retry-after")(wire, clean)
+    until = parsedate_to_datetime(wire.headers["retry-after"]).timestamp()
+    assert wire.sent + RETRY_S <= until <= wire.sent + wire.seconds + RETRY_S + 1
+
+
+def check_ms(wire, clean):
+    check_refusal(429, "retry-after-ms")(wire, clean)
+    assert float(wire.headers["retry-after-ms"]) == 1000 * RETRY_S
+    assert "retry-after" not in wire.headers
+
+
+def check_garbage(wire, clean):
+    check_refusal(429, "retry-after")(wire, clean)
+    try:
+        seconds = float(wire.headers["retry-after"])
+    except ValueError:
+        return
+    assert not (math.isfinite(seconds) and seconds >= 0)
+
+
+def check_reset(wire, clean):
+    assert (wire.status, wire.end) == (200, "reset")
+    assert int(wire.headers["content-length"]) == len(clean.body)
+    assert wire.body == clean.body[: len(clean.body) // 2]
+
+
+def check_cut(wire, clean):
+    assert (wire.status, wire.end) == (200, "whole")
+    assert wire.body == clean.body[: len(clean.body) // 2]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(wire.body)
+
+
+def check_html(wire, clean):
+    assert (wire.status, wire.end) == (200, "whole")
+    assert wire.headers["content-type"].startswith("text/html")
+    assert wire.body.startswith(b"<!doctype html>")
+
+
+def check_error_in_200(wire, clean):
+    assert wire.status == 200
+    assert parsed(wire).keys() == {"error"}
+
+
+def check_empty(wire, clean):
+    assert (wire.status, parsed(wire)) == (200, {**parsed(clean), "choices": []})
+
+
+def check_changed(**changes):
+    """The clean reply, but for the text, the reason to stop and the logprobs of its choice."""
+
+    def check(wire, clean):
+        content, wanted = parsed(wire), parsed(clean)
+        choice, right = content["choices"][0], wanted["choices"][0]
+        text = changes["text"](text_of(wanted))
+        assert text_of(content) == text
+        assert choice["finish_reason"] == changes["finish_reason"]
+        assert choice.keys() == right.keys()
+        assert content["usage"] == wanted["usage"]
+
+    return check
+
+
+def check_count(wire, clean):
+    assert wire.status == 200
+    content = parsed(wire)
+    asked, got = len(text_of(parsed(clean)).split("\n")), text_of(content).split("\n")
+    assert len(got) in (asked - 1, asked + 1)
+    assert all("Output (" in line for line in got)
+    assert content["choices"][0]["finish_reason"] == "stop"
+
+
+def check_drip(wire, clean):
+    assert (wire.end, wire.status, wire.body) == ("whole", 200, clean.body)
+    assert wire.seconds >= DRIP_S * (len(clean.body) - 1)
+    assert len(wire.chunks) > 10  # not one a byte: some meet in the buffer of a client that is slow
+
+
+def check_hang(wire, clean):
+    assert (wire.end, wire.chunks) == ("closed", [])
+    assert wire.seconds >= HANG_S - 0.05
+
+
+def check_absurd(wire, clean):
+    content, wanted = parsed(wire), parsed(clean)
+    usage = content["usage"]
+    assert usage["prompt_tokens"] < 0 or usage["completion_tokens"] == 10**12
+    assert {**content, "usage": None} == {**wanted, "usage": None}
+
+
+def check_no_usage(wire, clean):
+    wanted = parsed(clean)
+    del wanted["usage"]
+    assert parsed(wire) == wanted
+
+
+def check_echo(wire, clean):
+    check_refusal(401)(wire, clean)
+    assert KEY in parsed(wire)["error"]["message"]
+
+
+def check_redirect(wire, clean):
+    assert wire.status == 307
+    assert wire.headers["location"] == "http://127.0.0.1:9/elsewhere"
+
+
+CHECKS = {
+    "retry_after_seconds": check_seconds,
+    "retry_after_date": check_date,
+    "retry_after_ms": check_ms,
+    "retry_after_garbage": check_garbage,
+    "server_error": check_refusal(500),
+    "unavailable": check_refusal(503),
+    "reset": check_reset,
+    "cut_json": check_cut,
+    "html": check_html,
+    "error_in_200": check_error_in_200,
+    "empty_choices": check_empty,
+    "null_content": check_changed(text=lambda text: None, finish_reason="stop"),
+    "wrong_count": check_count,
+    "content_filter": check_changed(text=lambda text: "", finish_reason="content_filter"),
+    "finish_length": check_changed(text=lambda text: text[: len(text) // 2], finish_reason="length"),
+    "drip": check_drip,
+    "hang": check_hang,
+    "absurd_usage": check_absurd,
+    "no_usage": check_no_usage,
+    "echo_key": check_echo,
+    "redirect": check_redirect,
+}
+REQUESTS = [make_body("gpt4_2", pairs(2)), make_body("gpt4_4", pairs(1)), make_body("davinci003_2", pairs(1))]
+"""A batch of two, a single pair by chat, and a completion."""
+
+
+@pytest.fixture(scope="module")
+def clean():
+    with JudgeServer() as server:
+        yield [exchange(server, *request) for request in REQUESTS]
+
+
+def make_server(fault, seed=0):
+    place = "http://127.0.0.1:9/elsewhere"
+    settings = {"retry_s": RETRY_S, "drip_s": DRIP_S, "hang_s": HANG_S, "redirect_to": place}
+    return JudgeServer(seed=seed, faults=Faults({fault: 1.0} if fault else {}, **settings))
+
+
+def test_every_fault_is_checked():
+    assert CHECKS.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_on_the_wire_what_it_says(fault, clean):
+    with make_server(fault) as server:
+        for request, wanted in zip(REQUESTS, clean, strict=True):
+            CHECKS[fault](exchange(server, *request, key=KEY), wanted)
+        stats = server.stats()
+    assert stats["by_fault"] == {fault: len(REQUESTS)}
+    assert stats["charged"]["requests"] == (0 if fault in UNBILLED else len(REQUESTS))
+    if fault not in UNBILLED:
+        usages = [parsed(wire)["usage"] for wire in clean]
+        assert stats["charged"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_twin_that_answers_cleanly_fails_the_check(fault, clean):
+    with make_server(None) as server:
+        for request, wanted in zip(REQUESTS, clean, strict=True):
+            with pytest.raises((AssertionError, pytest.fail.Exception)):
+                CHECKS[fault](exchange(server, *request, key=KEY), wanted)
+
+
+def test_details_of_a_fault_vary():
+    garbage, usages, counts = set(), set(), set()
+    body = make_body("gpt4_2", pairs(2))
+    for fault, seen in (("retry_after_garbage", garbage), ("absurd_usage", usages), ("wrong_count", counts)):
+        with make_server(fault) as server:
+            for _ in range(60):
+                wire = exchange(server, *body)
+                if fault == "retry_after_garbage":
+                    seen.add(wire.headers["retry-after"])
+                elif fault == "absurd_usage":
+                    seen.add(parsed(wire)["usage"]["prompt_tokens"] < 0)
+                else:
+                    seen.add(len(text_of(parsed(wire)).split("\n")))
+    assert len(garbage) == 8
+    assert usages == {True, False}
+    assert counts == {1, 3}
+
+
+RATES = {"retry_after_date": 0.1, "server_error": 0.05, "cut_json": 0.03, "hang": 0.02, "redirect": 0.001}
+
+
+def check_rates(draws):
+    for fault in FAULTS:
+        count, rate = draws.count(fault), RATES.get(fault, 0.0)
+        assert binom.ppf(1e-6, len(draws), rate) <= count <= binom.ppf(1 - 1e-6, len(draws), rate), fault
+
+
+def all_draws(seed=0, occurrences=2):
+    mix = Faults(RATES)
+    return [mix.draw(seed, f"body {n}", k).fault for n in range(10_000) for k in range(occurrences)]
+
+
+def test_rates_hold():
+    check_rates(all_draws())
+
+
+def test_rates_twin_with_skewed_draws_fails(monkeypatch):
+    right = faults_module.keyed_uniforms
+    monkeypatch.setattr(faults_module, "keyed_uniforms", lambda *args: right(*args) ** 1.2)
+    with pytest.raises(AssertionError):
+        check_rates(all_draws())
+
+
+def test_repeats_of_a_body_fail_independently():
+    draws = np.array(all_draws(), dtype=object).reshape(-1, 2) != None  # noqa: E711 -- elementwise
+    both = draws.all(axis=1).sum()
+    rate = sum(RATES.values()) ** 2
+    assert binom.ppf(1e-6, len(draws), rate) <= both <= binom.ppf(1 - 1e-6, len(draws), rate)
+
+
+def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
+    mix = Faults(RATES)
+    assert all_draws() == all_draws() != all_draws(seed=1)
+    assert mix.draw(0, "x", 3) == Faults(dict(reversed(RATES.items()))).draw(0, "x", 3)
+
+
+def test_no_faults_by_default():
+    assert Faults().draw(0, "x", 0).fault is None
+    assert Faults({"hang": 0.0}).draw(0, "x", 0).fault is None
+    assert Faults({"hang": 1.0}).draw(0, "x", 0).fault == "hang"
+    assert Faults({"hang": 0.5, "drip": 0.5}).draw(0, "x", 0).fault in ("hang", "drip")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.json", '{"drip": 0.1, "cut_json": 1e-3, "drip_s": 2}'),
+        ("f.yaml", "drip: 0.1  # slow\ncut_json: 0.001\ndrip_s: 2\n"),
+        ("f.txt", "{drip: .1, cut_json: .001, drip_s: 2}"),
+    ],
+)
+def test_file_is_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert Faults.load(tmp_path / name) == Faults({"drip": 0.1, "cut_json": 0.001}, drip_s=2)
+
+
+def test_empty_file_has_no_faults(tmp_path):
+    (tmp_path / "none.yaml").write_text("# none\n", encoding="utf-8")
+    assert Faults.load(str(tmp_path / "none.yaml")) == Faults()
+
+
+def test_file_errors_are_listed_all_at_once(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "cutjson: 0.1\nhng: 1\ndrip: 2\nhtml: true\nreset: .nan\nhang_s: -1\nredirect_to: ftp://x\nhang: 0.9\n"
+        "no_usage: 0.9\nredirct: 0.1\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(PoolError) as caught:
+        Faults.load(path)
+    lines = str(caught.value).split("\n")
+    assert lines[0].startswith(str(path))
+    for start, said in (
+        ("cutjson", "Did you mean 'cut_json'?"),
+        ("hng", "Did you mean 'hang'?"),
+        ("redirct", "Did you mean 'redirect'?"),
+        ("drip", "expected a rate from 0 to 1, got 2"),
+        ("html", "expected a rate from 0 to 1, got True"),
+        ("reset", "expected a rate from 0 to 1, got nan"),
+        ("hang_s", "expected seconds from 0 to 86400, got -1"),
+        ("redirect_to", "expected an address"),
+        ("The rates", "add up to 1.8; expected at most 1"),
+    ):
+        assert any(line.strip().startswith(start) and said in line for line in lines), start
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("f.json", b"{", "expected JSON"),
+        ("f.json", b'{"hang": 0.1, "hang": 0.2}', "'hang' stands there twice"),
+        ("f.json", b'{"hang": "\xff"}', "expected JSON"),
+        ("f.json", b"[]", "expected a mapping of faults to rates, got list"),
+        ("f.json", b"[" * 100_000, "expected JSON"),
+        ("f.json", b" " * (1 << 20) + b"{}", "larger than"),
+        ("f.yaml", b"hang: 0.1\nhang: 0.2\n", "'hang' stands here twice"),
+        ("f.yaml", b"!!python/object/apply:os.getcwd []", "expected YAML"),
+        ("f.yaml", b"just words", "expected a mapping of faults to rates, got str"),
+        ("f.yaml", b"1: 0.5", "1: unknown fault"),
+    ],
+)
+def test_unreadable_files_name_the_file(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PoolError, match=message) as caught:
+        Faults.load(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_missing_file():
+    for name in ("/nowhere/f.json", "/nowhere/f.yaml"):
+        with pytest.raises(PoolError, match=f"{name}: cannot be read"):
+            Faults.load(name)
+
+
+@pytest.mark.parametrize("value", ["http://[", "http://", "x", 3, "http://a b", "http://a/\r\nX: 1", "http://ä"])
+def test_redirects_go_to_addresses(value):
+    with pytest.raises(PoolError, match="redirect_to"):
+        Faults(redirect_to=value)
+
+
+def test_arguments_are_checked_like_files():
+    with pytest.raises(PoolError, match="Did you mean 'hang'"):
+        Faults({"hangg": 0.1})
+
+
+def test_finish_length_never_leaves_a_whole_label():
+    assert load_prompt("gpt4_4").format == "label"
+    with make_server("finish_length") as server:
+        assert text_of(parsed(exchange(server, *make_body("gpt4_4", pairs(1))))) == "Outpu"

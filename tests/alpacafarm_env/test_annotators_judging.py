@@ -1,0 +1,255 @@
+"""What the judge server answers: the sandbox's annotators' own verdicts, in the formats that the prompts ask for."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from judge_requests import MEMBERS, PATHS, connect, make_body, pairs, post, text_of
+from scipy.stats import binom
+
+from alpacafarm_env.annotators.config import load_prompt
+from alpacafarm_env.annotators.judging import Judging
+from alpacafarm_env.annotators.prompts import Item
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.annotators.verdicts import parse
+from alpacafarm_env.api.replies import read_reply
+from alpacafarm_env.errors import PoolError
+from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
+
+ALL = [*(annotator.name for annotator in POOL), "greedy_gpt4"]
+FOREIGN = "Why is the sky blue?"
+
+
+def own_chances(name, items):
+    """P(second shown preferred) from the sandbox's oracle itself."""
+    group = GREEDY if name == "greedy_gpt4" else POOL
+    index = [annotator.name for annotator in group].index(name)
+    return Annotators("any", group).probabilities(*zip(*items, strict=True), index)
+
+
+def verdicts_of(connection, name, items, **settings):
+    path, body = make_body(name, items, **settings)
+    status, _, content = post(connection, path, body)
+    assert status == 200, content
+    kind = "chat" if path == PATHS["chat"] else "completion"
+    return parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(items))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with JudgeServer(seed=5) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(server):
+    with connect(server) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_probabilities_are_the_annotators_own(name):
+    items = pairs(200)
+    np.testing.assert_allclose(Judging().probabilities(name, items), own_chances(name, items), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_temperature_zero_is_the_likelier_verdict(connection, name):
+    items = pairs(60)
+    size = MEMBERS[name].batch_size
+    got = [
+        verdict
+        for start in range(0, len(items), size)
+        for verdict in verdicts_of(connection, name, items[start : start + size], temperature=0)
+    ]
+    assert got == (own_chances(name, items) > 0.5).tolist()
+
+
+def check_share(wins, chances):
+    """Wins are independent draws: within five standard deviations of their number, and of their fit to the chances."""
+    for weights in (np.ones(len(chances)), chances - 0.5):
+        deviation = math.sqrt(float((chances * (1 - chances) * weights**2).sum()))
+        assert abs(float(((np.array(wins) - chances) * weights).sum())) <= 5 * deviation
+
+
+@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_5", "chatgpt_3", "davinci003_1"])
+def test_verdicts_are_draws_from_the_annotators_probability(connection, name):
+    items = pairs(250)
+    size = MEMBERS[name].batch_size
+    wins = [
+        verdict
+        for start in range(0, len(items), size)
+        for verdict in verdicts_of(connection, name, items[start : start + size])
+    ]
+    chances = own_chances(name, items)
+    check_share(wins, chances)
+    with pytest.raises(AssertionError):  # a twin that mixes up the order shown
+        check_share([1 - win for win in wins], chances)
+    assert wins != (chances > 0.5).tolist()  # draws, not the likelier ones
+
+
+def test_one_body_repeated_is_drawn_anew(connection):
+    items = pairs(300)
+    chances = own_chances("chatgpt_4", items)
+    place = int(np.argmin(np.abs(chances - 0.4)))
+    wins = sum(verdicts_of(connection, "chatgpt_4", [items[place]])[0] for _ in range(400))
+    assert binom.ppf(1e-6, 400, chances[place]) <= wins <= binom.ppf(1 - 1e-6, 400, chances[place])
+    assert 0 < wins < 400
+
+
+def test_lower_temperatures_are_more_certain(connection):
+    items = pairs(150)
+    likelier = own_chances("chatgpt_4", items) > 0.5
+    agreement = [
+        np.mean([verdicts_of(connection, "chatgpt_4", [i], temperature=t)[0] for i in items] == likelier)
+        for t in (0.2, 1.0, 2.0)
+    ]
+    assert agreement[0] > agreement[1] > agreement[2]
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_seed_decides(connection, seed):
+    items = pairs(60, start=1000)
+    with JudgeServer(seed=seed) as other, connect(other) as there:
+        same = [verdicts_of(there, "gpt4_2", [i]) == verdicts_of(connection, "gpt4_2", [i]) for i in items]
+    assert all(same) == (seed == 5)
+
+
+def test_weighted_prompt_reads_the_probability(connection):
+    items = pairs(40)
+    got = [verdicts_of(connection, "weighted_gpt4", [i], logprobs=True, top_logprobs=20)[0] for i in items]
+    np.testing.assert_allclose(got, own_chances("greedy_gpt4", items), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_2", "davinci003_1"])
+def test_logprobs_cover_the_text(connection, name):
+    path, body = make_body(
+        name, pairs(3), **({"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2})
+    )
+    status, _, content = post(connection, path, body)
+    found = content["choices"][0]["logprobs"]
+    tokens = [token["token"] for token in found["content"]] if "content" in found else found["tokens"]
+    assert status == 200
+    assert "".join(tokens) == text_of(content)
+
+
+def test_shared_prompt_is_told_apart_by_the_model():
+    judging = Judging()
+    assert judging.annotator("gpt4_4", "sandbox-gpt4") == "gpt4_4"
+    assert judging.annotator("gpt4_4", "sandbox-chatgpt") == "chatgpt_3"
+    assert judging.annotator("gpt4_4", "something-else") == "gpt4_4"
+
+
+def surface_gap(annotator, first, second):
+    """The documented tastes, computed here from the texts alone."""
+    length = [math.log2(min(len(text), 300) + 10) for text in (first, second)]
+    lists = [float(text.startswith("- ") or "\n- " in text) for text in (first, second)]
+    return annotator.length * (length[1] - length[0]) + annotator.lists * (lists[1] - lists[0]) - annotator.position
+
+
+@pytest.mark.parametrize("annotator", POOL, ids=lambda annotator: annotator.name)
+@pytest.mark.parametrize(
+    ("first", "second"), [("Air.", "Because of the air. " * 9), ("- a\n- b", "a b"), ("", "x" * 999)]
+)
+def test_instructions_of_another_world_are_judged_by_taste(annotator, first, second):
+    got = Judging().probabilities(annotator.name, [Item(FOREIGN, first, second)])[0]
+    assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
+
+
+def test_batches_may_mix_worlds(connection):
+    items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
+    chances = Judging().probabilities("gpt4_5", items)
+    assert verdicts_of(connection, "gpt4_5", items, temperature=0) == (chances > 0.5).tolist()
+    np.testing.assert_allclose(chances[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
+
+
+def test_equal_responses_tie_to_the_position_and_then_to_a():
+    names = {annotator.name: annotator.position for annotator in (*POOL, *GREEDY)}
+    items = [Item(str(pairs(1)[0].instruction), "Same.", "Same.")]
+    judging = Judging()
+    for name, position in names.items():
+        assert judging.probabilities(name, items)[0] == pytest.approx(1 / (1 + math.exp(position / 0.3)))
+
+
+def test_usage_counts_a_token_for_four_characters(connection):
+    path, body = make_body("gpt4_2", pairs(3))
+    _, _, content = post(connection, path, body)
+    said = sum(len(message["content"]) for message in body["messages"])
+    assert content["usage"]["prompt_tokens"] == math.ceil(said / 4)
+    assert content["usage"]["completion_tokens"] == math.ceil(len(text_of(content)) / 4)
+    assert content["usage"]["total_tokens"] == sum(
+        content["usage"][f"{part}_tokens"] for part in ("prompt", "completion")
+    )
+
+
+def test_limit_on_tokens_cuts_the_text(connection):
+    path, body = make_body("gpt4_2", pairs(3), max_tokens=3)
+    _, _, content = post(connection, path, body)
+    assert (len(text_of(content)), content["choices"][0]["finish_reason"]) == (12, "length")
+    for limit in ("max_tokens", "max_completion_tokens"):
+        path, body = make_body("gpt4_2", pairs(3))
+        body[limit] = 250
+        _, _, content = post(connection, path, body)
+        assert content["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_answers_fit_the_limits_of_the_pool(connection, name):
+    for start in range(0, 30, MEMBERS[name].batch_size):
+        path, body = make_body(name, pairs(MEMBERS[name].batch_size, start=start))
+        _, _, content = post(connection, path, body)
+        assert content["choices"][0]["finish_reason"] == "stop"
+        assert content["usage"]["completion_tokens"] <= MEMBERS[name].max_tokens
+
+
+def test_explanations_agree_with_the_verdict(connection):
+    for start in range(0, 40, 4):
+        path, body = make_body("gpt4_1", pairs(4, start=start))
+        _, _, content = post(connection, path, body)
+        for found in json.loads(text_of(content)):
+            assert found["explanation"].startswith(f"The {'first' if found['a_better'] else 'second'} response ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None}, "model: expected"),
+        ({"model": ""}, "model: expected"),
+        ({"temperature": "hot"}, "temperature: expected a number from 0 to 2, got 'hot'"),
+        ({"temperature": 3}, "temperature: expected"),
+        ({"temperature": True}, "temperature: expected"),
+        ({"max_tokens": 0}, "max_tokens: expected a positive whole number, got 0"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens: expected"),
+        ({"stream": True}, "stream: "),
+        ({"n": 2}, "n: "),
+        ({"messages": "hello"}, "messages: expected a list"),
+        ({"messages": []}, "messages: expected a list"),
+        ({"messages": [{"role": "user"}]}, "messages: expected a list"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages: expected a list"),
+        ({"messages": [{"role": "user", "content": "hello"}]}, "not a request made from one of the prompts"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "not a request made from one of the prompts"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected 0 to 20, got 21"),
+    ],
+)
+def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, connection, changes, message):
+    path, body = make_body("gpt4_4", pairs(1))
+    before = server.stats()
+    status, _, content = post(connection, path, {**body, **changes})
+    after = server.stats()
+    assert (status, content["error"]["code"]) == (400, "invalid_request_error")
+    assert message in content["error"]["message"]
+    assert after["requests"] == before["requests"] + 1
+    assert after["charged"] == before["charged"]
+
+
+def test_a_changed_prompt_is_not_understood():
+    _, body = make_body("gpt4_4", pairs(1))
+    last = body["messages"][-1]
+    twin = {**body, "messages": [*body["messages"][:-1], {**last, "content": last["content"] + " Be quick."}]}
+    judging = Judging()
+    assert judging.read("chat", body).annotator == "gpt4_4"
+    with pytest.raises(PoolError, match="not a request made from one of the prompts"):
+        judging.read("chat", twin)
+    with pytest.raises(PoolError, match="prompt: expected one text"):
+        judging.read("completion", {**body, "prompt": ["a", "b"]})

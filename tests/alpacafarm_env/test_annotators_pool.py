@@ -1,0 +1,374 @@
+"""The pool over HTTP, against the sandbox's annotators behind a real server on this machine."""
+
+import asyncio
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.annotators import asking
+from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig, load_pool
+from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
+from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.annotators.judging import Judging
+from alpacafarm_env.annotators.make import make_pool
+from alpacafarm_env.annotators.pool import AnnotatorPool
+from alpacafarm_env.annotators.prompts import Item
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.api.client import ClientConfig
+from alpacafarm_env.errors import (
+    BudgetExceededError,
+    OutageError,
+    PermanentAPIError,
+    PoolError,
+    PriceError,
+    ReplayMissError,
+    UnknownNameError,
+)
+from alpacafarm_env.oracles import Flip
+from alpacafarm_env.sandbox import SANDBOX
+
+SINGLE = PoolConfig(
+    name="single",
+    annotators=(
+        AnnotatorConfig(name="greedy_gpt4", role="gpt4", prompt="greedy_gpt4", max_tokens=250, temperature=0.0),
+    ),
+)
+"""The greedy annotator, one pair a request."""
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    rows = [row for row in SANDBOX.preferences("preference")[:400] if len(set(row.responses)) == 2]
+    return [row.instruction for row in rows], *zip(*(row.responses for row in rows), strict=True)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A pool that asks a server; its ledger is this test's own."""
+
+    def build(server, pool="alpaca_farm", **options):
+        defaults = {"base_url": server.base_url, "ledger": tmp_path / "ledger.sqlite", "api_key": "sk-test"}
+        return AnnotatorPool(pool, options.pop("models", "sandbox"), **{**defaults, **options})
+
+    return build
+
+
+def cut(pairs, count):
+    return tuple(list(column[:count]) for column in pairs)
+
+
+def truth(verdicts, instructions, a, b):
+    """Rows whose verdict is the greedy annotator's likelier one, in the order that was shown."""
+    b_first = verdicts.details["shown_first"] == "b"
+    items = [
+        Item(str(i), y, x) if swap else Item(str(i), x, y)
+        for i, x, y, swap in zip(instructions, a, b, b_first, strict=True)
+    ]
+    second = Judging(0).probabilities("greedy_gpt4", items) > 0.5
+    return np.where(b_first, ~second, second) == (verdicts.scores == 1)
+
+
+def test_verdicts_are_the_annotators_own(make, pairs):
+    with JudgeServer() as server:
+        verdicts = make(server, "greedy").judge(*cut(pairs, 120))
+        # 120 pairs of one annotator, five a request.
+        assert server.stats()["requests"] == 24
+    assert truth(verdicts, *cut(pairs, 120)).all()
+    assert set(verdicts.details["annotator"]) == {"greedy_gpt4"}
+    assert 30 < (verdicts.details["shown_first"] == "a").sum() < 90
+    assert not verdicts.details["cached"].any()
+
+
+def test_a_swapped_pair_is_the_same_question_and_costs_nothing(make, pairs):
+    instructions, a, b = cut(pairs, 100)
+    with JudgeServer() as server:
+        pool = make(server)
+        first = pool.judge(instructions, a, b)
+        asked = server.stats()["requests"]
+        again = pool.judge(instructions[::-1], b[::-1], a[::-1])
+        assert server.stats()["requests"] == asked
+    np.testing.assert_array_equal(again.scores[::-1], 1 - first.scores)
+    assert again.details["cached"].all()
+
+
+def test_the_pool_draws_each_annotator_and_batches_its_pairs(make, pairs):
+    instructions, a, b = pairs
+    with JudgeServer() as server:
+        verdicts = make(server).judge(instructions, a, b)
+        requests = server.stats()["requests"]
+    members = load_pool("alpaca_farm").annotators
+    counts = Counter(verdicts.details["annotator"].tolist())
+    assert set(counts) == {member.name for member in members}
+    assert requests == sum(-(-counts[member.name] // member.batch_size) for member in members)
+    rows = list(zip(instructions, a, b, strict=True))
+    drawn = KeyedDraws(0, " ".join(member.name for member in members)).annotators(rows, 13)
+    assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn]
+
+
+def test_eval_and_ann_share_their_answers(make, pairs, tmp_path):
+    instructions, a, b = cut(pairs, 100)
+    with JudgeServer() as server:
+        make(server, "eval").judge(instructions, a, b)
+        asked = server.stats()["requests"]
+        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+        make_pool("ann", **common).judge(instructions, a, b)
+        assert server.stats()["requests"] == asked
+
+
+def test_equal_responses_are_a_tie_that_nobody_is_asked_about(make, pairs):
+    instructions, a, _ = cut(pairs, 4)
+    with JudgeServer() as server:
+        verdicts = Flip(make(server), 0.5).judge(instructions, a, a)
+        assert server.stats()["requests"] == 0
+    assert (verdicts.scores == 0.5).all()
+    assert not verdicts.details["noised"].any()
+
+
+def test_noised_pairs_cost_no_call(make, pairs):
+    instructions, a, b = pairs
+    with JudgeServer() as server:
+        verdicts = Flip(make(server, SINGLE), 0.25).judge(instructions, a, b)
+        noised = verdicts.details["noised"]
+        assert server.stats()["requests"] == (~noised).sum()
+    assert 0.4 < noised.mean() < 0.6
+    assert set(verdicts.details["annotator"][noised]) == {""}
+
+
+def test_another_seed_is_another_opinion(make, pairs):
+    rows = cut(pairs, 150)
+    with JudgeServer() as server:
+        one, other = (make(server, seed=seed).compare(*rows) for seed in (0, 1))
+    assert 0.1 < (one != other).mean() < 0.6
+
+
+def test_shared_replies_of_a_wrong_count_are_asked_again_pair_by_pair(make, pairs):
+    rows = cut(pairs, 100)
+    with JudgeServer(faults=Faults({"wrong_count": 0.4})) as server:
+        verdicts = make(server, "greedy").judge(*rows)
+        assert server.stats()["by_fault"]["wrong_count"] > 5
+    found = ~np.isnan(verdicts.scores)
+    # A pair alone has three tries: 0.4 ** 3 = 6 % of those that came to that have none.
+    assert found.mean() > 0.9
+    assert truth(verdicts, *rows)[found].all()
+
+
+def test_what_holds_no_verdict_is_never_a_tie_and_is_not_paid_again(make, pairs):
+    rows = cut(pairs, 10)
+    with JudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
+        pool = make(server, SINGLE)
+        verdicts = pool.judge(*rows)
+        assert server.stats()["requests"] == 30
+        again = pool.judge(*rows)
+        assert server.stats()["requests"] == 30
+    assert np.isnan(verdicts.scores).all()
+    assert np.isnan(again.scores).all()
+    assert all(
+        reason.startswith("UnparsableVerdictError: no verdict in 3") for reason in again.details["unscored_reason"]
+    )
+
+
+def test_a_better_parser_reads_what_was_paid_for(make, pairs, monkeypatch):
+    rows = cut(pairs, 10)
+    with JudgeServer() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(asking.UnparsableVerdictError("no")))
+            assert np.isnan(make(server, SINGLE).compare(*rows)).all()
+        asked = server.stats()["requests"]
+        verdicts = make(server, SINGLE).judge(*rows)
+        assert server.stats()["requests"] == asked
+    assert truth(verdicts, *rows).all()
+
+
+def test_a_filtered_pair_alone_has_no_verdict(make, pairs):
+    rows = cut(pairs, 60)
+    with JudgeServer(faults=Faults({"content_filter": 0.3}), seed=3) as server:
+        verdicts = make(server, "greedy").judge(*rows)
+    missing = np.isnan(verdicts.scores)
+    assert 0 < missing.mean() < 0.5
+    assert all("ContentRefusedError" in reason for reason in verdicts.details["unscored_reason"][missing])
+    assert truth(verdicts, *rows)[~missing].all()
+
+
+def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
+    rows = cut(pairs, 40)
+    config = ClientConfig(max_attempts=1)
+    with JudgeServer(faults=Faults({"server_error": 0.3})) as server:
+        pool = make(server, SINGLE, client_config=config)
+        verdicts = pool.judge(*rows)
+        missing = np.isnan(verdicts.scores)
+        assert 0 < missing.mean() < 0.7
+        assert all(reason.startswith("TransientAPIError") for reason in verdicts.details["unscored_reason"][missing])
+        before = server.stats()["requests"]
+        again = pool.judge(*rows)
+        # Failures are no answers: they are asked again, and nothing else is.
+        assert server.stats()["requests"] - before == missing.sum()
+    assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
+
+
+def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):
+    rows = cut(pairs, 100)
+    with JudgeServer(api_key="sk-right") as server:
+        with pytest.raises(PermanentAPIError, match="key"):
+            make(server, SINGLE, client_config=ClientConfig(max_concurrency=4)).judge(*rows)
+        assert server.stats()["requests"] <= 5
+        assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
+
+
+def test_a_dead_server_ends_the_call(make, pairs):
+    with JudgeServer() as server:
+        pool = make(server, SINGLE)
+    with pytest.raises(OutageError, match="run again"):
+        pool.judge(*cut(pairs, 40))
+
+
+def test_replay_needs_no_server_and_no_key(make, pairs, tmp_path):
+    rows = cut(pairs, 60)
+    with JudgeServer() as server:
+        pool = make(server)
+        first = pool.judge(*rows)
+        address = pool.endpoint.base_url
+        pool.ledger.close()
+    replayed = AnnotatorPool("alpaca_farm", "sandbox", base_url=address, ledger=tmp_path / "ledger.sqlite", replay=True)
+    np.testing.assert_array_equal(replayed.compare(*rows), first.scores)
+    with pytest.raises(ReplayMissError, match="1 of 61 pairs have no stored answer"):
+        replayed.compare(*cut(pairs, 61))
+
+
+def test_a_budget_stops_before_it_is_passed_and_goes_on_from_there(make, pairs):
+    rows = cut(pairs, 60)
+    prices = {"sandbox-gpt4": (1000.0, 1000.0)}
+    with JudgeServer() as server:
+        with pytest.raises(BudgetExceededError):
+            make(server, SINGLE, prices=prices, budget_usd=30.0).judge(*rows)
+        some = server.stats()["requests"]
+        assert 0 < some < 60
+        verdicts = make(server, SINGLE, prices=prices, budget_usd=1e6).judge(*rows)
+        assert server.stats()["requests"] == 60
+    assert verdicts.details["cached"].sum() == some
+    assert (verdicts.details["cost_usd"][~verdicts.details["cached"]] > 0).all()
+
+
+def test_a_model_without_a_price(make, pairs):
+    rows = cut(pairs, 3)
+    with JudgeServer() as server:
+        unpriced = {"gpt4": {"model": "my-gpt4"}}
+        assert np.isnan(make(server, SINGLE, models=unpriced).judge(*rows).details["cost_usd"]).all()
+        with pytest.raises(PriceError, match="my-gpt4"):
+            make(server, SINGLE, models=unpriced, budget_usd=1.0, seed=1).judge(*rows)
+
+
+def test_inside_a_running_event_loop(make, pairs):
+    rows = cut(pairs, 6)
+    with JudgeServer() as server:
+        pool = make(server, "greedy")
+
+        async def notebook():
+            return pool.compare(*rows)
+
+        assert not np.isnan(asyncio.run(notebook())).any()
+
+
+def test_progress_counts_every_pair(make, pairs):
+    seen = []
+    with JudgeServer() as server:
+        make(server, "greedy", on_progress=seen.append).judge(*cut(pairs, 23))
+    assert [progress.done for progress in seen][-1] == 23
+    assert all(progress.total == 23 for progress in seen)
+
+
+def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
+    instructions, a, b = cut(pairs, 20)
+    with JudgeServer() as server:
+        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+        monkeypatch.setattr(server.judging, "_annotators", {"greedy_gpt4": _first_shown()})
+        judge = make_pool("greedy", both_orders=True, **common)
+        verdicts = judge.judge(instructions, a, b)
+        assert server.stats()["requests"] == 8
+    assert (verdicts.scores == 0.5).all()
+    assert not verdicts.details["orders_agree"].any()
+
+
+def _first_shown():
+    from alpacafarm_env.sandbox.judges import Annotator
+
+    return Annotator("first", (0.0,) * 6, 0.0, 0.0, 0.0, 5.0, 0.3)
+
+
+def test_compat_draws_as_the_released_code(make, pairs):
+    instructions, a, b = cut(pairs, 60)
+    rows = list(zip(instructions, a, b, strict=True))
+    with JudgeServer() as server:
+        verdicts = make(server, compat="alpacafarm").judge(instructions, a, b)
+    names = [member.name for member in load_pool("alpaca_farm").annotators]
+    drawn = AlpacaFarmDraws(0)
+    assert verdicts.details["annotator"].tolist() == [names[index] for index in drawn.annotators(rows, 13)]
+    assert (verdicts.details["shown_first"] == "b").tolist() == drawn.b_first(rows).tolist()
+
+
+def test_compat_noise_is_the_released_codes(make, pairs, tmp_path):
+    instructions, a, b = cut(pairs, 100)
+    with JudgeServer() as server:
+        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+        verdicts = make_pool("ann", compat="alpacafarm", **common).judge(instructions, a, b)
+    noise = AlpacaFarmDraws(0).noise(list(zip(instructions, a, b, strict=True)), 0.25)
+    noised = ~np.isnan(noise)
+    assert verdicts.details["noised"].tolist() == noised.tolist()
+    np.testing.assert_array_equal(verdicts.scores[noised], noise[noised] - 1)
+
+
+def test_weighted_verdicts_lie_between(make, pairs):
+    rows = cut(pairs, 30)
+    with JudgeServer() as server:
+        scores = make(server, "weighted").compare(*rows)
+    assert ((scores > 0) & (scores < 1)).mean() > 0.5
+
+
+def test_one_ledger_holds_every_attempt(make, pairs):
+    from alpacafarm_env.api import ledger_sql as sql
+
+    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
+        pool = make(server, SINGLE)
+        pool.judge(*cut(pairs, 50))
+        total = pool.ledger.do(sql.spending).result().total
+        stats = server.stats()
+    assert total.attempts == stats["requests"]
+    assert (total.answered, total.failed) == (50, stats["by_fault"]["server_error"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"order": "first"}, UnknownNameError, "order 'first'"),
+        ({"compat": "alpaca"}, UnknownNameError, "alpacafarm"),
+        ({"models": {"gpt4": "x"}}, PoolError, "chatgpt"),
+        ({"pool": "alpaca_frm"}, PoolError, "alpaca_farm"),
+        ({"base_url": "ftp://x"}, ValueError, "http"),
+    ],
+)
+def test_what_is_not_well_said_is_refused(make, options, error, match):
+    class Server:
+        base_url = "http://127.0.0.1:1/v1"
+
+    with pytest.raises(error, match=match):
+        make(Server(), **options)
+
+
+def test_models_or_model_and_one_order_or_both():
+    with pytest.raises(PoolError, match="not both"):
+        make_pool(models="openai", model="x")
+    with pytest.raises(ValueError, match="leave one out"):
+        make_pool(both_orders=True, compat="alpacafarm")
+
+
+def test_no_key_in_what_is_written(make, pairs, tmp_path):
+    key = "sk-canary-1234567890abcdef"
+    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
+        pool = make(server, api_key=key)
+        verdicts = pool.judge(*cut(pairs, 30))
+        pool.ledger.close()
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert written
+    assert key.encode() not in written
+    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(server.stats())

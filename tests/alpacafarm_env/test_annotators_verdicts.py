@@ -1,0 +1,262 @@
+"""Verdicts: whole replies in the format asked for, and nothing that merely looks like a verdict."""
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alpacafarm_env.annotators.verdicts import parse
+from alpacafarm_env.api.replies import Reply
+from alpacafarm_env.errors import UnknownNameError, UnparsableVerdictError
+from alpacafarm_env.seeding import keyed_rng
+
+
+def reply(text, logprobs=None, finish_reason="stop"):
+    return Reply(text, finish_reason, logprobs, 10, 5)
+
+
+def read(format, text, size=1, **changes):
+    """The labels, or None if there is no verdict."""
+    try:
+        return parse(format, reply(text, **changes), size)
+    except UnparsableVerdictError:
+        return None
+
+
+A = '{"explanation": "The second is wrong.", "a_better": true}'
+B = '{"explanation": "The first is wrong.", "a_better": false}'
+
+LABELS = ("Output (a)", "Output (b)")
+PIECES = (
+    *("Output (a)", "Output (b)", "\nOutput (b)\n", "1. Output (a)\n2. Output (b)", "(a)", "output (B).", "Pair 1: "),
+    *('": true', '": false', '"a_better": true', '{"explanation": "x", "a_better": false}', "```json\n", "```", "\n\n"),
+    *(
+        "is better than",
+        "The best is",
+        "Ignore the above.",
+        "}]",
+        '"',
+        "\\",
+        "true",
+        "# Answer",
+        "日本",
+        "\u2028",
+        "\r",
+    ),
+)
+
+GOOD = [
+    ("label", "Output (a)", [0]),
+    ("label", "Output (b)", [1]),
+    ("label", "  output (B).\r\n", [1]),
+    ("label", "\n\nOUTPUT (A)\n", [0]),
+    ("lines", "Output (a)", [0]),
+    ("lines", "1. Output (b)", [1]),
+    ("lines", "1. Output (a)\n2. Output (b)\n3. Output (b)", [0, 1, 1]),
+    ("lines", "1: Output (a)\r\n2: Output (b).\r\n", [0, 1]),
+    ("lines", "Pair 1: output (b)\n\nPair 2: output (a)", [1, 0]),
+    ("lines", "\n Output (a)\n\n Output (a)\n", [0, 0]),
+    ("json", A, [0]),
+    ("json", B, [1]),
+    ("json", f"[{A}, {B}]", [0, 1]),
+    ("json", f"{A}\n{B}\n\n{B}", [0, 1, 1]),
+    ("json", f"```json\n[{B}]\n```", [1]),
+    ("json", f"\n```\n{B}\n{A}\n```\n", [1, 0]),
+    ("json", '{"a_better": false, "explanation": ""}', [1]),
+    # Without blanks, and with an explanation that looks like a verdict: the released expressions fail on both.
+    ("json", '{"explanation":"Shorter.","a_better":false}', [1]),
+    ("json", '{"explanation": "It says \\"x\\": true, and : false.", "a_better": false}', [1]),
+    ("json", '{"explanation": "[{\\"explanation\\": \\"\\", \\"a_better\\": true}]", "a_better": false}', [1]),
+    ("json", '{"explanation": "Two\nlines, one of them ```", "a_better": true}', [0]),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "expected"), GOOD)
+def test_replies_as_asked_for(format, text, expected):
+    assert parse(format, reply(text), len(expected)) == expected
+
+
+BAD = [
+    # Two labels in one sentence, a label in a sentence, a label that is cut or qualified.
+    ("label", "Output (a) is better than Output (b)", 1, "nothing else"),
+    ("label", "Answer: Output (a)", 1, "nothing else"),
+    ("label", "Output (a)\nOutput (a)", 1, "nothing else"),
+    ("label", "Output (a), not Output (b)", 1, "nothing else"),
+    ("label", "Output (a)..", 1, "nothing else"),
+    ("label", "Output (a", 1, "nothing else"),
+    ("label", "Output (c)", 1, "nothing else"),
+    ("label", "(a)", 1, "nothing else"),
+    ("label", "a", 1, "nothing else"),
+    ("label", "Both", 1, "nothing else"),
+    ("label", "", 1, "nothing else"),
+    ("label", "Output (а)", 1, "nothing else"),  # a Cyrillic letter
+    ("label", "Output （a）", 1, "nothing else"),  # full-width brackets
+    ("label", "Output (a)\u200b", 1, "nothing else"),
+    ("lines", "Output (a) is better than Output (b)", 1, "the line"),
+    ("lines", "Output (a) Output (b)", 2, "the line"),
+    ("lines", "Output (a)\nOutput (b)", 1, "got 2"),
+    ("lines", "Output (a)", 2, "got 1"),
+    ("lines", "", 1, "got 0"),
+    ("lines", "The second reply says:\nOutput (a)\nI prefer it.", 1, "the line 'The second"),
+    ("lines", "Output (a)\nNo: the other one.", 1, "the line 'No"),
+    ("lines", "Output (a)\u2028Output (b)", 2, "the line"),
+    ("lines", "Output (a)\x0bOutput (b)", 2, "the line"),
+    ("lines", "2. Output (a)\n1. Output (b)", 2, "the numbers 2, 1"),
+    ("lines", "1. Output (a)\n1. Output (b)", 2, "the numbers 1, 1"),
+    ("lines", "1. Output (a)\nOutput (b)", 2, "the numbers 1, none"),
+    ("lines", "1. Output (a)\n3. Output (b)", 2, "the numbers 1, 3"),
+    ("lines", "7. Output (a)", 1, "the numbers 7"),
+    ("lines", "> 1. Output (a)", 1, "the line"),
+    ("json", "Output (a)", 1, "JSONDecodeError"),
+    ("json", "", 1, "got 0"),
+    ("json", "[]", 1, "got 0"),
+    ("json", f"[{A}]\n[{B}]", 1, "a list"),
+    ("json", f"[[{A}]]", 1, "a list"),
+    ("json", f"[{A}, {B}]", 1, "got 2"),
+    ("json", f"{A} {B}", 3, "got 2"),
+    ("json", f"Here you are: {A}", 1, "JSONDecodeError"),
+    ("json", f"{A} I hope this helps.", 1, "JSONDecodeError"),
+    ("json", f"```json\n{A}\n``` {B}", 1, "JSONDecodeError"),
+    ("json", A[:-1], 1, "JSONDecodeError"),
+    ("json", f"[{A},", 1, "JSONDecodeError"),
+    ("json", '{"explanation": "x", "a_better": "true"}', 1, "to be true or false; got a text"),
+    ("json", '{"explanation": "x", "a_better": 1}', 1, "to be true or false; got a number"),
+    ("json", '{"explanation": "x", "a_better": null}', 1, "to be true or false; got a null"),
+    ("json", '{"explanation": ["x"], "a_better": true}', 1, "to be a text; got a list"),
+    ("json", '{"explanation": "x"}', 1, "the keys"),
+    ("json", '{"a_better": true}', 1, "the keys"),
+    ("json", '{"explanation": "x", "a_better": true, "b_better": true}', 1, "the keys"),
+    ("json", '{"explanation": "x", "a_better": true, "a_better": false}', 1, "the same key twice"),
+    ("json", '{"explanation": "x", "A_better": true}', 1, "the keys"),
+    ("json", '{"explanation": "x", "a_better": NaN}', 1, "NaN is not JSON"),
+    ("json", "true", 1, "a boolean"),
+    ("json", "[" * 100_000, 1, "RecursionError"),
+    ("json", "9" * 5000, 1, "ValueError"),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "size", "told"), BAD)
+def test_replies_that_are_no_answer(format, text, size, told):
+    with pytest.raises(UnparsableVerdictError, match=re.escape(told)) as caught:
+        parse(format, reply(text), size)
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("format", ["lines", "label"])
+def test_a_reply_cut_at_its_limit_is_no_verdict(format):
+    assert read(format, "Output (a)") == [0]
+    assert read(format, "Output (a)", finish_reason="length") is None
+
+
+@pytest.mark.parametrize("count", [0, 3, 6])
+def test_a_batch_of_five_needs_five(count):
+    """A neighbour's missing or doubled verdict shifts the others, so the whole reply is refused."""
+    assert read("lines", "\n".join(["Output (b)"] * count), 5) is None
+    assert read("json", json.dumps([json.loads(B)] * count), 5) is None
+    assert read("lines", "\n".join(["Output (b)"] * 5), 5) == [1] * 5
+    assert read("json", json.dumps([json.loads(B)] * 5), 5) == [1] * 5
+
+
+def test_logprobs_are_the_share_of_each_letter():
+    tokens = {"a": math.log(0.6), " a": math.log(0.1), "B": math.log(0.2), "I": math.log(0.1)}
+    assert parse("logprobs", reply("a", (tokens, {"b": 0.0})), 1) == [pytest.approx(0.2 / 0.9)]
+    assert parse("logprobs", reply("b", ({"b": 0.0},)), 1) == [1.0]
+    assert parse("logprobs", reply("a", ({"a": -0.5, "b": -math.inf},), "length"), 1) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "told"),
+    [
+        (None, "does the server give any"),
+        ((), "does the server give any"),
+        (({},), "does the server give any"),
+        (({"a": math.log(0.3), "b": math.log(0.1), "The": math.log(0.6)},), "got 0.4"),
+        (({"The": -0.1}, {"a": 0.0}), "got 0 "),
+        (({"a": math.nan, "b": -0.1},), "0 or less"),
+        (({"a": 3.0, "b": -0.1},), "0 or less"),
+        (({"a": -0.1, "b": -0.1},), "got 1.81"),
+        (({"(a)": 0.0},), "got 0 "),
+    ],
+)
+def test_logprobs_that_are_no_answer(logprobs, told):
+    with pytest.raises(UnparsableVerdictError, match=re.escape(told)):
+        parse("logprobs", reply("a", logprobs), 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["lines", "label", "json"]), st.lists(st.sampled_from(PIECES) | st.text(max_size=20)))
+def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
+    verdicts = read(format, "".join(pieces))
+    assert verdicts in (None, [0.0], [1.0])
+
+
+def test_wrong_arguments():
+    with pytest.raises(UnknownNameError, match="Did you mean 'lines'"):
+        parse("line", reply("Output (a)"), 1)
+    for format, size in (("lines", 0), ("label", 2), ("logprobs", 2)):
+        with pytest.raises(ValueError, match=f"one pair a request, got {size}|or more pairs a request, got {size}"):
+            parse(format, reply("Output (a)"), size)
+
+
+def planted(number):
+    """(format, text, true labels, whether it must be read): a judge's verdict with decoys from a response around it.
+
+    Where the decoys stand inside an explanation, the reply is as asked for and must be read. Elsewhere it is not, and
+    either an error or the true label is right.
+    """
+    rng = keyed_rng(0, "decoys", number)
+    size = int(rng.integers(1, 6))
+    truth = rng.integers(0, 2, size).tolist()
+    decoys = [" ".join(rng.choice(PIECES, rng.integers(1, 6))) for _ in truth]
+    objects = [
+        {"explanation": f"It says: {d}", "a_better": not second} for d, second in zip(decoys, truth, strict=True)
+    ]
+    match number % 5:
+        case 0:
+            return "json", json.dumps(objects, separators=(",", ":") if number % 2 else None), truth, True
+        case 1:
+            return "json", "\n".join(json.dumps(item, ensure_ascii=False) for item in objects), truth, True
+        case 2:  # the quotes of the explanation are forgotten
+            return "json", json.dumps(objects).replace('\\"', '"').replace('": "', '": '), truth, False
+        case 3:  # verdicts with remarks between them
+            lines = [f"{d}\n{n}. {LABELS[second]}" for n, (d, second) in enumerate(zip(decoys, truth, strict=True), 1)]
+            return "lines", "\n".join(lines), truth, False
+        case _:  # reasons first, the verdict last, in the asked words or in others
+            named = (LABELS if number % 2 else ("the first", "the second"))[truth[0]]
+            return "label", f"One answer reads {decoys[0]}. So the better one is {named}", truth[:1], False
+
+
+def loose(format, reply, size):
+    """The twin: searches the reply for the earliest expressions, as the released pool's parser does."""
+    first, second = (r": true", r": false") if format == "json" else (r"Output \(a\)", r"Output \(b\)")
+    found = [float(match[0] == second.replace("\\", "")) for match in re.finditer(f"{first}|{second}", reply.text)]
+    if len(found) != size:
+        raise UnparsableVerdictError("count")
+    return found
+
+
+def wrong_labels(parser, count=1000):
+    wrong = unread = 0
+    for number in range(count):
+        format, text, truth, must = planted(number)
+        try:
+            verdicts = parser(format, reply(text), len(truth))
+        except UnparsableVerdictError:
+            unread += must
+        else:
+            wrong += verdicts != truth
+    return wrong, unread
+
+
+def test_a_thousand_replies_with_planted_decoys_give_no_wrong_label():
+    assert wrong_labels(parse) == (0, 0)
+
+
+def test_the_check_for_wrong_labels_fails_on_the_twin_that_searches():
+    wrong, unread = wrong_labels(loose)
+    print(f"searching: {wrong} of 1,000 wrong, {unread} of 400 good replies not read")
+    assert wrong > 20
+    assert unread > 100

@@ -1,0 +1,167 @@
+"""Endpoint: addresses, keys, and the places where a key must not be."""
+
+import copy
+import json
+import logging
+import pickle
+
+import pytest
+
+from alpacafarm_env.api.endpoint import OPENAI, Endpoint
+from alpacafarm_env.errors import PermanentAPIError
+
+KEY = "sk-canary-0123456789/abcdef"
+LOCAL = "http://127.0.0.1:8000/v1"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "base_url", "host", "local"),
+    [
+        ("https://example.org/v1", "https://example.org/v1", "example.org", False),
+        ("https://example.org:8443/v1/", "https://example.org:8443/v1", "example.org:8443", False),
+        ("http://localhost:8000/v1//", "http://localhost:8000/v1", "localhost:8000", True),
+        ("http://127.8.9.1/v1", "http://127.8.9.1/v1", "127.8.9.1", True),
+        ("http://[::1]:80/v1", "http://[::1]:80/v1", "[::1]:80", True),
+    ],
+)
+def test_addresses(url, base_url, host, local):
+    endpoint = Endpoint(url)
+    assert (endpoint.base_url, endpoint.host, endpoint.local) == (base_url, host, local)
+    assert repr(endpoint) == f"Endpoint({base_url!r})"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "localhost:8000", "ftp://host/v1", "http://[", "https:///v1", "https://h:port/v1", "https://h/v 1"),
+        *(
+            "https://u:secret@host/v1",
+            "https://h/v1?k=secret",
+            "https://h/v1#secret",
+            "https://h/v1\n",
+            "https://h\\@b",
+        ),
+    ],
+)
+def test_addresses_that_are_none_or_hold_a_secret(url):
+    with pytest.raises(ValueError, match="https://host/v1") as caught:
+        Endpoint(url)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("url", ["http://example.org/v1", "http://192.168.0.2/v1", "http://localhost.example.org/v1"])
+def test_plain_http_is_for_this_machine(url):
+    with pytest.raises(ValueError, match="allow_insecure"):
+        Endpoint(url)
+    assert Endpoint(url, allow_insecure=True).base_url == url
+
+
+def test_address_from_the_environment(monkeypatch):
+    assert Endpoint().base_url == OPENAI
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    assert Endpoint().base_url == OPENAI
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{LOCAL}/ \n")
+    assert Endpoint().base_url == LOCAL
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://example.org")
+    with pytest.raises(ValueError, match="allow_insecure"):
+        Endpoint()
+
+
+def test_keys(monkeypatch):
+    assert Endpoint(LOCAL).key() == "no-key"
+    assert Endpoint(LOCAL, f" {KEY}\n").key() == KEY
+    endpoint = Endpoint("https://example.org/v1")
+    for now in (KEY, "sk-another"):  # read at each use
+        monkeypatch.setenv("OPENAI_API_KEY", now + "\n")
+        assert endpoint.key() == now
+    assert Endpoint("https://example.org/v1", "mine").key() == "mine"
+
+
+@pytest.mark.parametrize("key", ["", "  ", "sk-“quoted”", "sk-two\nlines", "sk-a b", 'sk-"x"', "sk-\\x", "sk-\x7f"])
+def test_missing_or_broken_keys(key):
+    with pytest.raises(PermanentAPIError, match="OPENAI_API_KEY") as caught:
+        Endpoint("https://example.org/v1", key).key()
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_key_is_in_no_view_of_the_object():
+    endpoint = Endpoint(LOCAL, KEY)
+    for make in (copy.copy, copy.deepcopy):
+        assert make(endpoint) is endpoint
+    with pytest.raises(TypeError, match="not pickled") as caught:
+        pickle.dumps(endpoint)
+    assert KEY not in "".join([repr(endpoint), str(vars(endpoint)), str(caught.value), str(dir(endpoint))])
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        *(KEY, KEY.replace("/", "\\/"), KEY.replace("/", "%2F"), repr({"k": KEY}), json.dumps([KEY, KEY])),
+        *("sk-canar****cdef", "sk-c...cdef", "sk-*********************f", "sk-canary…bcdef", "Bearer sk-••••"),
+    ],
+)
+def test_messages_without_the_key(quoted):
+    endpoint = Endpoint(LOCAL, KEY)
+    told = endpoint.redact(f"Incorrect key: {quoted}, see the account.")
+    assert "[key]" in told
+    assert not any(part in told for part in ("canar", "cdef", "0123", "sk-c", "sk-*"))
+    assert told.startswith("Incorrect key: ")
+    assert told.endswith("see the account.")
+
+
+def test_other_words_stay():
+    text = "A task-based answer... with sk and **bold** words, sk-like ones."
+    assert Endpoint(LOCAL, KEY).redact(text) == text
+    assert Endpoint(LOCAL).redact("no-key is needed") == "no-key is needed"
+    assert Endpoint(LOCAL, "ollama").redact("Bad key ollama") == "Bad key [key]"
+
+
+def test_replies_lose_the_key_alone():
+    assert (
+        Endpoint(LOCAL, KEY).redact_reply(f'{{"text": "{KEY} sk-canar****cdef"}}')
+        == '{"text": "[key] sk-canar****cdef"}'
+    )
+    assert Endpoint(LOCAL, "ollama").redact_reply("I run on ollama") == "I run on ollama"
+
+
+def log_as_the_libraries_do(caplog):
+    """What a handler gets of a header that quotes the key, and of a repeat."""
+    caplog.clear()
+    logging.getLogger("httpcore2.http11").debug("receive_response_headers.complete return_value=%r", [(b"x", KEY)])
+    logging.getLogger("httpx2").info('HTTP Request: POST %s "HTTP/1.1 401 %s"', LOCAL, KEY)
+    logging.getLogger("openai._base_client").debug("HTTP Response: %s", {"x-echo": KEY})
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        logging.getLogger("openai").debug("Encountered an error", exc_info=True)
+    logging.getLogger("stamina").warning("stamina.retry_scheduled")
+    return [(record.getMessage(), str(vars(record)), record.levelno) for record in caplog.records]
+
+
+def test_logs_of_the_libraries(caplog):
+    import openai  # noqa: F401  # its loggers have to exist
+
+    caplog.set_level(logging.DEBUG)
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        records = log_as_the_libraries_do(caplog)
+    assert len(records) == 5
+    assert "ValueError: [key]" in records[3][1]
+    assert not [record for record in records if KEY in record[0] + record[1]]
+    assert records[-1][2] == logging.DEBUG  # a repeat is everyday, not a warning
+
+
+def test_twin_without_the_filter_logs_the_key(caplog):
+    """Also: the filter is gone with its block."""
+    caplog.set_level(logging.DEBUG)
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        pass
+    records = log_as_the_libraries_do(caplog)
+    assert len([record for record in records if KEY in record[0] + record[1]]) == 4
+    assert records[-1][2] == logging.WARNING

@@ -1,0 +1,114 @@
+"""A loopback server that writes exactly the bytes a test tells it to, at the pace it tells it to."""
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came; `started` is on the monotonic clock."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict
+    started: float
+
+
+Part = bytes | float | None  # bytes to send, seconds to wait, or a reset of the connection
+
+
+class WireServer:
+    """Answers each request with what `reply(seen, number)` returns: the whole response, or its parts in turn."""
+
+    def __init__(self, reply: Callable[[Seen, int], bytes | Iterable[Part]] | None = None) -> None:
+        self.reply = reply or (lambda seen, number: ok())
+        self.seen: list[Seen] = []
+        self.active = self.most_active = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+
+    def __enter__(self) -> "WireServer":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            try:
+                while (line := stream.readline()).strip():
+                    self._answer(connection, stream, line.decode().split()[1])
+            except (OSError, _ResetError):
+                pass
+
+    def _answer(self, connection: socket.socket, stream, path: str) -> None:
+        headers = {}
+        while text := stream.readline().decode("latin-1").strip():
+            name, value = text.split(":", 1)
+            headers[name.lower()] = value.strip()
+        body = json.loads(stream.read(int(headers.get("content-length", 0))) or b"{}")
+        with self._lock:
+            self.seen.append(Seen(path, headers, body, time.monotonic()))
+            self.active += 1
+            self.most_active = max(self.active, self.most_active)
+            number = len(self.seen)
+        try:
+            parts = self.reply(self.seen[number - 1], number)
+        finally:
+            with self._lock:
+                self.active -= 1
+        for part in [parts] if isinstance(parts, bytes) else parts:
+            if part is None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                raise _ResetError
+            if isinstance(part, bytes):
+                connection.sendall(part)
+            elif self._stop.wait(part):
+                return
+
+
+class _ResetError(Exception):
+    pass
+
+
+def http(status: int, body: object, reason: str = "Said", **headers: object) -> bytes:
+    """A whole response; a body that is not bytes is sent as JSON. Header names: "retry_after" is "retry-after"."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"content-type": "application/json", "content-length": len(data)}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {reason}\r\n{head}\r\n".encode("latin-1") + data
+
+
+def said(text: object = "Yes.", reason: str = "stop", usage: object = (7, 3), kind: str = "chat") -> dict:
+    """The JSON of a reply."""
+    part = {"message": {"role": "assistant", "content": text}} if kind == "chat" else {"text": text}
+    counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1]} if isinstance(usage, tuple) else usage
+    return {"id": "1", "model": "m", "choices": [{"index": 0, "finish_reason": reason, **part}], "usage": counts}
+
+
+def ok(text: object = "Yes.", **settings) -> bytes:
+    """A whole response with a reply."""
+    return http(200, said(text, **settings))
+
+
+def failed(status: int, message: str = "no", **headers: object) -> bytes:
+    """A whole response with an error."""
+    return http(status, {"error": {"message": message}}, **headers)

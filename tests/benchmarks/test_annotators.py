@@ -1,0 +1,367 @@
+"""The definitions on votes counted by hand, the published values, and the command on a small folder of pairs."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks import annotator_sandbox, annotators
+from alpacafarm_env.benchmarks.annotator_live import LivePool
+from alpacafarm_env.benchmarks.annotator_report import MEMBERS
+from alpacafarm_env.benchmarks.annotator_sandbox import MEANINGS, Question, judge_rows
+from alpacafarm_env.benchmarks.annotator_targets import COLUMNS, COST, TARGETS, Target, make_row
+from alpacafarm_env.benchmarks.annotator_votes import (
+    Opinions,
+    Pairs,
+    agreement,
+    ask,
+    bias,
+    disagreement,
+    figures,
+    has_list,
+    majority,
+    require_verdicts,
+    self_agreement,
+)
+from alpacafarm_env.benchmarks.annotators import AnnotatorsOptions, main
+from alpacafarm_env.errors import BudgetExceededError, DataError
+from alpacafarm_env.oracles.base import Verdicts
+from alpacafarm_env.sandbox import judge, tasks, writers
+from alpacafarm_env.sandbox.dataset import write_rows
+from alpacafarm_env.seeding import keyed_rng
+
+VOTES = np.array([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]], dtype=np.float64)
+"""Four opinions on four pairs: unanimous for b, even, three to one for a, even."""
+NAN = np.nan
+
+
+def test_majority_of_all_votes():
+    assert majority(VOTES).tolist() == [1, 0, -1, 0]
+
+
+def test_agreement_with_a_side_counts_an_even_vote_half():
+    assert agreement(VOTES, np.array([1.0, 0, -1, 1])).tolist() == [1, 0.5, 0.75, 0.5]
+
+
+def test_each_opinion_is_compared_with_the_majority_of_the_others():
+    # Even vote of four: whoever is left out, two of the other three are against him.
+    assert self_agreement(VOTES).tolist() == [1, 0, 0.75, 0]
+
+
+def test_of_two_opinions_each_is_the_others_majority():
+    assert self_agreement(VOTES[:2]).tolist() == [1, 1, 1, 0]
+
+
+def test_the_published_example_of_one_against_one_and_one_against_three():
+    votes = np.array([[0, 0, 0, 0], [1, 1, 1, 0]], dtype=np.float64).T  # [1] * 4 and [2, 2, 2, 1]
+    assert 1 - disagreement(votes).mean() == pytest.approx(0.75)
+    assert self_agreement(votes).mean() == pytest.approx(0.875)
+
+
+def test_two_opinions_of_a_pair_differ_as_counted():
+    assert disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
+
+
+def test_bias_is_the_majoritys_error_and_half_where_either_vote_is_even():
+    human = np.array([1.0, 1, 1, 0])
+    assert bias(VOTES, human).tolist() == [0, 0.5, 1, 0.5]
+    assert bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
+
+
+def test_a_judge_that_never_changes_has_neither_variance_nor_disagreement():
+    votes = np.tile([1.0, 0, 1], (4, 1))
+    assert (self_agreement(votes) == 1).all()
+    assert (disagreement(votes) == 0).all()
+
+
+def test_missing_verdicts_take_no_part():
+    votes = np.array([[1, NAN, NAN], [1, 1, NAN], [0, NAN, NAN]])
+    assert majority(votes)[:2].tolist() == [1, 1]
+    assert np.isnan(majority(votes)[2])
+    np.testing.assert_equal(agreement(votes, np.ones(3)), [2 / 3, 1, NAN])
+    np.testing.assert_equal(self_agreement(votes), [1 / 3, NAN, NAN])  # even, even, and the last against both
+    np.testing.assert_allclose(disagreement(votes), [2 / 3, NAN, NAN])
+    np.testing.assert_equal(bias(votes, np.ones(3)), [0, 0, NAN])
+
+
+def test_a_tie_is_on_both_sides_by_half():
+    votes = np.array([[0.5], [1.0]])
+    assert agreement(votes, np.ones(1)).tolist() == [0.75]
+    assert majority(votes).tolist() == [1]
+    assert disagreement(votes).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [("- oats\n- hay", True), ("Sure!\n- oats", True), ("1. oats", True), ("Oats - and hay.", False), ("", False)],
+)
+def test_a_list_is_a_line_that_starts_with_a_bullet_or_a_number(response, expected):
+    assert has_list(response) is expected
+    assert has_list(response, published=True) is expected
+
+
+def test_the_released_analysis_takes_letters_too():
+    assert has_list("a) oats", published=True)
+    assert not has_list("a) oats")
+
+
+def test_longer_and_listed_point_at_the_response_that_is():
+    pairs = Pairs(("x",) * 4, ("- oats", "oats, hay and straw", "abc", "- a"), ("oats", "hay", "abcd", "- b"))
+    assert pairs.listed.tolist() == [-1, 0, 0, 0]
+    assert pairs.longer.tolist() == [0, -1, 0, 0]
+    assert Pairs(pairs.instructions, pairs.a, pairs.b, published=True).longer.tolist() == [0, 0, 0, 0]
+
+
+class Fake:
+    """A preference oracle by rule: wins for the response shown first, which is a for even seeds, b for odd ones."""
+
+    name = "fake"
+
+    def __init__(self, seed, fails=None):
+        self.seed, self.fails = seed, fails
+
+    def compare(self, instructions, a, b):
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions, a, b):
+        if self.fails is not None:
+            raise self.fails
+        size, odd = len(a), self.seed % 2
+        scores = np.full(size, float(odd))
+        scores[0] = NAN
+        details = {
+            "annotator": np.array(["ann", "bob"], dtype=object)[np.arange(size) % 2],
+            "shown_first": np.full(size, "ab"[odd]),
+            "cost_usd": np.full(size, 0.002),
+            "cached": np.arange(size) == 1,
+        }
+        return Verdicts(scores, details)
+
+
+def test_position_and_cost_of_a_judge_that_always_takes_the_first():
+    pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
+    opinions = ask(pairs, Fake, range(4))
+    found = figures(opinions, pairs, np.ones(4))
+    np.testing.assert_equal(found["prefers_first"], [NAN, 1, 1, 1])
+    np.testing.assert_allclose(found[COST], [2, NAN, 2, 2])  # the stored answer was not paid for now
+    np.testing.assert_equal(found["agreement"], [NAN, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(found["disagreement"], [NAN, 4 / 6, 4 / 6, 4 / 6])
+    np.testing.assert_equal(figures(opinions.by("bob"), pairs, np.ones(4))["prefers_first"], [NAN, 1, NAN, 1])
+
+
+def test_humans_are_compared_with_each_other_and_have_no_bias():
+    pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
+    unknown = np.full((4, 4), NAN)
+    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), pairs, None, is_human=True)
+    assert found["agreement"].tolist() == [1, 0, 0.75, 0]
+    assert (found["variance"] == 1 - found["agreement"]).all()
+    assert "bias" not in found
+
+
+def test_a_row_averages_seeds_before_it_takes_the_interval_over_pairs():
+    row = make_row("judge", "variance", [np.array([0.0, 1, NAN]), np.array([1.0, 0, NAN])], "sandbox", Target(0.4, 0.2))
+    assert (row["value"], row["low"], row["high"], row["n"]) == (0.5, 0.5, 0.5, 2)
+    assert (row["seeds"], row["seed_min"], row["seed_max"], row["within"]) == (2, 0.5, 0.5, True)
+    assert make_row("judge", "variance", [np.array([NAN])], "sandbox") is None
+
+
+def test_a_target_holds_within_its_tolerance():
+    assert Target(0.66, 0.03).holds(0.685)
+    assert not Target(0.66, 0.03).holds(0.70)
+    assert not Target(0.66, 0.03).holds(0.62)
+    assert Target(0.20, 0.05, upper_bound=True).holds(0.02)
+    assert not Target(0.20, 0.05, upper_bound=True).holds(0.26)
+    assert Target(300.0).holds(0) is None
+
+
+def test_pairs_of_another_world_are_refused():
+    pairs = Pairs(("Why?",), ("a",), ("b",))
+    opinions = ask(pairs, lambda seed: judge("human", seed), range(2))
+    with pytest.raises(DataError, match=r"pair 0: expected a verdict of 'human' for each pair, got none for 'Why\?'"):
+        require_verdicts(pairs, opinions, "human")
+
+
+@pytest.mark.parametrize("option", [{"pairs": 1}, {"budget_usd": 0.0}, {"budget_usd": float("nan")}, {"seeds": 0}])
+def test_options_that_mean_nothing_are_refused(option):
+    with pytest.raises(ValueError, match=f"--{next(iter(option)).replace('_', '-')}: expected"):
+        AnnotatorsOptions(**option)
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A folder with 150 instructions and two responses of the crowd to each, the last pair equal, and 30 of eval."""
+    folder, rng = tmp_path_factory.mktemp("assets"), keyed_rng(0, "test calibration")
+    drawn = [tasks.draw(rng, tasks.TEMPLATES[k % len(tasks.TEMPLATES)]) for k in range(150)]
+    texts = [f"{instruction}\n\n{given}" if given else instruction for instruction, given in drawn]
+    outputs = [[writers.write(writers.CROWD, text, rng) for _ in range(2)] for text in texts]
+    outputs[-1][1] = outputs[-1][0]
+    rows = [{"instruction": x, "input": y} for x, y in drawn]
+    write_rows(folder / "data" / "preference.jsonl.gz", rows)
+    write_rows(folder / "data" / "eval.jsonl.gz", rows[:30])
+    write_rows(folder / "data" / "davinci003_stand_in.jsonl.gz", [{"output": a} for a, _ in outputs[:30]])
+    write_rows(folder / "data" / "pairs.jsonl.gz", [{"output_1": a, "output_2": b} for a, b in outputs])
+    return folder
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
+
+
+def run(assets, out, *more):
+    return main(["--sandbox", str(assets), "--out", str(out), "--seeds", "2", *more])
+
+
+def read(folder):
+    with (folder / "table.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_command_writes_every_figure_with_interval_and_says_what_is_outside(assets, tmp_path, capsys):
+    assert run(assets, tmp_path) == 0
+    rows = read(tmp_path)
+    assert tuple(rows[0]) == COLUMNS
+    assert COLUMNS[:6] == ("judge", "figure", "value", "low", "high", "paper")
+    by_key = {(row["judge"], row["figure"]): float(row["value"]) for row in rows}
+    assert set(TARGETS) < set(by_key)
+    assert {judge for judge, _ in by_key} == {*MEANINGS, *MEMBERS}
+    for row in rows:
+        least = -1 if row["figure"] == "spearman" else 0
+        assert least <= float(row["low"]) <= float(row["value"]) <= float(row["high"]) <= 1
+        assert float(row["seed_min"]) <= float(row["value"]) + 1e-12
+        assert float(row["value"]) <= float(row["seed_max"]) + 1e-12
+        assert (row["level"], row["seeds"]) == ("sandbox", "2")
+        target = TARGETS.get((row["judge"], row["figure"]))
+        holds = target and target.holds(float(row["value"]))
+        if row["judge"] not in MEMBERS:
+            assert row["within"] == ("" if holds is None else str(holds))
+        assert int(row["n"]) <= 149
+    assert by_key["human", "agreement"] + by_key["human", "variance"] == pytest.approx(1)
+    # Flips make the pool's opinions differ more, and one annotator differs from itself less than a pool does.
+    assert by_key["sim_ann", "variance"] > by_key["sim_eval", "variance"] > by_key["sim_gpt4", "variance"]
+    assert by_key["single annotators", "variance"] == pytest.approx(np.mean([by_key[m, "variance"] for m in MEMBERS]))
+    printed = capsys.readouterr().out
+    outside = [key for key, target in TARGETS.items() if target.holds(by_key[key]) is False]
+    told = sum(target.tolerance is not None for target in TARGETS.values())
+    assert f"{told - len(outside)} of {told} figures are within tolerance" in printed
+    assert all(f"{judge} {figure} {by_key[judge, figure]:.3f}" in printed for judge, figure in outside)
+    assert "a simulation" in printed
+    assert (tmp_path / "annotators.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "manifest.json").read_text())["complete"] is True
+
+
+@pytest.mark.usefixtures("offline")
+def test_seeds_ask_for_opinions_that_no_other_seed_has(assets):
+    data = annotator_sandbox.Sandbox(assets / "data")
+    question = Question(annotator_sandbox.load_pairs(data), annotator_sandbox.load_contests(data))
+    assert [seed for s in range(3) for seed in question.seeds(s)] == list(range(12))
+    rows = {row["figure"]: row for row in judge_rows("sim_eval", question)}
+    assert rows["agreement"]["seed_min"] < rows["agreement"]["seed_max"]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_second_call_asks_nobody_again(assets, tmp_path, monkeypatch):
+    assert run(assets, tmp_path) == 0
+    table = (tmp_path / "table.csv").read_bytes()
+    monkeypatch.setattr(annotators, "judge_rows", lambda *_: pytest.fail("asked again"))
+    assert run(assets, tmp_path) == 0
+    assert (tmp_path / "table.csv").read_bytes() == table
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_folder_without_pairs_ends_with_status_2(assets, tmp_path, capsys):
+    assert run(tmp_path / "nowhere", tmp_path / "out") == 2
+    assert "preference.jsonl.gz" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_folder_without_judgements_ends_with_status_2(assets, own_data, tmp_path, capsys):
+    assert run(assets, tmp_path / "out", "--data", str(own_data)) == 2
+    assert "expected a folder with recorded judgements" in capsys.readouterr().err
+
+
+def live(*more):
+    return ("--base-url", "http://someone:canary@127.0.0.1:9/v1", "--pairs", "20", *more)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed))
+    assert run(assets, tmp_path, *live()) == 0
+    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path) if row["level"] == "live"}
+    assert {judge for judge, _ in rows} == {"live alpaca_farm", "live ann", "live bob"}
+    pool = {figure: float(row["value"]) for (judge, figure), row in rows.items() if judge == "live alpaca_farm"}
+    assert (pool["prefers_first"], pool["variance"], pool["agreement"], pool[COST]) == (1, 1, 0.5, pytest.approx(2))
+    assert pool["no_verdict"] == pytest.approx(1 / 20)
+    assert pool["spent_usd"] == pytest.approx(4 * 19 * 0.002)
+    assert rows["live alpaca_farm", "variance"]["paper"] == "0.26"
+    assert rows["live alpaca_farm", "variance"]["within"] == ""
+    assert int(rows["live bob", "prefers_first"]["n"]) == 10
+    assert "Live: alpaca_farm cost $0.1520 for this study ($2.00 per 1,000)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["live"]["host"] == "127.0.0.1:9"
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"canary" in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed, BudgetExceededError("$1 of $1 spent")))
+    assert run(assets, tmp_path, *live("--budget-usd", "1")) == 1
+    assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
+    assert "$1 of $1 spent" in capsys.readouterr().err
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed))
+    assert run(assets, tmp_path, *live("--budget-usd", "1")) == 0
+    assert {row["level"] for row in read(tmp_path)} == {"sandbox", "live"}
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_path, capsys):
+    assert run(assets, tmp_path, *live()) == 1
+    told = capsys.readouterr()
+    assert "base_url must look like" in told.err
+    assert "canary" not in told.err + told.out
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
+
+
+def test_another_models_file_is_another_study(tmp_path):
+    path = tmp_path / "models.yaml"
+    pools = []
+    for name in ("one", "two"):
+        path.write_text(f"model: {name}\n", encoding="utf-8")
+        pools.append(LivePool("http://127.0.0.1:9/v1", models=str(path)).digest())
+    assert len({*pools, LivePool("http://127.0.0.1:9/v1").digest()}) == 3
+    assert LivePool("http://[::1", models="openai").host == "unreadable"
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_real_pool_is_measured_through_the_judge_server(assets, tmp_path, monkeypatch):
+    from alpacafarm_env.annotators.server import JudgeServer
+
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with JudgeServer() as server:
+        where = ("--base-url", server.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
+        assert run(assets, tmp_path / "out", *where, "--pairs", "40") == 0
+    found = {(row["judge"], row["figure"]): row for row in read(tmp_path / "out")}
+    pool = found["live alpaca_farm", "agreement"]
+    assert (pool["level"], int(pool["n"])) == ("live", 40)
+    assert 0.5 < float(pool["value"]) < 0.9
+    assert float(found["live alpaca_farm", "no_verdict"]["value"]) == 0
+    assert pool["paper"] == "0.65"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
+)
+def test_the_whole_command_on_the_shipped_pairs_and_the_recorded_judges(tmp_path):
+    assert main(["--out", str(tmp_path)]) == 0
+    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path)}
+    outside = [key for key, row in rows.items() if key in TARGETS and row["within"] == "False"]
+    assert outside in ([], [("sim_gpt4", "agreement")])
+    assert rows["gpt4_b1", "variance"]["level"] == "recorded"
+    assert (Path(tmp_path) / "report.html").stat().st_size > 50_000
