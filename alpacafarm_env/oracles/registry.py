@@ -253,6 +253,7 @@ def _recorded(dataset: Dataset) -> RecordedDataset:
 def _require_sandbox(dataset: Dataset, what: str) -> None:
     if dataset.level != "sandbox":
         instead = "'recorded'" if dataset.level == "recorded" else "{'reward_model': folder}"
+        instead += " or {'pool': 'alpaca_farm', 'base_url': url}"
         raise DataError(
             f"Only the sandbox has a {what}; dataset {dataset.name!r} is of level {dataset.level!r}. Give "
             f"oracle={instead}, or an oracle object of your own."
