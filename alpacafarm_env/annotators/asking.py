@@ -1,7 +1,7 @@
 """How a batch of questions is asked: shared requests, repeats, what other processes ask at the same time.
 
 A question is one pair shown to one annotator in one order. Questions of one annotator share requests, in the order of
-the batch, so that what a model says of a pair may depend on which pairs were asked with it the first time; a shared reply
+the batch: what a model says of a pair may depend on the pairs that were asked with it, the first time. A shared reply
 without exactly one verdict a pair is asked for again pair by pair, and a pair's own reply without a verdict up to
 `MAX_TRIES` times in all. Replies are stored as they come and read from there, so that nothing is paid for twice: not
 after a kill, not by a process beside this one (it leases what it asks), not by a better parser.
