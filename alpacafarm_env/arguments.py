@@ -7,14 +7,14 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 
-def whole_number(least: int = 0) -> Callable[[str], int]:
-    """A type for whole numbers of `least` or more."""
+def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """A type for whole numbers from `least` to `most`, or of `least` or more."""
 
     def read(text: str) -> int:
         value = int(text) if text.strip().isdecimal() else least - 1
-        if value < least:
+        if value < least or (most is not None and value > most):
             kind = "a positive int" if least == 1 else f"an int of {least} or more"
-            raise ArgumentTypeError(f"expected {kind}, got {text!r}")
+            raise ArgumentTypeError(f"expected {f'an int of {least} to {most}' if most else kind}, got {text!r}")
         return value
 
     return read
@@ -24,13 +24,25 @@ def real_number(low: float = 0.0, high: float = math.inf) -> Callable[[str], flo
     """A type for finite numbers from `low` to `high`."""
 
     def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = _float(text)
         if not (low <= value <= high and math.isfinite(value)):
             top = "or more" if math.isinf(high) else f"to {high:g}"
             raise ArgumentTypeError(f"expected a number of {low:g} {top}, got {text!r}")
         return value
 
     return read
+
+
+def positive_number(text: str) -> float:
+    """A type for finite numbers above 0."""
+    value = _float(text)
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -70,6 +70,9 @@ class UnparsableVerdictError(AlpacaFarmError, ValueError):
 class APIError(AlpacaFarmError, RuntimeError):
     """A request to a served model has failed. No message holds a key."""
 
+    cost_usd: float = 0.0
+    """What its attempts may have cost all the same, in US dollars; NaN where the model has no price."""
+
 
 class PermanentAPIError(APIError):
     """The server refused: a wrong key, an unknown model, a spent quota, a filtered text. Asking again will not help."""

@@ -1,24 +1,20 @@
-"""The annotators' rows for people: tables, sentences computed from the numbers, and the figure."""
+"""The annotators' rows for people: tables, and sentences computed from the numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Drawing
+from typing import Final
 
 from ..sandbox.judges import POOL
 from . import report
-from .annotator_sandbox import MEANINGS
-from .annotator_targets import ALONE, COST, FIGURES, SINGLE, TARGETS, Target
+from .annotator_sandbox import MEANINGS, Question
+from .annotator_targets import ALONE, COST, FIGURES, SPENT, TARGETS, Target
 from .study import Row
 
 HEADER: Final = ("figure", "judge", "level", "paper", "value", "95 % interval", "seeds", "n", "tolerance", "within?")
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
-_SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", "spearman")
-_FAMILIES: Final = {"gpt4": "#0072b2", "chatgpt": "#009e73", "davinci003": "#d55e00"}
+LEVELS: Final = ("sandbox", "recorded", "live")
+_SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", COST, "spearman")
 
 
 def figure_table(rows: Sequence[Row], caption: str) -> report.Table:
@@ -27,36 +23,73 @@ def figure_table(rows: Sequence[Row], caption: str) -> report.Table:
     return report.Table(HEADER, [_cells(row) for row in sorted(rows, key=lambda r: order.index(r["figure"]))], caption)
 
 
-def member_table(rows: Sequence[Row], caption: str) -> report.Table:
-    """One line for each of the pool's annotators alone."""
-    found = {(row["judge"], row["figure"]): row["value"] for row in rows}
-    lines = [(name, *(_number(found.get((name, figure))) for figure in _SHOWN)) for name in MEMBERS]
-    return report.Table(("annotator", *_SHOWN), lines, caption)
+def member_table(rows: Sequence[Row]) -> report.Table:
+    """One line for each annotator of a pool by itself, from its rows of one level.
+
+    Where a figure is about other pairs for each annotator (a live pool draws them), it says of how many.
+    """
+    found = {(row["judge"], row["figure"]): row for row in rows}
+    names = list(dict.fromkeys(row["judge"] for row in rows))
+    live = rows[0]["level"] == "live"
+    known = {figure for _, figure in found if live or figure != COST}  # the sandbox's are free
+    shown = [figure for figure in _SHOWN if figure in known]
+    lines = [(name.removeprefix("live "), *(_short(found.get((name, f)), count=live) for f in shown)) for name in names]
+    counted = "In brackets: of how many pairs; few tell little. " if live else ""
+    return report.Table(("annotator", *shown), lines, f"{counted}Intervals are in table.csv.")
 
 
-def is_member(row: Row) -> bool:
-    """Whether a row is about one of the pool's annotators alone."""
-    return row["level"] == "sandbox" and row["judge"] in MEMBERS
+def members(rows: Sequence[Row], level: str) -> list[Row]:
+    """The rows of a level that are about one annotator of a pool by itself."""
+    if level == "live":  # what was spent is told of the pool as a whole
+        pools = {row["judge"] for row in rows if row["figure"] == SPENT}
+        return [row for row in rows if row["level"] == level and row["judge"] not in pools]
+    return [row for row in rows if row["level"] == level == "sandbox" and row["judge"] in MEMBERS]
+
+
+def whole(rows: Sequence[Row]) -> list[Row]:
+    """The rows that are not about one annotator of a pool by itself."""
+    alone = {(row["level"], row["judge"]) for level in LEVELS for row in members(rows, level)}
+    return [row for row in rows if (row["level"], row["judge"]) not in alone]
+
+
+def note(levels: Iterable[str], question: Question, num_live: int) -> str:
+    """What the levels are."""
+    seeds = "1 seed" if question.num_seeds == 1 else f"each of {question.num_seeds} seeds"
+    said = {
+        "sandbox": f"a simulation, {len(question.pairs)} preference pairs, {question.num_opinions} opinions on each in "
+        f"{seeds}",
+        "recorded": "stored verdicts of real judges",
+        "live": f"a judge behind an API, on {num_live} pairs of the sandbox, {question.num_opinions} opinions on each",
+    }
+    return " ".join(f"Level {level}: {said[level]}." for level in LEVELS if level in levels)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    target = _target(row)
+    target = target_of(row)
     tolerance, within = "–", "–"
     if row["tolerance"] is not None:
         small = row["tolerance"] < 0.001
         tolerance = "equal" if small else f"{'+' if target.upper_bound else '±'}{row['tolerance']:.2f}"
         within = "yes" if row["within"] else "NO"
-    span = "–" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
     seeds = f"{row['seed_min']:.3f} to {row['seed_max']:.3f}" if (row["seeds"] or 0) > 1 else "–"
     beside = "–" if row["paper"] is None else target.text() if target.upper_bound else _number(row["paper"])
     value = _number(row["value"])
-    return row["figure"], row["judge"], row["level"], beside, value, span, seeds, str(row["n"]), tolerance, within
+    return row["figure"], row["judge"], row["level"], beside, value, _span(row), seeds, str(row["n"]), tolerance, within
 
 
-def _target(row: Row) -> Target:
+def target_of(row: Row) -> Target:
+    """What a row's value stands beside."""
     if row["level"] == "sandbox" and (row["judge"], row["figure"]) in TARGETS:
         return TARGETS[row["judge"], row["figure"]]
     return Target(row["paper"] or 0.0, row["tolerance"])
+
+
+def _span(row: Row) -> str:
+    return "–" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
+
+
+def _short(row: Row | None, *, count: bool) -> str:
+    return _number(row["value"] if row else None) + (f" ({row['n']})" if row and count else "")
 
 
 def _number(value: float | None) -> str:
@@ -68,40 +101,59 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     return [*_sandbox_verdicts(rows), *_recorded_verdicts(rows), *_live_verdicts(rows)]
 
 
+def _within(name: str, told: Sequence[Row]) -> str:
+    outside = [row for row in told if not row["within"]]
+    which = "; ".join(
+        f"{row['judge']} {row['figure']} {row['value']:.3f} [{_span(row)}] (paper {target_of(row).text()}, off by "
+        f"{abs(row['value'] - row['paper']):.3f}, allowed {row['tolerance']:.2f})"
+        for row in outside
+    )
+    count = f"{name}: {len(told) - len(outside)} of {len(told)} within tolerance of the paper's figures."
+    return f"{count}{f' Outside: {which}.' if which else ''}"
+
+
 def _sandbox_verdicts(rows: Sequence[Row]) -> list[str]:
-    told = [row for row in rows if row["level"] == "sandbox" and row["within"] is not None and not is_member(row)]
+    told = [row for row in whole(rows) if row["level"] == "sandbox" and row["within"] is not None]
     sentences = []
     if told:
-        outside = [row for row in told if not row["within"]]
-        names = "; ".join(
-            f"{row['judge']} {row['figure']} {row['value']:.3f} (paper {_target(row).text()}, off by "
-            f"{abs(row['value'] - row['paper']):.3f}, allowed {row['tolerance']:.2f})"
-            for row in outside
-        )
-        count = f"{len(told) - len(outside)} of {len(told)} figures are within tolerance of the paper's."
-        sentences.append(f"Sandbox: {count}{f' Outside: {names}.' if names else ''}")
-        turns = [row for row in told if row["seeds"] > 1 and not _same_in_every_seed(row)]
-        if told[0]["seeds"] > 1:
-            which = ", ".join(f"{row['judge']} {row['figure']}" for row in turns)
+        sentences.append(_within("Sandbox", told))
+        num = told[0]["seeds"]
+        turns = ", ".join(f"{row['judge']} {row['figure']}" for row in told if not _same_in_every_seed(row))
+        if num > 1:
             sentences.append(
-                f"Every one of the {told[0]['seeds']} seeds says so."
-                if not turns
-                else f"Not the same in every one of the {told[0]['seeds']} seeds: {which}."
+                f"In some of the {num} seeds the answer is another for: {turns}."
+                if turns
+                else f"Each of the {num} seeds alone gives the same answers."
             )
-    alone = [row for row in rows if is_member(row) and row["figure"] == "variance"]
+    sentences += _unknown_orders(rows)
+    alone = [row for row in members(rows, "sandbox") if row["figure"] == "variance"]
     if alone:
         below = sum(row["value"] < ALONE.paper for row in alone)
-        near = sum(bool(row["within"]) for row in alone)
+        near, most = sum(bool(row["within"]) for row in alone), ALONE.paper + (ALONE.tolerance or 0)
         greatest = max(alone, key=lambda row: float(row["value"]))
         sentences.append(
-            f"Of the {len(alone)} annotators alone {below} have a variance below {ALONE.paper:.2f}, {near} one within "
-            f"+{ALONE.tolerance:.2f} of it; the greatest is {greatest['judge']}'s, {greatest['value']:.3f}."
+            f"Of the {len(alone)} annotators alone {below} have a variance below {ALONE.paper:.2f}, {near} one of "
+            f"at most {most:.2f}; the greatest is {greatest['judge']}'s, {greatest['value']:.3f}."
         )
     return sentences
 
 
+def _unknown_orders(rows: Sequence[Row]) -> list[str]:
+    """Why `prefers_first` is about fewer pairs than the judge has verdicts on."""
+    known = {(row["judge"], row["level"], row["figure"]): row["n"] for row in whole(rows)}
+    sentences = []
+    for (judge, level, figure), num in known.items():
+        asked = known.get((judge, level, "agreement"), num)
+        if figure == "prefers_first" and num < asked:
+            sentences.append(
+                f"{judge} prefers_first counts {num} of {asked} pairs: on the others all of its opinions are noise, "
+                "which was shown to nobody, so that nothing stood first."
+            )
+    return sentences
+
+
 def _same_in_every_seed(row: Row) -> bool:
-    target = _target(row)
+    target = target_of(row)
     return all(target.holds(row[key]) is row["within"] for key in ("seed_min", "seed_max"))
 
 
@@ -135,62 +187,22 @@ def _recorded_verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _live_verdicts(rows: Sequence[Row]) -> list[str]:
-    sentences = []
     live = {(row["judge"], row["figure"]): row for row in rows if row["level"] == "live"}
-    for (judge, figure), row in live.items():
-        if figure == "spent_usd":
-            cost = live.get((judge, COST))
-            per = f"${cost['value']:.2f} per 1,000" if cost else "all of them kept from before, or without a price"
-            sentences.append(f"Live: {judge.removeprefix('live ')} cost ${row['value']:.4f} for this study ({per}).")
+    sentences = []
+    for judge in dict.fromkeys(judge for judge, figure in live if figure == SPENT):
+        told = [row for (name, _), row in live.items() if name == judge and row["within"] is not None]
+        nothing = f"Live: the paper has no figures for a pool like {judge.removeprefix('live ')}."
+        sentences.append(_within("Live", told) if told else nothing)
+        wide = [row["figure"] for row in told if row["high"] - row["low"] > 2 * row["tolerance"]]
+        if wide:
+            sentences.append(
+                f"Live: intervals wider than the tolerance: {', '.join(wide)}; more --pairs tell more surely."
+            )
+        cost = live.get((judge, COST))
+        per = f"${cost['value']:.2f} per 1,000" if cost else "all of them kept from before, or without a price"
+        spent = live[judge, SPENT]["value"]
+        sentences.append(f"Live: {judge.removeprefix('live ')} cost ${spent:.4f} for this study ({per}).")
     return sentences
-
-
-def draw(rows: Sequence[Row], note: str) -> Drawing:
-    """Left: the paper's figures with tolerance, and the sandbox's. Right: every annotator alone, and the pools."""
-    told = [r for r in rows if r["level"] == "sandbox" and r["tolerance"] is not None and not is_member(r)][::-1]
-    figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(told), 8)), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    if told:
-        _draw_targets(left, told)
-    _draw_members(right, rows)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(note, fontsize=7, color="#555555", x=0.01, ha="left")
-    return figure
-
-
-def _draw_targets(axis: Axes, told: Sequence[Row]) -> None:
-    places = np.arange(len(told))
-    values: Any = np.array([[row[key] for key in ("paper", "tolerance", "value", "low", "high")] for row in told]).T
-    paper, tolerance, value, low, high = values
-    below = [row["paper"] if _target(row).upper_bound else row["tolerance"] for row in told]
-    reach = (below, tolerance)
-    axis.errorbar(paper, places, xerr=reach, fmt="none", ecolor="#cccccc", elinewidth=8, label="paper, tolerance")
-    axis.plot(paper, places, "|", color="#555555", markersize=12, label="paper")
-    span = np.array([value - low, high - value])
-    axis.errorbar(value, places, xerr=span, fmt="o", color="#0072b2", markersize=5, label="sandbox, 95 % interval")
-    axis.set_yticks(places, [f"{row['figure']}: {row['judge']}" for row in told], fontsize=8)
-    axis.set(xlim=(0, 1), xlabel="share of pairs")
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-
-
-def _draw_members(axis: Axes, rows: Sequence[Row]) -> None:
-    found = {(r["judge"], r["figure"]): r["value"] for r in rows if r["level"] == "sandbox"}
-    judges = [name for name in (*MEMBERS, *MEANINGS) if (name, "variance") in found and name != SINGLE]
-    for name in judges:
-        x, y = found[name, "variance"], found[name, "agreement"]
-        member = name in MEMBERS
-        color = _FAMILIES[name.split("_")[0]] if member else "#000000"
-        axis.plot(x, y, "o" if member else "D", color=color, markersize=5 if member else 7)
-        if not member:
-            below = name in ("sim_eval", "sim_gpt4")  # their neighbours are written above
-            place = (0, -14 if below else 8)
-            axis.annotate(name, (x, y), textcoords="offset points", xytext=place, ha="center", fontsize=8)
-    for family, color in _FAMILIES.items():
-        axis.plot([], [], "o", color=color, label=f"{family}-like, alone")
-    axis.axvline(ALONE.paper, color="#888888", linestyle=":", linewidth=1, label="paper: one annotator stays left")
-    axis.set(xlabel="variance: share of opinions against the judge's own majority", ylabel="agreement with the humans")
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
 def meanings(rows: Iterable[Row]) -> list[str]:

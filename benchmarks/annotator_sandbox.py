@@ -152,12 +152,15 @@ def _figures(judge: str, judge_of: JudgeOf, question: Question, humans: Sequence
 
 
 def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
-    """One row, or none without a value; its interval is over the seeds, there are no pairs to take one over."""
+    """One row, or none without a value; its interval is over the seeds, there are no pairs to take one over.
+
+    A few equal seeds have no interval: their spread of 0 would claim certainty.
+    """
     known = [value for value in by_seed if not math.isnan(value)]
     if not known:
         return []
     found = interval(known)
-    bounds = np.clip((found.low, found.high), -1, 1).tolist()
+    bounds = np.clip((found.low, found.high), -1, 1).tolist() if np.ptp(known) > 0 else (math.nan, math.nan)
     return [complete(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
 
 

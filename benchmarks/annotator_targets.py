@@ -13,6 +13,7 @@ import numpy as np
 
 from ..statistics import interval
 from .annotator_votes import Array, mean_known
+from .reward_model_accuracy import wilson
 from .study import Row
 
 COLUMNS: Final = (
@@ -23,18 +24,22 @@ SINGLE: Final = "single annotators"
 """Each of the pool's 13 asked alone; figures are means over the 13."""
 COST: Final = "cost_per_1000"
 """The one figure that is no share: US dollars for 1,000 verdicts."""
+SPENT: Final = "spent_usd"
+"""US dollars paid for a study: the one figure that only a live pool as a whole has."""
+SMALL: Final = 30
+"""Pairs below which a share's interval is Wilson's: a t-interval over few verdicts may have no width at all."""
 FIGURES: Final = {
     "agreement": "one opinion equals the human majority (a human's: the majority of the other humans)",
     "bias": "the majority of a judge's opinions errs about the human majority",
     "variance": "one opinion differs from the majority of the same judge's others",
     "disagreement": "two opinions of the same judge differ",
-    "prefers_first": "the response shown first won",
+    "prefers_first": "the response shown first won (not counted: noise, which was shown to nobody)",
     "prefers_longer": "the longer response won",
     "prefers_lists": "the response with a list won, where one has one",
     COST: "US dollars for 1,000 verdicts",
     "spearman": "rank correlation of the judge's and the humans' win rates of five of the sandbox's writers",
     "no_verdict": "the judge gave no verdict that could be read (live only; n counts pairs)",
-    "spent_usd": "US dollars paid for this study (live only; n counts verdicts with a known price)",
+    SPENT: "US dollars paid for this study (live only; n counts verdicts with a known price)",
     "prefers_1": "output_1, as it is stored, won (recorded only)",
     "agreement_with_X": "equals the verdict of judge X (recorded only)",
     "kappa_with_X": "the same, corrected for chance: Cohen's kappa (recorded only)",
@@ -96,15 +101,20 @@ def make_row(judge: str, figure: str, by_seed: Sequence[Array], level: str, targ
         target: The value to stand beside.
 
     Returns:
-        The mean over the pairs of their means over the seeds, with a 95 % t-interval over the pairs; `seed_min` and
-        `seed_max` are the least and the greatest mean of one seed.
+        The mean over the pairs of their means over the seeds, with a 95 % interval over the pairs; `seed_min` and
+        `seed_max` are the least and the greatest mean of one seed. The interval is Student's, but Wilson's for a share
+        of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several opinions, Wilson's is too
+        wide rather than too narrow: such values vary less than verdicts of 0 or 1.
     """
     per_pair = mean_known(np.array(by_seed))
     known = per_pair[~np.isnan(per_pair)]
     if not len(known):
         return None
     found = interval(known)
-    bounds = (found.low, found.high) if figure == COST else np.clip((found.low, found.high), 0, 1).tolist()
+    bounds: Sequence[float] = (found.low, found.high)
+    if figure != COST:
+        certain = min(found.mean, 1 - found.mean) <= 0
+        bounds = wilson(known.sum(), len(known)) if certain or len(known) < SMALL else np.clip(bounds, 0, 1).tolist()
     means = [float(np.nanmean(values)) for values in by_seed if not np.isnan(values).all()]
     seeds = () if level == "recorded" else means  # what is recorded was asked once and for all
     return complete(judge, figure, found.mean, bounds, found.num, level, seeds, target)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..oracles.base import PreferenceOracle, Verdicts, compare
+from ..oracles.base import UNSCORED_REASON, PreferenceOracle, Verdicts, compare
 
 LENGTH_GAP: Final = 8
 """Characters in the sandbox; smaller differences in length say nothing there."""
@@ -78,9 +78,13 @@ class Opinions:
     first: Array
     """1 where the response shown first won, 0 where the other did; NaN where no order or no verdict is known."""
     cost_usd: Array
-    """US dollars of a verdict; NaN where it was not paid for now (a stored answer), or the price is not known."""
+    """US dollars of a verdict; NaN where nobody was paid now (a stored answer, noise), or the price is not known."""
     annotator: NDArray[Any]
     """Names, "" where none is told."""
+    noise: float = 0.0
+    """Share of the verdicts that are noise, which nobody is asked about."""
+    reason: str = ""
+    """Why the first of those without a verdict has none, "" where none lacks one or nothing is told."""
 
     def by(self, annotator: str) -> Opinions:
         """The opinions of one annotator of a pool; all others are NaN."""
@@ -102,7 +106,11 @@ def ask(pairs: Pairs, judge_of: Callable[[int], PreferenceOracle], seeds: Sequen
     cached = np.array([_detail(verdicts, "cached", False) for verdicts in told], dtype=bool)
     cost = np.array([_detail(verdicts, "cost_usd", np.nan) for verdicts in told], dtype=np.float64)
     names = np.array([_detail(verdicts, "annotator", "") for verdicts in told])
-    return Opinions(votes, first, np.where(cached, np.nan, cost), names)
+    # Noise is free on every call, an answer is paid for on one: taken together, a second call would look cheap.
+    noised = np.array([_detail(verdicts, "noised", False) for verdicts in told], dtype=bool)
+    reasons = [reason for verdicts in told for reason in _detail(verdicts, UNSCORED_REASON, "").tolist() if reason]
+    paid = np.where(cached | noised, np.nan, cost)
+    return Opinions(votes, first, paid, names, float(noised.mean()), reasons[0] if reasons else "")
 
 
 def require_verdicts(pairs: Pairs, opinions: Opinions, judge: str) -> None:
@@ -183,7 +191,7 @@ def figures(opinions: Opinions, pairs: Pairs, human: Array | None, *, is_human: 
         "prefers_first": mean_known(opinions.first),
         "prefers_longer": np.where(pairs.longer == 0, np.nan, agreement(votes, pairs.longer)),
         "prefers_lists": np.where(pairs.listed == 0, np.nan, agreement(votes, pairs.listed)),
-        "cost_per_1000": 1_000 * mean_known(opinions.cost_usd),
+        "cost_per_1000": 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
     }
     return found
 

@@ -1,7 +1,7 @@
 """How judges judge, beside the paper's: agreement, bias, variance, and likings for place, length and lists.
 
     python -m alpacafarm_env.benchmarks.annotators [--quick] [--seeds N] [--data FOLDER] [--out DIR]
-    python -m alpacafarm_env.benchmarks.annotators --base-url URL [--pool NAME] [--models SPEC] [--budget-usd X]
+    python -m alpacafarm_env.benchmarks.annotators --base-url URL [--pool NAME] [--model NAME | --models SPEC] ...
 
 The same figures for judges of three levels, which every number names. Sandbox: human raters, the pool of 13 annotators
 with and without noise, each of the 13 alone, the greedy one, on the shipped preference pairs with unequal responses.
@@ -22,8 +22,8 @@ Recorded, where --data or ALPACAFARM_DATA is given: GPT-4's and Claude's stored 
 
 A seed is a set of four opinions on each pair that no other seed has: seed s asks the judge seeds 4s .. 4s + 3. Opinions
 on a pair are averaged, over the seeds too, before the 95 % interval is taken over the pairs, so that they do not pose
-as independent; `seed_min` and `seed_max` are the least and greatest value of one seed. A live judge is asked for one
-seed's opinions, since each is paid for.
+as independent (Student's; for a share of under 30 pairs, or of 0 or 1, Wilson's); `seed_min` and `seed_max` are the
+least and greatest value of one seed. A live judge is asked for one seed's opinions, since each is paid for.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9; definitions as in the authors'
 released analysis. The sandbox is a simulation beside the paper's numbers, no reproduction of them.
@@ -34,19 +34,21 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import tyro
 
+from ..errors import AlpacaFarmError, DataError
 from ..sandbox.dataset import ASSETS, Sandbox
-from . import annotator_recorded, annotator_report, annotator_two_judges, plots, report
-from .annotator_live import LivePool
+from . import annotator_figure, annotator_recorded, annotator_report, annotator_two_judges, plots, report
+from .annotator_live import KEY_VARIABLE, LEVEL, LivePool
 from .annotator_sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
-from .annotator_targets import COLUMNS
+from .annotator_targets import COLUMNS, SMALL
 from .annotator_votes import LENGTH_GAP, PUBLISHED_LENGTH_GAP
 from .evaluation import subset
 from .leaderboard import DATA_VARIABLE
@@ -69,11 +71,19 @@ class AnnotatorsOptions(StudyOptions):
     sandbox: Path | None = None
     """A folder of the sandbox's assets, as build_sandbox writes it, instead of the shipped one."""
     base_url: str | None = None
-    """The address of a live judge, up to "/v1"; none: no live judge. Its key is read from $OPENAI_API_KEY."""
+    """The address of a live judge, up to "/v1"; none: no live judge."""
     pool: str = "alpaca_farm"
     """The live pool: a name (alpaca_farm, eval, ann, greedy, weighted) or a YAML file."""
-    models: str = "openai"
-    """Which model plays which role: openai, sandbox, "model=NAME" for one model in all roles, or a YAML file."""
+    models: str | None = None
+    """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
+    model: str | None = None
+    """One model for all roles, instead of --models."""
+    api_key_env: str = KEY_VARIABLE
+    """The environment variable that holds the API key."""
+    max_concurrency: int = 32
+    """Requests in flight at once; fewer when the server asks for it."""
+    allow_insecure: bool = False
+    """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
     pairs: int = 200
     """Number of the sandbox's pairs that a live judge is asked about, four times each."""
     budget_usd: float | None = None
@@ -87,19 +97,41 @@ class AnnotatorsOptions(StudyOptions):
             raise ValueError(f"--pairs: expected 2 or more, got {self.pairs!r}")
         if self.budget_usd is not None and not 0 < self.budget_usd < float("inf"):
             raise ValueError(f"--budget-usd: expected a number above 0, got {self.budget_usd!r}")
+        if self.max_concurrency < 1:
+            raise ValueError(f"--max-concurrency: expected 1 or more, got {self.max_concurrency!r}")
 
     def live(self) -> LivePool | None:
-        """Who is asked live, None for nobody."""
+        """Who is asked live, None for nobody.
+
+        Raises:
+            DataError: Options of a live judge without its address, or two that exclude each other.
+        """
+        if self.model is not None and self.models is not None:
+            raise DataError("--model, one model for all roles: expected without --models, got both.")
         if self.base_url is None:
+            given = [f"--{name}" for name in ("pool", "models", "model") if getattr(self, name) != _DEFAULTS[name]]
+            if given:
+                raise DataError(f"{', '.join(given)}: expected with --base-url, the address of the judge; got none.")
             return None
-        return LivePool(self.base_url, self.pool, self.models, self.ledger, self.budget_usd)
+        return LivePool(
+            self.base_url,
+            self.pool,
+            self.models,
+            self.model,
+            self.ledger,
+            self.budget_usd,
+            self.api_key_env,
+            self.max_concurrency,
+            self.allow_insecure,
+        )
 
 
+_DEFAULTS: Final = {field.name: field.default for field in fields(AnnotatorsOptions)}
 Cells = dict[str, Callable[[], Sequence[Row]]]
 
 
 def cells(options: AnnotatorsOptions, question: Question) -> Cells:
-    """What is to be measured: a cell for each of the sandbox's judges, for the recorded ones, for the live one.
+    """What is to be measured without a live judge: a cell for each of the sandbox's judges, one for the recorded ones.
 
     Raises:
         DataError: The folder of recorded judgements is none, or faulty.
@@ -111,14 +143,32 @@ def cells(options: AnnotatorsOptions, question: Question) -> Cells:
             *annotator_recorded.cross_rows(dataset.path),
             *annotator_two_judges.judge_rows(dataset),
         ]
-    if live := options.live():
-        asked = replace(question, pairs=question.pairs.take(subset(len(question.pairs), options.pairs)), num_seeds=1)
-        found[f"live {live.digest()}, pairs={len(asked.pairs)}"] = partial(live.rows, asked)
     return found
+
+
+def ask_live(study: Study, live: LivePool, question: Question) -> tuple[list[Row], str]:
+    """The live judge's rows, or none and why; a failure is listed in the study and told in one line.
+
+    Only errors that the package raises on purpose are told so shortly; any other is a fault, and its traceback helps.
+    """
+    key = f"live {live.digest()}, pairs={len(question.pairs)}"
+    try:
+        return study.cell(key, partial(live.rows, question)), ""
+    except Exception as error:  # noqa: BLE001  # as `Study.run`: the other levels are measured, the status says so
+        said = " ".join(str(error).split())
+        if not isinstance(error, AlpacaFarmError):
+            said = f"{type(error).__name__}: {said}"
+            traceback.print_exc()
+        study.failed[key] = f"{type(error).__name__}: {error}"
+        print(f"error: live: {said}", file=sys.stderr)
+        return [], f"Live: FAILED: {said}"
 
 
 def run(options: AnnotatorsOptions) -> int:
     """Asks, compares, prints and writes; the exit status says that all was done, not that all is within tolerance."""
+    live = options.live()
+    if live:
+        live.check()
     data = Sandbox(options.sandbox / "data" if options.sandbox else ASSETS / "data")
     pairs = load_pairs(data, NUM_QUICK_PAIRS if options.quick else None)
     contests = load_contests(data, NUM_QUICK_INSTRUCTIONS if options.quick else None)
@@ -129,52 +179,64 @@ def run(options: AnnotatorsOptions) -> int:
         "num_contests": len(contests),
         "pairs_sha256": hashlib.sha256((data.folder / "pairs.jsonl.gz").read_bytes()).hexdigest(),
         "length_gap": [LENGTH_GAP, PUBLISHED_LENGTH_GAP],
+        "wilson_below": SMALL,
     }
     work = cells(options, question)
     study = Study(options.folder(NAME), NAME, config, seeds=range(options.seeds))
-    rows = study.run(work, unit="judge")
+    asked = replace(question, pairs=pairs.take(subset(len(pairs), options.pairs)), num_seeds=1)
+    # The live judge first: what is wrong with its server is known at once, not after the sandbox's minutes.
+    answered, failure = ask_live(study, live, asked) if live else ([], "")
+    rows = study.run(work, unit="judge") + answered
     if not rows:
         return study.exit_status
-    write(study, rows, options, question)
+    note = partial(annotator_report.note, question=question, num_live=len(asked.pairs))
+    write(study, rows, note, failure)
+    names = {role: model.model for role, model in live.played.items()} if live else {}
+    facts = {"host": live.host, "pool": live.pool, "models": names} if live else None
+    study.note(judges=MEANINGS, quick=options.quick, live=facts)
     return study.finish()
 
 
-def write(study: Study, rows: Sequence[Row], options: AnnotatorsOptions, question: Question) -> None:
-    """Prints the tables and what they say, and writes table.csv, the figure and the report."""
+def write(study: Study, rows: Sequence[Row], note: Callable[[Sequence[str]], str], failure: str = "") -> None:
+    """Prints the tables and what they say, and writes table.csv, the figure and the report.
+
+    Args:
+        study: Where to.
+        rows: The table.
+        note: What some levels are.
+        failure: Why there are no live rows; it is said last.
+    """
     levels = list(dict.fromkeys(row["level"] for row in rows))
-    note = (
-        f"Level sandbox: a simulation, {len(question.pairs)} preference pairs, {question.num_opinions} opinions on "
-        f"each in each of {question.num_seeds} seeds. Level recorded: stored verdicts of real judges. Level live: a "
-        "judge behind an API, on pairs of the sandbox."
-    )
-    said = annotator_report.verdicts(rows)
-    tables = {
-        level: annotator_report.figure_table(
-            [row for row in rows if row["level"] == level and not annotator_report.is_member(row)], f"Level: {level}."
-        )
-        for level in levels
-    }
-    alone = annotator_report.member_table([row for row in rows if annotator_report.is_member(row)], "Level: sandbox.")
-    shown = [text_table(table) + "\n" for table in tables.values()]
-    print("\n".join([*shown[:1], "Each of the pool's 13 alone (sandbox):", text_table(alone) + "\n", *shown[1:], note]))
-    print("\n".join([SIMULATION, *said]))
+    said = [SIMULATION, *annotator_report.verdicts(rows), *([failure] if failure else [])]
+    sections: list[report.Section] = []
+    for level in levels:
+        main_rows = [row for row in annotator_report.whole(rows) if row["level"] == level]
+        sections.append(report.Section(f"Level: {level}", [], annotator_report.figure_table(main_rows, "")))
+        if alone := annotator_report.members(rows, level):
+            heading = f"Level: {level}, each annotator of the pool by itself"
+            heading += " (of how many pairs)" if level == LEVEL else ""
+            sections.append(report.Section(heading, [], annotator_report.member_table(alone)))
+    for section in sections:
+        print(f"{section.heading}\n{text_table(section.table)}\n" if section.table else "")
+    print("\n".join([note(levels), *said]))
     study.write_table(rows, COLUMNS)
-    png = plots.write_png(study.out / "annotators.png", annotator_report.draw(rows, note))
-    figure = report.Figure(png, f"Left: paper and sandbox. Right: the sandbox's judges. {note}")
-    sections = [report.Section("What the numbers say", [SIMULATION, *said], None, [figure])]
-    sections += [report.Section(f"Level: {level}", [], table) for level, table in tables.items()]
-    sections += [
-        report.Section("Each of the pool's 13 alone", [], alone),
-        report.Section("What is measured", [*(__doc__ or "").split("\n\n")[2:], *annotator_report.meanings(rows)]),
-    ]
-    report.write_report(study.out / "report.html", "How judges judge", sections)
-    live = options.live()
-    asked = {"host": live.host, "pool": live.pool, "models": live.models} if live else None
-    study.note(levels=levels, judges=MEANINGS, label=note, findings=said, quick=options.quick, live=asked)
+    below = note(annotator_figure.drawn_levels(rows))
+    png = plots.write_png(study.out / "annotators.png", annotator_figure.draw(rows, below))
+    caption = f"Left: published values, and those measured. Right: judges that were asked several times. {below}"
+    summary = report.Section("What the numbers say", said, None, [report.Figure(png, caption)])
+    about = [*(__doc__ or "").split("\n\n")[2:], *annotator_report.meanings(rows)]
+    page = [summary, *sections, report.Section("What is measured", about)]
+    report.write_report(study.out / "report.html", "How judges judge", page)
+    study.note(levels=levels, label=note(levels), findings=said)
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
+    given = sys.argv[1:] if args is None else args
+    if any(text.split("=")[0].replace("_", "-") == "--api-key" for text in given):
+        # Without this the key would be printed, as an option that is not known.
+        print(f"error: --api-key: a key is never an argument; put it into ${KEY_VARIABLE}.", file=sys.stderr)
+        return 2
     options = tyro.cli(AnnotatorsOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
     return run_command(partial(run, options))
 

@@ -2,8 +2,9 @@
 
 A reward wrapper decides who scores the responses; it computes nothing itself. Stack as many as you like:
 
-* The OUTERMOST of `SurrogateReward`, `AnnotatorReward`, `WinRateReward` and `GoldReward` decides. It alone is asked,
-  once a step, and the environment's own oracle is not even built: swapping a wrapper swaps the reward and its cost.
+* The OUTERMOST of `SurrogateReward`, `EnsembleReward`, `AnnotatorReward`, `WinRateReward` and `GoldReward` decides. It
+  alone is asked, once a step, and the environment's own oracle is not even built: swapping a wrapper swaps the reward
+  and its cost.
 * `AddScore` reports a further oracle's score in `info` and leaves the reward bit-identical.
 
 They work over any AlpacaFarm environment at any depth of other wrappers. To change a reward's number only, use
@@ -14,7 +15,7 @@ Instructions are drawn by the environment alone: two runs that differ only in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -131,13 +132,38 @@ class SurrogateReward(_Single[ObsType, ActType]):
         self.choose(oracle)
 
 
+class EnsembleReward(_Single[ObsType, ActType]):
+    """Rewards by several oracles at once, such as reward models that differ in their seed (see `oracles.Ensemble`).
+
+    `info` also holds `disagreement`, the standard deviation over the members, and each member's score, "score:<name>".
+
+    Args:
+        env: An AlpacaFarm environment, single.
+        oracles: The members, each any oracle.
+        combine: "mean"; "min", the worst case; or "uwo", the mean less `weight` times the variance.
+        weight: With "uwo" only; 0.5 by default.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[ObsType, ActType],
+        *,
+        oracles: Sequence[OracleSpec],
+        combine: str = "mean",
+        weight: float | None = None,
+    ) -> None:
+        super().__init__(env, oracles=oracles, combine=combine, weight=weight)
+        self.choose(ensemble(oracles, combine, weight))
+
+
 class AnnotatorReward(_Single[ObsType, ActType]):
     """Rewards by P(response preferred to the reference) from noisy annotators.
 
     Args:
         env: An AlpacaFarm environment, single.
         judge: "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
-            `{"judge": "sim_eval", "flip": 0.175}`; or a `PreferenceOracle`.
+            `{"judge": "sim_eval", "flip": 0.175}`; LLM annotators behind a server, `{"pool": "ann", "base_url": url}`;
+            or a `PreferenceOracle`.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_ann") -> None:
@@ -150,7 +176,7 @@ class WinRateReward(_Single[ObsType, ActType]):
 
     Args:
         env: An AlpacaFarm environment, single.
-        judge: "sim_eval", the pool; or as in `AnnotatorReward`.
+        judge: "sim_eval", the pool; `{"pool": "eval", "base_url": url}`; or as in `AnnotatorReward`.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_eval") -> None:
@@ -189,3 +215,8 @@ class AddScore(Reported, _Single[ObsType, ActType]):
 def win_rate(judge: JudgeSpec) -> Mapping[str, Any]:
     """Returns the specification of the win rate by a judge."""
     return judge if isinstance(judge, Mapping) else {"judge": judge}
+
+
+def ensemble(oracles: Sequence[OracleSpec], combine: str, weight: float | None) -> Mapping[str, Any]:
+    """Returns the specification of an ensemble."""
+    return {"ensemble": oracles, "combine": combine, "weight": weight}

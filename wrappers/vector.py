@@ -5,13 +5,14 @@ Same names, same keywords, same rules; they wrap what `gym.make_vec(id, num_envs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from .rewards import JudgeSpec, OracleSpec, Reported, Scored, win_rate
+from .rewards import JudgeSpec, OracleSpec, Reported, Scored, ensemble, win_rate
 
-__all__ = ["AddScore", "AnnotatorReward", "GoldReward", "SurrogateReward", "WinRateReward"]
+__all__ = ["AddScore", "AnnotatorReward", "EnsembleReward", "GoldReward", "SurrogateReward", "WinRateReward"]
 
 
 class _Vector(Scored, VectorWrapper[Any, Any, Any, Any, Any]):
@@ -30,6 +31,21 @@ class SurrogateReward(_Vector):
     def __init__(self, env: VectorEnv[Any, Any, Any], *, oracle: OracleSpec = "surrogate") -> None:
         super().__init__(env)
         self.choose(oracle)
+
+
+class EnsembleReward(_Vector):
+    """Rewards by several oracles at once; see `alpacafarm_env.wrappers.EnsembleReward`."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        *,
+        oracles: Sequence[OracleSpec],
+        combine: str = "mean",
+        weight: float | None = None,
+    ) -> None:
+        super().__init__(env)
+        self.choose(ensemble(oracles, combine, weight))
 
 
 class AnnotatorReward(_Vector):

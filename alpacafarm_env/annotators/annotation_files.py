@@ -8,7 +8,7 @@ Annotations are the records as they came, with these fields behind them:
 | annotator | who judged; null: nobody was asked (identical, or noise) |
 | shown_first | "output_1" or "output_2"; "both" where both orders were asked; null: nobody was asked |
 | noised | the preference is a coin, see `oracles.judges.Flip` |
-| cost_usd | of this run; null: the model has no price |
+| cost_usd | of this run, replies without a verdict included; null: the model has no price |
 | cached | answered before, nothing was asked |
 | unscored_reason | why there is no verdict; null: there is one |
 """
@@ -27,9 +27,10 @@ import numpy as np
 
 from ..data.dataset import Dataset, load_dataset, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
-from ..data.rows import RowDataset, merged
+from ..data.rows import RowDataset
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults
 from ..errors import DataError
+from ..instructions import Instruction
 from ..oracles.base import UNSCORED_REASON, Verdicts
 from ..oracles.judges import NO_VERDICT
 
@@ -46,14 +47,14 @@ class Pairs:
 
     Attributes:
         records: The records to write, without the fields of an annotation.
-        instructions: Instruction and input as one text.
+        instructions: Instruction and input, merged and apart: the released draws read the instruction alone.
         first: output_1.
         second: output_2.
         replaced: Fields of an annotation that the records had already, and that are written anew.
     """
 
     records: Sequence[Mapping[str, Any]]
-    instructions: Sequence[str]
+    instructions: Sequence[Instruction]
     first: Sequence[str]
     second: Sequence[str]
     replaced: tuple[str, ...] = ()
@@ -81,7 +82,7 @@ def read_pairs(path: Path) -> Pairs:
     replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
     return Pairs(
         [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
-        [merged(row) for row in rows],
+        [Instruction(row["instruction"], row["input"]) for row in rows],
         [row["output_1"] for row in rows],
         [row["output_2"] for row in rows],
         replaced,
@@ -121,7 +122,7 @@ def read_contest(outputs: Path, reference: Path | None, data: str | None) -> Con
         }
         for instruction, base, response in zip(instructions, references, found, strict=True)
     ]
-    return Contest(Pairs(records, list(map(str, instructions)), references, found), generator, name)
+    return Contest(Pairs(records, instructions, references, found), generator, name)
 
 
 def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:

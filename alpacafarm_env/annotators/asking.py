@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,15 +20,9 @@ from ..api import ledger_sql as sql
 from ..api.client import Client
 from ..api.replies import read_reply
 from ..api.requests import Request
-from ..errors import (
-    APIError,
-    ContentRefusedError,
-    LedgerError,
-    ReplayMissError,
-    TransientAPIError,
-    UnparsableVerdictError,
-)
+from ..errors import APIError, ContentRefusedError, ReplayMissError, TransientAPIError, UnparsableVerdictError
 from ..oracles.base import shorten
+from ..seeding import keyed_rng
 from .config import AnnotatorConfig, ModelConfig, Prompt
 from .prompts import Item, render
 from .verdicts import parse
@@ -39,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_TRIES: Final = 3
 """Requests for one pair alone, after which replies without a verdict are final."""
-_POLL_S: Final = 0.1
-"""Seconds between looks at what another process is asking."""
+_POLL_S: Final = (0.05, 1.0)
+"""Seconds between looks at what another process is asking: at first, and at most."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,14 @@ class Question:
     @classmethod
     def about(cls, served: Served, annotator: int, item: Item, *, base_url: str, seed: int) -> Question:
         """The question and its key. It counts whether the annotator shares requests: neighbours may sway it."""
-        alone = make_request(served, [item], base_url=base_url, sample=f"seed {seed} of {served.config.batch_size}")
-        return cls(annotator, item, alone.key)
+        alone = make_request(served, [item], base_url=base_url, seed=seed)
+        shared = replace(alone, sample=f"{alone.sample}, in requests of {served.config.batch_size}")
+        return cls(annotator, item, shared.key)
+
+    @property
+    def pair(self) -> tuple[str, ...]:
+        """The instruction and the unordered pair."""
+        return (self.item.instruction, *sorted(self.item[1:]))
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,28 @@ class Progress:
     seconds: float
 
 
-def make_request(served: Served, items: Sequence[Item], *, base_url: str, sample: str) -> Request:
-    """The request that asks one annotator about up to its batch size of items."""
-    config, model = served.config, served.model
-    prompt = render(served.prompt, items, model.kind)
-    body: dict[str, Any] = {"model": model.model, "messages" if model.kind == "chat" else "prompt": prompt}
+def make_request(served: Served, items: Sequence[Item], *, base_url: str, seed: int, tries: int = 0) -> Request:
+    """The request that asks one annotator about up to its batch size of items.
+
+    Args:
+        served: The annotator.
+        items: The pairs.
+        base_url: The server.
+        seed: The pool's. It is sent too; a model that refuses it has "seed" in `omit`.
+        tries: How often the same was asked before; each try is another draw.
+    """
+    config, prompt, model = served.config, served.prompt, served.model
+    field = "messages" if model.kind == "chat" else "prompt"
+    body: dict[str, Any] = {"model": model.model, field: render(prompt, items, model.kind)}
     body[model.max_tokens_field] = config.max_tokens + model.extra_tokens
     body |= {"temperature": config.temperature, "top_p": config.top_p}
+    body["seed"] = seed if not tries else int(keyed_rng(seed, "try", tries).integers(2**31))
     if model.kind == "completion":
         body["stop"] = ["\n\n"]  # a model that continues texts would go on to pairs of its own
-    if served.prompt.format == "logprobs":
+    if prompt.format == "logprobs":
         body |= {"logprobs": True, "top_logprobs": 20} if model.kind == "chat" else {"logprobs": 20}
     kept = {name: value for name, value in body.items() if name not in model.omit}
-    return Request(base_url, model.kind, kept, sample)
+    return Request(base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
 
 
 class Asking:
@@ -108,118 +117,114 @@ class Asking:
 
     def __init__(self, pool: AnnotatorPool, questions: Mapping[str, Question]) -> None:
         self._pool, self._ledger, self._questions = pool, pool.ledger, questions
+        self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
-        self._costs: dict[str, float] = dict.fromkeys(self._questions, 0.0)
-        self._fatal: APIError | LedgerError | None = None
+        self._costs: dict[str, float] = dict.fromkeys(questions, 0.0)
+        self._spent = 0.0
+        self._ended = False
         self._start = monotonic()
 
     async def run(self) -> dict[str, Answer]:
         """The answer of each question, by key."""
-        await self._read(list(self._questions))
-        if self._pending and self._ledger.replay:
-            missing = self._questions[self._pending[0]]
-            name = self._pool.served[missing.annotator].config.name
+        await self._read(list(self._open))
+        if self._open and self._ledger.replay:
+            missing = next(iter(self._open.values()))
+            served = self._pool.served[missing.annotator]
             raise ReplayMissError(
-                f"{len(self._pending)} of {len(self._questions)} pairs have no stored answer in {self._ledger.path}; "
-                f"the first is for {name}, instruction {shorten(missing.item.instruction)}. Run once without replay."
+                f"{len(self._open)} of {len(self._questions)} pairs have no stored answer in {self._ledger.path} from "
+                f"{self._pool.endpoint.base_url} with seed {self._pool.seed}; the first is for {served.config.name}, "
+                f"model {served.model.model!r}, instruction {shorten(missing.item.instruction)}. Answers are kept by "
+                "server, model, prompt and seed: give those of the run to replay, or run once without replay."
             )
-        if self._pending:
-            pool = self._pool
-            async with Client(
-                pool.endpoint,
-                config=pool.client_config,
-                ledger=self._ledger,
-                prices=pool.prices,
-                budget_usd=pool.budget_usd,
-            ) as client:
+        if self._open:
+            async with self._pool.client() as client:
                 await self._ask_all(client)
         return self._answers
 
-    @property
-    def _pending(self) -> list[str]:
-        return [key for key in self._questions if key not in self._answers]
-
     async def _ask_all(self, client: Client) -> None:
-        owner = self._ledger.new_owner()
-        while self._pending:
-            mine = await self._do(sql.claim, self._pending, owner)
+        owner, wait_s = self._ledger.new_owner(), _POLL_S[0]
+        while self._open:
+            wanted = list(self._open)
             try:
-                stored = await self._read(mine)  # answered between the look and the claim
-                async with asyncio.TaskGroup() as group:
-                    for batch, tries in self._batches([key for key in mine if key not in self._answers], stored):
-                        group.create_task(self._ask(client, batch, tries))
+                mine = await self._do(sql.claim, wanted, owner)
+                tries = await self._read(mine)  # some may have been answered between the look and the claim
+                batches = self._batches([key for key in mine if key in self._open], tries)
+                await self._all(self._ask(client, batch, tried) for batch, tried in batches)
             finally:
-                await self._do(sql.release, mine, owner)
-            if self._fatal:
-                raise self._fatal
-            if self._pending:  # another process is asking these
-                await asyncio.sleep(_POLL_S)
-                await self._read(self._pending)
+                # Also when the claim was cut short: it stands before this in the ledger's queue.
+                await self._do(sql.release, wanted, owner)
+            if self._open:  # another call is asking these
+                wait_s = _POLL_S[0] if mine else min(2 * wait_s, _POLL_S[1])
+                await asyncio.sleep(wait_s)
+                await self._read(list(self._open))
 
-    def _batches(self, keys: Sequence[str], tries: dict[str, int]) -> list[tuple[list[Question], int]]:
-        """Questions never asked share requests; one whose reply had no verdict goes alone."""
-        new: dict[int, list[Question]] = {}
-        alone: list[tuple[list[Question], int]] = []
+    def _batches(self, keys: Sequence[str], tries: Mapping[str, int]) -> list[tuple[list[Question], int]]:
+        """Questions never asked share requests; one whose reply had no verdict goes alone.
+
+        The two orders of a pair never stand in one request, where the judge would see the contradiction.
+        """
+        alone = [([self._questions[key]], tries[key]) for key in keys if key in tries]
+        groups: dict[tuple[int, int], list[Question]] = {}
+        seen: dict[tuple[int, tuple[str, ...]], int] = {}
         for key in keys:
-            question = self._questions[key]
-            if key in tries:
-                alone.append(([question], tries[key]))
-            else:
-                new.setdefault(question.annotator, []).append(question)
-        batches = list(alone)
-        for annotator, questions in new.items():
+            if key not in tries:
+                question = self._questions[key]
+                place = (question.annotator, question.pair)
+                seen[place] = seen.get(place, -1) + 1
+                groups.setdefault((question.annotator, seen[place]), []).append(question)
+        shared: list[tuple[list[Question], int]] = []
+        for (annotator, _), questions in groups.items():
             size = self._pool.served[annotator].config.batch_size
-            batches += [(questions[n : n + size], 0) for n in range(0, len(questions), size)]
-        return batches
+            shared += [(questions[n : n + size], 0) for n in range(0, len(questions), size)]
+        return alone + shared
+
+    async def _all(self, asks: Iterable[Awaitable[None]]) -> None:
+        """Runs them together. If one fails, those in flight, which are paid for, still arrive before it is raised."""
+        outcomes = await asyncio.gather(*asks, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
     async def _ask(self, client: Client, questions: list[Question], tries: int) -> None:
-        """Asks until each question has a verdict or a reason why not.
-
-        Errors that end the call are kept for its end, so that requests in flight, which are paid for, still arrive.
-        """
-        if self._fatal:
+        """Asks until each question has a verdict or a reason why not."""
+        if self._ended:
             return
+        try:
+            await self._persist(client, questions, tries)
+        except BaseException:
+            self._ended = True
+            raise
+
+    async def _persist(self, client: Client, questions: list[Question], tries: int) -> None:
         pool, served = self._pool, self._pool.served[questions[0].annotator]
-        keys = [question.key for question in questions]
-        sample = f"seed {pool.seed}" + (f", try {tries}" if tries else "")
-        items = [question.item for question in questions]
-        request = make_request(served, items, base_url=pool.endpoint.base_url, sample=sample)
+        keys, items = [question.key for question in questions], [question.item for question in questions]
+        request = make_request(served, items, base_url=pool.endpoint.base_url, seed=pool.seed, tries=tries)
         try:
             reply = await client.ask(request, questions=keys, label=served.config.name)
-        except (ContentRefusedError, TransientAPIError) as error:
-            if len(questions) == 1 or isinstance(error, TransientAPIError):
-                self._settle(keys, [Answer(cached=False, reason=f"{type(error).__name__}: {error}")] * len(keys))
-            else:  # one of them may have been refused: the others are not to suffer
-                await self._ask_singly(client, questions)
-            return
-        except (APIError, LedgerError) as error:
-            self._fatal = self._fatal or error
-            return
-        for key in keys:
-            self._costs[key] += reply.cost_usd / len(keys)
-        try:
+            self._pay(keys, reply.cost_usd)
             scores = parse(served.prompt.format, reply.reply, len(keys))
+        except (ContentRefusedError, TransientAPIError) as error:
+            self._pay(keys, error.cost_usd)
+            if len(keys) == 1 or isinstance(error, TransientAPIError):
+                reason = f"{type(error).__name__}: {error}"
+                self._settle(keys, [Answer(cached=False, reason=reason)] * len(keys))
+            else:  # one of them may have been refused: the others are not to suffer
+                await self._all(self._ask(client, [question], 0) for question in questions)
         except UnparsableVerdictError as error:
-            if len(questions) > 1:
-                await self._ask_singly(client, questions)
+            if len(keys) > 1:
+                await self._all(self._ask(client, [question], 0) for question in questions)
             elif tries + 1 < MAX_TRIES:
                 await self._ask(client, questions, tries + 1)
             else:
                 self._settle(keys, [Answer(reason=_unparsable(error), cached=False)])
-            return
-        self._settle(keys, [Answer(score, cached=reply.cached) for score in scores])
-
-    async def _ask_singly(self, client: Client, questions: list[Question]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for question in questions:
-                group.create_task(self._ask(client, [question], 0))
+        else:
+            self._settle(keys, [Answer(score, cached=reply.cached) for score in scores])
 
     async def _read(self, keys: Sequence[str]) -> dict[str, int]:
         """Settles the questions whose stored reply has a verdict; the tries so far of those whose has none."""
         unread: dict[str, int] = {}
         for key, stored in (await self._do(sql.lookup, keys)).items():
-            question = self._questions[key]
-            served = self._pool.served[question.annotator]
+            served = self._pool.served[self._questions[key].annotator]
             try:
                 reply = read_reply(served.model.kind, stored.raw)
                 score = parse(served.prompt.format, reply, stored.size)[stored.position]
@@ -231,13 +236,19 @@ class Asking:
                     unread[key] = stored.tries
         return unread
 
+    def _pay(self, keys: Sequence[str], cost_usd: float) -> None:
+        """What a request cost, shared out among its questions."""
+        self._spent += cost_usd
+        for key in keys:
+            self._costs[key] += cost_usd / len(keys)
+
     def _settle(self, keys: Sequence[str], answers: Sequence[Answer]) -> None:
         for key, answer in zip(keys, answers, strict=True):
             self._answers[key] = replace(answer, cost_usd=self._costs[key])
+            self._open.pop(key, None)
         if self._pool.on_progress:
-            spent = sum(self._costs.values())
             seconds = monotonic() - self._start
-            self._pool.on_progress(Progress(len(self._answers), len(self._questions), spent, seconds))
+            self._pool.on_progress(Progress(len(self._answers), len(self._questions), self._spent, seconds))
 
     async def _do(self, operation: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._ledger.do(operation, *args))

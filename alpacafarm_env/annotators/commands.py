@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..arguments import real_number, whole_number
-from ..errors import AlpacaFarmError, DataError, TransientAPIError
+from ..arguments import positive_number, real_number, whole_number
+from ..errors import AlpacaFarmError, DataError, LedgerError
 
 if TYPE_CHECKING:
     from .judged import Judged
 
 DATA_VARIABLE: Final = "ALPACAFARM_DATA"
 _OPENAI_KEY: Final = "OPENAI_API_KEY"
+_LIMITS: Final = {"max_concurrency": 32, "attempt_timeout_s": 60.0, "deadline_s": 300.0, "requests_per_minute": None}
+"""Options that go to the client as they are, and their defaults."""
 _EPILOG: Final = (
     "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is missing. "
     "Exit status: 0 all pairs have a verdict, 1 some have none, 2 an error, 130 interrupted."
@@ -121,12 +123,14 @@ def ledger(options: argparse.Namespace) -> Report:
         LedgerError: There is no such ledger, or it cannot be read.
     """
     from ..api import ledger_sql as sql
-    from ..api.ledger import Ledger
+    from ..api.ledger import Ledger, default_path
     from ..tables import format_table
 
-    with Ledger(options.ledger, replay=True) as opened:
+    path = options.ledger or default_path()
+    if not os.path.lexists(path):
+        raise LedgerError(f"There is no ledger at {path}. Name the --ledger of a run; the first run makes one.")
+    with Ledger(path, replay=True) as opened:
         spending = opened.do(sql.spending).result()
-        path = opened.path
     counts = ("answered", "failed", "unknown", "running", "questions", "prompt_tokens", "completion_tokens", "unpriced")
     columns = ("host", "model", "annotator", *counts, "usd")
     groups = [*spending.groups.items(), (("total", "", ""), spending.total)]
@@ -140,6 +144,7 @@ def ledger(options: argparse.Namespace) -> Report:
     ]
     total = spending.total
     lines = [f"{path}", format_table(columns, rows, left=3)]
+    lines.append("Answered to running count attempts; questions count pairs, those asked in both orders twice.")
     if total.unknown or total.running:
         reserved = total.unknown_usd + total.running_usd
         lines.append(
@@ -155,6 +160,7 @@ def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
     from .judged import judge_pairs
 
     _check_key(options)
+    _check_times(options)
     return judge_pairs(
         pairs,
         ledger=options.ledger,
@@ -163,13 +169,14 @@ def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
         model=options.model,
         base_url=options.base_url,
         api_key_env=options.api_key_env,
+        allow_insecure=options.allow_insecure,
         seed=options.seed,
         budget_usd=options.budget_usd,
         replay=options.replay,
         flip=options.flip,
         both_orders=options.both_orders,
         compat=options.compat,
-        max_concurrency=options.max_concurrency,
+        **{name: getattr(options, name) for name in _LIMITS},
     )
 
 
@@ -188,10 +195,19 @@ def _report(lines: Sequence[str], judged: Judged, notes: list[str], out: Path | 
     missing = judged.win_rate.num_unscored
     if missing:
         where = f"; unscored_reason in {out} says why" if out else ""
-        again, _ = judged.reasons.get(TransientAPIError.__name__, (0, ""))
-        repeat = f" The same command asks {again} of them again, and nothing else." if again else ""
-        notes.append(f"{missing} of {len(judged.verdicts.scores)} pairs have no verdict{where}.{repeat}")
+        notes.append(f"{missing} of {len(judged.verdicts.scores)} pairs have no verdict{where}. {_again(judged)}")
     return Report("\n".join(lines), tuple(notes), 1 if missing else 0)
+
+
+def _again(judged: Judged) -> str:
+    """What giving the same command once more would do about the pairs that have no verdict."""
+    again, missing = judged.asked_again, judged.win_rate.num_unscored
+    num = sum(again.values())
+    if not num:
+        return "The same command asks nothing again: replies that could not be read are final for this seed."
+    kinds = ", ".join(f"{count} {kind}" for kind, count in again.items())
+    which = "them" if num == missing else f"{num} of them"
+    return f"The same command asks, and pays for, {which} again ({kinds}), and nothing else."
 
 
 def _command(
@@ -210,6 +226,8 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     text = "the server's address up to /v1 (default: $OPENAI_BASE_URL, or OpenAI's own)"
     options.add_argument("--base-url", metavar="URL", help=text)
     played = options.add_mutually_exclusive_group()
+    text = "take an http:// address of another machine, where anybody on the way can read the key and the texts"
+    options.add_argument("--allow-insecure", action="store_true", help=text)
     text = "which model plays which role: openai, sandbox (for judge-server), or a YAML file (default: openai)"
     played.add_argument("--models", metavar="SPEC", help=text)
     played.add_argument("--model", metavar="NAME", help="one model for all roles")
@@ -229,8 +247,15 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     spending.add_argument("--replay", action="store_true", help="answer from the ledger alone, ask nothing")
     text = "requests in flight at once; fewer when the server asks for it (default: 32)"
     spending.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help=text)
+    text = "requests started in a minute at most (default: any number)"
+    spending.add_argument("--requests-per-minute", type=positive_number, metavar="X", help=text)
+    text = "seconds for one attempt, its whole reply included (default: 60)"
+    spending.add_argument("--timeout-s", type=positive_number, dest="attempt_timeout_s", metavar="S", help=text)
+    text = "seconds for one request, its repeats and waits included (default: 300)"
+    spending.add_argument("--deadline-s", type=positive_number, metavar="S", help=text)
     text = f"the environment variable that holds the API key (default: {_OPENAI_KEY})"
     spending.add_argument("--api-key-env", default=_OPENAI_KEY, metavar="NAME", help=text)
+    parser.set_defaults(**_LIMITS)
     parser.add_argument("--api-key", nargs="?", action=_RefuseKey, help=argparse.SUPPRESS)
 
 
@@ -245,9 +270,19 @@ class _RefuseKey(argparse.Action):
 
 
 def _check_key(options: argparse.Namespace) -> None:
-    """The name itself is not printed: somebody may have put the key there."""
-    if options.api_key_env != _OPENAI_KEY and not os.environ.get(options.api_key_env, "").strip():
+    """The name itself is not printed: somebody may have put the key there. A replay needs no key."""
+    if options.replay or options.api_key_env == _OPENAI_KEY:
+        return
+    if not os.environ.get(options.api_key_env, "").strip():
         raise AlpacaFarmError(
             "--api-key-env: expected the name of an environment variable that holds a key, got one that is not set. "
             "(Its name is not printed, in case it is the key itself.)"
+        )
+
+
+def _check_times(options: argparse.Namespace) -> None:
+    if options.attempt_timeout_s > options.deadline_s:
+        raise AlpacaFarmError(
+            f"--timeout-s: expected at most the {options.deadline_s:g} s of --deadline-s, which one request has with "
+            f"all its attempts, got {options.attempt_timeout_s:g}. Raise --deadline-s too."
         )

@@ -161,6 +161,8 @@ class PoolConfig(Strict):
         flip: Probability that a verdict is turned round, in [0, 0.5]; 0.25 in AlpacaFarm's training.
         annotators: Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`.
         annotators_of: Instead: another pool (a name or a path) whose members it shares.
+        draws: The name of its random draws: pools with the same one, and the same number of members, draw the same
+            member and order for a pair. By default that of the pool in `annotators_of`, or else its own name.
     """
 
     name: _Name
@@ -168,6 +170,7 @@ class PoolConfig(Strict):
     flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     annotators: Annotated[tuple[AnnotatorConfig, ...], Field(strict=False)] = ()
     annotators_of: _Text | None = None
+    draws: _Name | None = None
 
     @model_validator(mode="after")
     def _members(self) -> Self:
@@ -178,6 +181,11 @@ class PoolConfig(Strict):
         if twice:
             raise ValueError(f"annotators: the names must differ; more than once: {', '.join(twice)}.")
         return self
+
+    @property
+    def stream(self) -> str:
+        """The name of its random draws, for `KeyedDraws`: `draws`, or the pool's own name."""
+        return self.draws or self.name
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -247,7 +255,7 @@ def _load_pool(name_or_path: str | Path, folder: Path, before: tuple[Path, ...])
             shared = _load_pool(pool.annotators_of, path.parent, (*before, path))
         except PoolError as error:
             raise PoolError(f"{path}: annotators_of: {error}") from error
-        return pool.model_copy(update={"annotators": shared.annotators})
+        return pool.model_copy(update={"annotators": shared.annotators, "draws": pool.draws or shared.stream})
     mistakes: list[str] = []
     members = [
         _with_prompt(member, path.parent, f"annotators[{i}]", mistakes) for i, member in enumerate(pool.annotators)
@@ -331,10 +339,13 @@ def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: object) -> 
             filled[str(role)] = entry if isinstance(entry, ModelConfig) else check(ModelConfig, fields, role)
         except PoolError as error:
             mistakes.append(str(error).replace("\n", "\n  "))
-    for role in roles:
-        if role not in map(str, content):
-            given = f"given are: {', '.join(map(str, content)) or 'none'}"
-            mistakes.append(f"{role}: missing; the pool's roles are {', '.join(roles)}, {given}.")
+    missing = [role for role in roles if role not in map(str, content)]
+    if missing:  # only then: a file may hold roles of other pools too
+        known = {*roles, *ROLES}
+        mistakes += [f"{name}: unknown role.{hint(name, roles)}" for name in content if name not in known]
+    for role in missing:
+        given = f"given are: {', '.join(map(str, content)) or 'none'}"
+        mistakes.append(f"{role}: missing; the pool's roles are {', '.join(roles)}, {given}.")
     if mistakes:
         raise mistakes_error(where, mistakes)
     return {role: filled[role] for role in roles}

@@ -1,7 +1,7 @@
 """What a pool draws for each pair: who judges, which response is shown first, and whether the label is noise.
 
-`KeyedDraws` is the default: every draw is keyed on (seed, pool, instruction, unordered pair), so one instruction asked
-about many responses meets every annotator, and asking with the pair swapped is the same question.
+`KeyedDraws` is the default: the draws of the sandbox's own annotators, so that a pool that asks for them over HTTP
+draws as they do.
 
 `AlpacaFarmDraws` repeats the draws of the released AlpacaFarm and AlpacaEval, bit for bit, to recompute their runs.
 They are keyed on the instruction's text alone: whatever the responses are, one instruction has one annotator, one
@@ -19,10 +19,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..seeding import keyed_uniforms
+from ..oracles.draws import KeyedDraws, Row, check_count
 
-Row = tuple[str, str, str]
-"""(instruction, a, b): the pair in the order in which `b_first` and `noise` speak of it."""
+__all__ = ["AlpacaFarmDraws", "Draws", "KeyedDraws", "Row"]
 
 
 class Draws(Protocol):
@@ -33,49 +32,6 @@ class Draws(Protocol):
 
     def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
         """Returns whether b is shown before a, [B]."""
-
-
-@dataclass(frozen=True)
-class KeyedDraws:
-    """Draws keyed on (seed, pool's name, instruction, unordered pair).
-
-    Args:
-        seed: The pool's seed.
-        name: The pool's name, so that two pools of one run draw independently.
-
-    Example:
-        >>> draws = KeyedDraws(0, "alpaca_farm")
-        >>> draws.annotators([("Why?", "Because.", "No idea.")], 13) == draws.annotators(
-        ...     [("Why?", "No idea.", "Because.")], 13
-        ... )
-        array([ True])
-    """
-
-    seed: int
-    name: str
-
-    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
-        """Returns the index of each pair's annotator, uniform over range(count), [B].
-
-        Raises:
-            ValueError: `count` is not positive.
-        """
-        _check_count(count)
-        return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
-
-    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
-        """Returns whether b is shown before a, [B]; half of all pairs, and the other way for (b, a).
-
-        Both orders of a pair hence show an annotator the same text. Of two equal texts there is only one order.
-        """
-        in_order = np.array([a <= b for _, a, b in rows], bool)
-        b_first: NDArray[np.bool_] = (self._uniforms("order", rows) < 0.5) == in_order
-        return b_first
-
-    def _uniforms(self, stream: str, rows: Sequence[Row]) -> NDArray[np.float64]:
-        return keyed_uniforms(
-            self.seed, f"{stream} of {self.name}", [(instruction, *sorted(pair)) for instruction, *pair in rows]
-        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +60,7 @@ class AlpacaFarmDraws:
         Raises:
             ValueError: `count` is not positive.
         """
-        _check_count(count)
+        check_count(count)
         alone = [(getattr(text, "instruction", text), a, b) for text, a, b in rows]
         return np.array([self._random("annotator", row).choices(range(count))[0] for row in alone], np.int64)
 
@@ -131,8 +87,3 @@ class AlpacaFarmDraws:
     def _random(self, purpose: str, row: Row) -> Random:
         # Bytes seed as their text does, and "surrogatepass" gives a text that UTF-8 cannot write a seed as well.
         return Random(f"{purpose}{row[0]}{self.seed}".encode("utf-8", "surrogatepass"))
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise ValueError(f"A pool to draw from needs one or more annotators, got {count!r}.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -14,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api import ledger_sql as sql
-from ..api.endpoint import Endpoint
+from ..api.endpoint import NO_KEY, OPENAI_KEY, Endpoint
 from ..api.ledger import Ledger
-from ..errors import AlpacaFarmError, PoolError
+from ..errors import AlpacaFarmError, PermanentAPIError, PoolError, PriceError, UnparsableVerdictError
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
 from ..oracles.judges import NO_VERDICT
 from ..statistics import WinRateSummary, win_rate
@@ -72,7 +74,7 @@ class Judged:
         if rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
             lines.append(f"prefers output_2: {rate.win_rate:.2f} %{error} of {rate.num_total}")
-        return [*lines, self._cost(), f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}", self._asked()]
+        return [*lines, *self._costs(), f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}", self._asked()]
 
     def _detail(self, key: str, blank: Any) -> NDArray[Any]:
         return np.asarray(self.verdicts.details.get(key, np.full(len(self.verdicts.scores), blank)))
@@ -87,13 +89,32 @@ class Judged:
             found[kind] = count + 1, first
         return found
 
-    def _cost(self) -> str:
+    @property
+    def asked_again(self) -> dict[str, int]:
+        """Kind of reason -> pairs without a verdict that the same command asks, and pays for, again.
+
+        Only replies are kept. What was no reply, or refused, leaves nothing to read; one that could not be read is
+        final.
+        """
+        final = UnparsableVerdictError.__name__
+        return {kind: count for kind, (count, _) in self.reasons.items() if kind != final}
+
+    def _costs(self) -> list[str]:
         cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)
-        asked = int((~cached & (self._detail("annotator", "") != "")).sum())
-        fresh = int((~cached).sum())
-        known = f"${np.nansum(costs):.4f}" + (" and what has no known price" if np.isnan(costs).any() else "")
-        rate = "" if np.isnan(costs).any() or not asked else f", ${1000 * costs.sum() / fresh:.4f} per 1,000 pairs"
-        return f"cost of this run: {known} for {asked} pairs asked{rate}; {int(cached.sum())} were answered before"
+        judged = self._detail("annotator", "") != ""  # the others are noise or identical, and nobody's to pay for
+        num, unknown = int((judged & ~cached).sum()), bool(np.isnan(costs).any())
+        spent = f"${np.nansum(costs):.4f}" + " and what has no known price" * unknown
+        lines = [f"cost of this run: {spent} for {num} pairs asked; {int(cached.sum())} were answered before"]
+        if num and not unknown and costs.any():
+            each, share = 1000 * costs.sum() / num, float(judged.mean())
+            # A pair of which one order was answered before cost half, and is not told apart.
+            least = "at least " * ("orders_agree" in self.verdicts.details)
+            text = f"price: {least}${each:.4f} per 1,000 pairs asked"
+            if share < 1:
+                rest = f"{100 * share:.0f} % of them are asked, noise and identical outputs are free"
+                text += f", {least}${each * share:.4f} per 1,000 pairs ({rest})"
+            lines.append(text)
+        return lines
 
     def _asked(self) -> str:
         judged = Counter(self.models[name] for name in self._detail("annotator", "").tolist() if name)
@@ -110,13 +131,14 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
         **options: Those of `make_pool`.
 
     Raises:
-        AlpacaFarmError: See `make_pool` and `AnnotatorPool.judge`; answers so far are kept.
+        AlpacaFarmError: See `make_pool` and `AnnotatorPool.judge`; answers so far are kept. What a caller of those is
+            told of keywords is told of the command's options instead.
         KeyboardInterrupt: With a message that says how to go on.
     """
     pool = load_pool(options["pool"])
     models = options["models"] or ({"model": options["model"]} if options["model"] else "openai")
     roles = load_models(models, roles=pool.roles)
-    host = _endpoint(options["base_url"]).host
+    endpoint = _endpoint(options)
     with Ledger(ledger, replay=options["replay"]) as opened:
         with progress_bar(pool.name) as show:
             judge = make_pool(ledger=opened, on_progress=show, **options)
@@ -127,15 +149,45 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
                     f"answers so far are kept in {opened.path}. The same command goes on from there and asks only what "
                     "is missing."
                 ) from None
+            except PermanentAPIError as error:
+                raise _without_key(endpoint, options["api_key_env"]) or error from None
+            except PriceError as error:
+                raise PriceError(
+                    f"{error} A --models file gives it: price_usd_per_million: [input, output] beside the model's name."
+                ) from None
         usd = opened.do(sql.spending).result().total.usd
         played = {member.name: roles[member.role].model for member in pool.annotators}
-        return Judged(pairs, verdicts, judge.name, options["seed"], host, played, opened.path, usd)
+        return Judged(pairs, verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
 
 
-def _endpoint(base_url: str | None) -> Endpoint:
+def _endpoint(options: Mapping[str, Any]) -> Endpoint:
+    where = "--base-url (or $OPENAI_BASE_URL)"
+    base_url, key_env = options["base_url"], options["api_key_env"]
     try:
-        return Endpoint(base_url)
-    except AlpacaFarmError:
-        raise
+        endpoint = Endpoint(base_url, api_key_env=key_env, allow_insecure=True)
     except ValueError as error:
-        raise PoolError(f"--base-url (or $OPENAI_BASE_URL): {error}.") from error
+        raise PoolError(f"{where}: {str(error).rstrip('.')}.") from error
+    if not options["allow_insecure"]:
+        try:
+            Endpoint(base_url, api_key_env=key_env)
+        except ValueError as error:  # what was refused is only that it is not encrypted
+            raise PoolError(
+                f"{where}: http:// to {endpoint.host}, so anybody on the way could read the key and the texts. Use "
+                "https://, or --allow-insecure on a network that you trust."
+            ) from error
+    return endpoint
+
+
+def _without_key(endpoint: Endpoint, variable: str) -> AlpacaFarmError | None:
+    """The error that says so in the command's words, if there is no key that could be sent."""
+    try:
+        endpoint.key()
+    except PermanentAPIError:
+        # A name that was given is not printed: it may be the key itself.
+        name = OPENAI_KEY if variable == OPENAI_KEY else "that --api-key-env names"
+        holds = "a key with characters that no key has" if os.environ.get(variable, "").strip() else "none"
+        return AlpacaFarmError(
+            f"The server {endpoint.host} needs a key, and the environment variable {name} holds {holds}. Set it to "
+            f"the key ({NO_KEY!r} if the server wants none), or name another variable by --api-key-env."
+        )
+    return None

@@ -1,25 +1,30 @@
-"""What the sandbox's annotator answers to a prompt: reads the request back, asks the annotator, writes its reply."""
+"""What the sandbox's annotator answers to a prompt: reads the request back, asks the annotator, writes its reply.
+
+Verdicts are those of the sandbox's own pools in process, seed for seed: `sandbox.judges.Annotators` and this module
+share the annotators, their log-odds and the draws.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PoolError
-from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features
-from ..seeding import keyed_uniforms
+from ..oracles.draws import KeyedDraws, probability
+from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
 from .answers import Answer, Verdict, count_tokens
 from .config import AnnotatorConfig, load_pool, load_prompt
 from .prompts import Item, read
 
 POOLS: Final = ("alpaca_farm", "greedy", "weighted")
-"""The pools whose prompts are understood."""
+"""The pools whose prompts are always understood."""
 _FALLBACK: Final = GREEDY[0]
 """Stands behind annotators that the sandbox has none of that name for."""
 _REASONS: Final = {
@@ -42,6 +47,7 @@ class Question:
 
     Attributes:
         annotator: The name of who is asked.
+        seed: The seed that came with the request; None if none did.
         items: The pairs, in the order they are shown.
         temperature: From 0 to 2; 1 if the body names none.
         kind: "chat" or "completion".
@@ -53,6 +59,7 @@ class Question:
     """
 
     annotator: str
+    seed: int | None
     items: Sequence[Item]
     temperature: float
     kind: str
@@ -67,16 +74,19 @@ class Judging:
     """The sandbox's annotators as served models.
 
     Args:
-        seed: Another seed is another opinion on the same requests.
+        seed: Seeds the verdicts of requests that bring no seed.
+        pools: Further pools, names or files, whose prompts are read; their annotators judge as the sandbox's of that
+            name, others as its greedy one.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, pools: Iterable[str | Path] = ()) -> None:
         self.seed = seed
-        self._members = _members()
-        self._prompts = {name: load_prompt(name) for name in self._members}
+        members, self._streams = _members((*POOLS, *pools))
+        prompts = {file: load_prompt(file) for file in members}
+        self._prompts = {prompt.name: prompt for prompt in prompts.values()}
+        self._members = {prompts[file].name: asked for file, asked in members.items()}
         known = {annotator.name: annotator for annotator in (*POOL, *GREEDY)}
-        names = [member.name for members in self._members.values() for member in members]
-        self._annotators = {name: known.get(name, _FALLBACK) for name in names}
+        self._annotators = {name: known.get(name, _FALLBACK) for name in self._streams}
 
     def probabilities(self, name: str, items: Sequence[Item]) -> NDArray[np.float64]:
         """P(the second response is better), [B], by the annotator `name`, shown the items in this order.
@@ -87,7 +97,7 @@ class Judging:
         Raises:
             KeyError: No annotator of that name.
         """
-        return _probabilities(self._annotators[name], _gaps(items))
+        return probability(_log_odds(self._annotators[name], _gaps(items)))
 
     def annotator(self, prompt: str, model: str) -> str:
         """Who answers a prompt: a prompt that two share is told apart by the role in the model's name."""
@@ -112,6 +122,7 @@ class Judging:
         texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
         return Question(
             annotator=self.annotator(name, model),
+            seed=body.get("seed"),
             items=items,
             temperature=body.get("temperature", 1.0),
             kind=kind,
@@ -122,46 +133,54 @@ class Judging:
             top_logprobs=_top_logprobs(kind, body),
         )
 
-    def answer(self, question: Question, key: str, occurrence: int) -> Answer:
+    def answer(self, question: Question, key: str) -> Answer:
         """The annotator's answer.
 
         Temperature 0 gives the likelier verdict, the first response's where both are alike. Above it a verdict is a
-        draw from the annotator's own probability, raised to 1/temperature.
+        draw from the annotator's own probability, whose log-odds are divided by the temperature. The draw is keyed on
+        the seed, the annotator's pool, the instruction and the unordered pair: the same request, or the same pair
+        among other pairs, gets the same verdict, and another seed is another opinion.
 
         Args:
             question: From `read`.
-            key: A digest of the body: with it and `occurrence` the draws are keyed.
-            occurrence: How many answers this body has been given before.
+            key: A digest of the body, which names the answer.
         """
         annotator = self._annotators[question.annotator]
         gaps = _gaps(question.items)
-        chances = _probabilities(annotator, gaps)
+        odds = _log_odds(annotator, gaps)
         if question.temperature == 0:
-            second = chances > 0.5
+            second = odds > 0
         else:
-            rows = [(key, str(occurrence), str(place)) for place in range(len(question.items))]
-            second = keyed_uniforms(self.seed, "verdict", rows) < _sharpened(chances, question.temperature)
+            seed = self.seed if question.seed is None else question.seed
+            draws = KeyedDraws(seed, self._streams[question.annotator])
+            with np.errstate(over="ignore"):  # near 0 any leaning is a certainty
+                second = draws.b_wins(question.items, odds / question.temperature)
         reasons = _reasons(annotator, gaps, second)
         return Answer(
             kind=question.kind,
             model=question.model,
             format=question.format,
-            verdicts=tuple(map(Verdict, chances.tolist(), second.tolist(), reasons)),
+            verdicts=tuple(map(Verdict, probability(odds).tolist(), second.tolist(), reasons)),
             prompt_tokens=question.prompt_tokens,
             max_tokens=question.max_tokens,
             top_logprobs=question.top_logprobs,
-            name=f"judge-{key[:24]}-{occurrence}",
+            name=f"judge-{key[:24]}",
         )
 
 
 @cache
-def _members() -> dict[str, list[AnnotatorConfig]]:
-    """Prompt -> the annotators that are asked by it. Read once: it takes a tenth of a second."""
+def _members(pools: Iterable[str | Path]) -> tuple[dict[str, list[AnnotatorConfig]], dict[str, str]]:
+    """Prompt -> the annotators that are asked by it, and annotator -> its pool's draws.
+
+    Read once: it takes a tenth of a second.
+    """
     members: dict[str, list[AnnotatorConfig]] = {}
-    for pool in POOLS:
-        for member in load_pool(pool).annotators:
+    streams: dict[str, str] = {}
+    for pool in map(load_pool, pools):
+        for member in pool.annotators:
             members.setdefault(member.prompt, []).append(member)
-    return members
+            streams.setdefault(member.name, pool.stream)
+    return members, streams
 
 
 def _gaps(items: Sequence[Item]) -> NDArray[np.float64]:
@@ -185,19 +204,8 @@ _ANY_TASK: Final = "List two traits of a lion."
 """Some instruction of the sandbox: length, lists and courtesy do not depend on it."""
 
 
-def _probabilities(annotator: Annotator, gaps: NDArray[np.float64]) -> NDArray[np.float64]:
-    utility = (gaps * annotator.weights()).sum(axis=1) - annotator.position
-    with np.errstate(over="ignore"):  # a megabyte of text costs thousands of units: P is 0 then
-        return np.asarray(1.0 / (1.0 + np.exp(-utility / annotator.temperature)))
-
-
-def _sharpened(chances: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """The probabilities at a temperature above 0; at 1 they are as they were."""
-    if temperature == 1:
-        return chances
-    with np.errstate(divide="ignore", over="ignore"):
-        odds = np.log(chances) - np.log1p(-chances)
-        return np.asarray(1.0 / (1.0 + np.exp(-odds / temperature)))
+def _log_odds(annotator: Annotator, gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    return log_odds(gaps, annotator.weights(), annotator.position, annotator.temperature)
 
 
 def _reasons(annotator: Annotator, gaps: NDArray[np.float64], second: NDArray[np.bool_]) -> list[str]:
@@ -229,6 +237,9 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     temperature = body.get("temperature", 1.0)
     if not _is_number(temperature) or not 0 <= temperature <= 2:
         raise PoolError(f"temperature: expected a number from 0 to 2, got {temperature!r}.")
+    seed = body.get("seed")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise PoolError(f"seed: expected a whole number or null, got {seed!r}.")
     for name in ("max_tokens", "max_completion_tokens"):
         limit = body.get(name, 1)
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..api.client import ClientConfig
+from ..api.endpoint import OPENAI_KEY
+from ..api.requests import content_key
 from ..errors import PoolError
 from ..oracles.base import PreferenceOracle
 from ..oracles.judges import BothOrders, Flip
 from .asking import Progress
-from .config import load_pool
+from .config import load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws
 from .pool import AnnotatorPool, Compat
 
@@ -25,7 +28,7 @@ def make_pool(
     models: Any = None,
     model: str | None = None,
     base_url: str | None = None,
-    api_key_env: str = "OPENAI_API_KEY",
+    api_key_env: str = OPENAI_KEY,
     ledger: Ledger | str | Path | None = None,
     seed: int = 0,
     budget_usd: float | None = None,
@@ -34,7 +37,11 @@ def make_pool(
     both_orders: bool = False,
     compat: Compat | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
-    max_concurrency: int | None = None,
+    max_concurrency: int = 32,
+    requests_per_minute: float | None = None,
+    attempt_timeout_s: float = 60.0,
+    deadline_s: float = 300.0,
+    allow_insecure: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> PreferenceOracle:
     """The pool with its noise, asked in one order or both.
@@ -54,7 +61,11 @@ def make_pool(
         both_orders: Ask about each pair in both orders and average.
         compat: "alpacafarm": draw annotators, orders and noise as the released code does.
         prices: US dollars per million tokens by model, (input, output).
-        max_concurrency: Requests in flight at once; None: the client's default.
+        max_concurrency: Requests in flight at once; fewer where the server asks for it.
+        requests_per_minute: At most so many; None: no limit of our own.
+        attempt_timeout_s: Seconds for one attempt, its whole reply included.
+        deadline_s: Seconds for one request, all its attempts and waits included.
+        allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         on_progress: Called after each answer.
 
     Raises:
@@ -66,19 +77,24 @@ def make_pool(
         raise PoolError(f"Give models or model, not both; got models={models!r} and model={model!r}.")
     if both_orders and compat:
         raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
-    key = os.environ.get(api_key_env)
-    if key is None and api_key_env != "OPENAI_API_KEY" and not replay:
-        # Going on would send OpenAI's key to whoever is behind base_url.
-        raise PoolError(f"The environment variable {api_key_env}, which is to hold the key, is not set.")
-    from ..api.client import ClientConfig
-
+    if api_key_env != OPENAI_KEY and not replay and not os.environ.get(api_key_env, "").strip():
+        # Its name is not printed, in case it is the key itself.
+        raise PoolError(
+            "api_key_env: expected the name of an environment variable that holds a key, got one that is not set."
+        )
     config = load_pool(pool)
-    client = ClientConfig() if max_concurrency is None else ClientConfig(max_concurrency=max_concurrency)
+    client = ClientConfig(
+        max_concurrency=max_concurrency,
+        requests_per_minute=requests_per_minute,
+        attempt_timeout_s=attempt_timeout_s,
+        deadline_s=deadline_s,
+    )
     judge: PreferenceOracle = AnnotatorPool(
         config,
         {"model": model} if model else models if models is not None else "openai",
         base_url=base_url,
-        api_key=key,
+        api_key_env=api_key_env,
+        allow_insecure=allow_insecure,
         ledger=ledger,
         seed=seed,
         budget_usd=budget_usd,
@@ -93,3 +109,14 @@ def make_pool(
         judge = BothOrders(judge)
     p = config.flip if flip is None else flip
     return Flip(judge, p, seed=seed, draws=AlpacaFarmDraws(seed) if compat else None) if p else judge
+
+
+def fingerprint(spec: Mapping[str, Any]) -> str:
+    """What a mapping of `make_pool`'s keywords stands for besides its own text: files and variables as they are now."""
+    pool = load_pool(spec["pool"])
+    prompts = [load_prompt(annotator.prompt).digest for annotator in pool.annotators]
+    models = spec.get("models")
+    listed = load_models(models, pool.roles) if isinstance(models, str | Path) else {}
+    files = [pool.model_dump(mode="json"), prompts, {role: model.model_dump() for role, model in listed.items()}]
+    variables = [os.environ.get(name) for name in ("OPENAI_BASE_URL", "ALPACAFARM_LEDGER", "XDG_CACHE_HOME")]
+    return content_key([files, variables])

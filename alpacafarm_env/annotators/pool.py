@@ -12,16 +12,19 @@ appendix C; the draws are keyed on the unordered pair where the released code ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..api.client import Client, ClientConfig
 from ..api.endpoint import Endpoint
-from ..api.ledger import Ledger, default_path
+from ..api.ledger import Ledger, shared_ledger
+from ..api.limits import Limiter
 from ..api.prices import Prices
 from ..api.running import run
 from ..errors import did_you_mean
@@ -30,9 +33,6 @@ from .asking import Answer, Asking, Progress, Question, Served
 from .config import PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws, KeyedDraws
 from .prompts import Item
-
-if TYPE_CHECKING:
-    from ..api.client import ClientConfig
 
 Order = Literal["random", "as_given"]
 Compat = Literal["alpacafarm"]
@@ -49,7 +49,9 @@ class AnnotatorPool(Shared):
         models: Which model plays which role: "openai", {"model": name} for one model in all roles, a mapping of roles,
             or a YAML file.
         base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: $OPENAI_API_KEY.
+        api_key: The key; None: the variable named by `api_key_env`, read at each use.
+        api_key_env: The environment variable that holds the key.
+        allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
             `api.ledger.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
@@ -57,13 +59,13 @@ class AnnotatorPool(Shared):
         replay: Answer from the ledger alone; a pair without a stored answer is an error.
         order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
         compat: "alpacafarm" draws annotators and orders as the released code does, by the instruction alone.
-        client_config: Time limits, concurrency, repeats.
+        client_config: Time limits, concurrency, repeats. What the server says of its limits is kept from call to call.
         prices: US dollars per million tokens by model, (input, output), over the package's own table.
         on_progress: Called after each answer.
 
     Raises:
         PoolError: A pool or its models are not well written, or a role has no model.
-        ValueError: An unknown order or compat.
+        ValueError: An unknown order or compat, a seed that is no integer, a budget that is no amount.
     """
 
     blank: Final[Mapping[str, Any]] = {
@@ -81,6 +83,8 @@ class AnnotatorPool(Shared):
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
+        allow_insecure: bool = False,
         ledger: Ledger | Path | str | None = None,
         seed: int = 0,
         budget_usd: float | None = None,
@@ -95,23 +99,31 @@ class AnnotatorPool(Shared):
             raise did_you_mean("order", order, get_args(Order))
         if compat is not None and compat not in get_args(Compat):
             raise did_you_mean("compat", compat, get_args(Compat))
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed: expected an integer, got {seed!r}.")
+        amount: object = budget_usd  # may come from a configuration file
+        if amount is not None and not (isinstance(amount, int | float) and 0 <= amount < math.inf):
+            raise ValueError(f"budget_usd: expected US dollars, 0 or more, or None for no limit; got {budget_usd!r}.")
         self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
         roles = load_models(models, self.config.roles)
-        self.name = self.config.name
+        self.name = self.config.name + (f"+{compat}_draws" if compat else "")
         self.served = tuple(
             Served(annotator, load_prompt(annotator.prompt), roles[annotator.role])
             for annotator in self.config.annotators
         )
-        self.endpoint = Endpoint(base_url, api_key)
-        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger or default_path(), replay=replay)
+        self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
+        self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
         self.seed, self.order, self.on_progress = seed, order, on_progress
         self.budget_usd, self.client_config = budget_usd, client_config
         own = {role.model: tuple(role.price_usd_per_million) for role in roles.values() if role.price_usd_per_million}
         self.prices = Prices.load(overrides={**own, **(prices or {})})
         self.draws_order = order == "random"
-        # Pools with the same members draw alike: what "eval" has asked, "ann" need not ask again.
-        members = " ".join(annotator.name for annotator in self.config.annotators)
-        self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, members)
+        # Pools of one stream draw alike: what "eval" has asked, "ann" need not ask again.
+        self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, self.config.stream)
+        limits = client_config or ClientConfig()
+        self._limiter = Limiter(
+            limits.max_concurrency, per_minute=limits.requests_per_minute, max_wait_s=limits.max_wait_s
+        )
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
@@ -128,27 +140,41 @@ class AnnotatorPool(Shared):
             OutageError: The server has stopped answering. Answers so far are kept.
             LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
         """
-        rows = list(zip(instructions, a, b, strict=True))
-        who = self._draws.annotators(rows, len(self.served))
-        b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
-        questions = [
-            None if x == y else self._question(int(who[n]), Item(str(i), *((y, x) if b_first[n] else (x, y))))
-            for n, (i, x, y) in enumerate(rows)
-        ]
-        open_questions = {question.key: question for question in questions if question is not None}
-        answers = run(Asking(self, open_questions).run()) if open_questions else {}
-        scores = np.full(len(rows), 0.5)
-        told: list[dict[str, Any]] = [dict(self.blank) for _ in rows]
-        for n, question in enumerate(questions):
+        questions = self.questions(instructions, a, b)
+        wanted = {question.key: question for question in questions if question is not None}
+        answers = run(Asking(self, wanted).run()) if wanted else {}
+        scores = np.full(len(questions), 0.5)
+        told: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
+        for row, question in enumerate(questions):
             if question is not None:
-                answer = answers[question.key]
-                scores[n] = 1 - answer.score if b_first[n] else answer.score
-                told[n] = self._details(question, answer, b_first=bool(b_first[n]))
+                answer, b_first = answers[question.key], question.item.first == b[row]
+                scores[row] = 1 - answer.score if b_first else answer.score
+                told[row] = self._details(question, answer, b_first=b_first)
                 # Rows with the same question share one answer, and the first of them bears its cost.
                 answers[question.key] = replace(answer, cost_usd=0.0, cached=True)
         kinds = {key: object if isinstance(value, str) else None for key, value in self.blank.items()}
-        details = {key: np.array([row[key] for row in told], kind) for key, kind in kinds.items()}
-        return Verdicts(scores, details)
+        return Verdicts(scores, {key: np.array([row[key] for row in told], kind) for key, kind in kinds.items()})
+
+    def questions(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[Question | None]:
+        """What is asked about each pair: who, in which order. None for equal texts, which nobody is asked about."""
+        rows = list(zip(instructions, a, b, strict=True))
+        who = self._draws.annotators(rows, len(self.served))
+        b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
+        return [
+            None if x == y else self._question(int(who[n]), Item(str(i), *((y, x) if b_first[n] else (x, y))))
+            for n, (i, x, y) in enumerate(rows)
+        ]
+
+    def client(self) -> Client:
+        """A client for one call; what it learns of the server's limits is kept for the next."""
+        return Client(
+            self.endpoint,
+            config=self.client_config,
+            ledger=self.ledger,
+            prices=self.prices,
+            budget_usd=self.budget_usd,
+            limiter=self._limiter,
+        )
 
     def _details(self, question: Question, answer: Answer, *, b_first: bool) -> dict[str, Any]:
         return {

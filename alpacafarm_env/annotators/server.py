@@ -18,12 +18,16 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import fields
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from ..api.requests import content_key
+from ..arguments import real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from .config import ROLES, load_models
 from .faults import FAULTS, Faults
@@ -39,16 +43,17 @@ class JudgeServer:
     """A judge server in this process, on threads of its own; a context manager.
 
     Args:
-        seed: Seeds verdicts and faults; both are keyed on the whole request and how often it came before, so that they
-            do not depend on the order or the number of connections.
+        seed: Seeds the faults, and the verdicts of requests that bring no seed.
         faults: What goes wrong, and how often. None: nothing.
         host: The interface to listen on.
         port: 0 for any free one.
         api_key: The only key that is let in; None lets everyone in.
         latency_s: Seconds that each answer takes at least.
+        pools: Further pools, names or files, whose prompts are read.
 
-    A verdict does not depend on the faults either: a request that failed is given, when it is repeated, the verdict it
-    would have been given at once.
+    A verdict depends on the seed and its own pair alone, see `Judging.answer`: a request that failed is given, when it
+    is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often it came
+    before. So neither depends on the order or the number of connections.
 
     Raises:
         OSError: The port is taken or may not be used.
@@ -63,13 +68,13 @@ class JudgeServer:
         port: int = 0,
         api_key: str | None = None,
         latency_s: float = 0.0,
+        pools: Iterable[str | Path] = (),
     ) -> None:
         self.seed, self.faults, self.latency_s = seed, faults or Faults(), latency_s
-        self.judging = Judging(seed)
+        self.judging = Judging(seed, pools)
         self._api_key = api_key
         self._stats = Stats()
         self._arrived: Counter[str] = Counter()
-        self._answered: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.closing = threading.Event()
         self._listener = Listener((host, port), self)
@@ -139,10 +144,8 @@ class JudgeServer:
             raise PoolError(f"The body holds a number that cannot be: {error}.") from error
         with self._lock:
             draw = self.faults.draw(self.seed, digest, self._arrived[digest])
-            occurrence = self._answered[digest]
             self._arrived[digest] += 1
-            self._answered[digest] += draw.fault is None or FAULTS[draw.fault].usable
-        answer = self.judging.answer(question, digest, occurrence)
+        answer = self.judging.answer(question, digest)
         reply = spoiled(answer, draw, self.faults, key)
         self._stats.count(question.model, reply, draw.fault, answer.usage)
         return reply
@@ -174,15 +177,17 @@ def run_server(
     seed: int = 0,
     host: str = "127.0.0.1",
     latency_s: float = 0.0,
+    pools: Iterable[str | Path] = (),
 ) -> int:
     """Serves until Ctrl-C. Prints the base URL first, and nothing else.
 
     Args:
         port: 0 for any free one.
         faults: A faults file, see `faults`; None for no faults.
-        seed: Seeds verdicts and faults.
+        seed: Seeds the faults, and the verdicts of requests that bring no seed.
         host: The interface to listen on.
         latency_s: Seconds that each answer takes at least.
+        pools: Further pools, names or files, whose prompts are read.
 
     Returns:
         The exit status: 0 after Ctrl-C.
@@ -193,9 +198,9 @@ def run_server(
     """
     loaded = None if faults is None else Faults.load(faults)
     try:
-        server = JudgeServer(seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        server = JudgeServer(seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s, pools=pools)
+    except OSError as error:
+        reason = str(error.strerror or error).rstrip(".")
         raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another --port.") from error
     with server, suppress(KeyboardInterrupt):
         print(server.base_url, flush=True)  # noqa: T201 -- this is what a caller waits for
@@ -206,10 +211,18 @@ def run_server(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `judge-server`: `run_server`'s arguments by name."""
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen; 0 for any free port")
+    text = "where to listen; 0 for any free port"
+    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
-    parser.add_argument("--faults", metavar="FILE", help="JSON or YAML: which faults come how often")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seeds verdicts and faults")
-    parser.add_argument(
-        "--latency", dest="latency_s", type=float, default=0.0, metavar="S", help="seconds an answer takes at least"
-    )
+    text = "JSON or YAML: a rate in [0, 1] for each fault, and the parameters that should not be as below"
+    parser.add_argument("--faults", metavar="FILE", help=text)
+    text = "seeds the faults, and verdicts of requests without a seed"
+    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+    text = "seconds an answer takes at least"
+    parser.add_argument("--latency", dest="latency_s", type=real_number(), default=0.0, metavar="S", help=text)
+    text = "a pool of your own, whose prompts are to be read; may be given several times"
+    parser.add_argument("--pool", dest="pools", action="append", default=[], metavar="FILE", help=text)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    kinds = [f"  {name:<20} {kind.about}" for name, kind in FAULTS.items()]
+    rest = {item.name: item.default for item in fields(Faults) if item.name != "rates"}
+    parser.epilog = "\n".join(["faults:", *kinds, "parameters:", *(f"  {name:<20} {rest[name]}" for name in rest)])

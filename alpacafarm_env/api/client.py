@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
-from math import nan
 from typing import Any, Self, TypeVar
 
 from ..errors import (
@@ -28,12 +26,13 @@ from ..errors import (
     TransientAPIError,
 )
 from . import ledger_sql as sql
+from .booking import Booking, Job, committed
 from .endpoint import Endpoint
 from .failures import Failure
 from .ledger import Ledger
 from .limits import ClientConfig, Limiter, Slot
-from .prices import Prices, believable
-from .replies import FinalReplyError, Reply, raw_usage, read_reply
+from .prices import Prices
+from .replies import FinalReplyError, Reply, read_reply
 from .requests import Request
 from .sending import Sender
 
@@ -42,8 +41,6 @@ __all__ = ["Answer", "Client", "ClientConfig"]
 T = TypeVar("T")
 WAIT_INITIAL_S, WAIT_MAX_S = 0.25, 8.0
 """The wait after a first failure, doubled with each, and the longest; jitter takes up to half of it away."""
-COMMIT_S = 10.0
-"""Seconds that a cancelled request waits until its answer, which has come, is on the disk."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,8 @@ class Answer:
     Attributes:
         reply: The reply, read.
         raw: Its whole body.
-        cost_usd: What it cost, 0 from the ledger; NaN: unknown, as the model has no price.
+        cost_usd: What it cost, attempts that failed before it included; 0 from the ledger; NaN: unknown, as the model
+            has no price.
         cached: Whether it came from the ledger.
         attempts: Requests sent for it.
     """
@@ -71,19 +69,6 @@ class _PassingError(TransientAPIError):
     wait_s = 0.0
 
 
-@dataclass
-class _Job:
-    """One `ask` under way."""
-
-    request: Request
-    questions: tuple[str, ...]
-    label: str
-    owner: sql.Owner | None
-    attempts: int = 0
-    sending: bool = False
-    problem: str = ""
-
-
 class Client:
     """Asks one endpoint, from one event loop at a time. Use it as `async with client: await client.ask(...)`.
 
@@ -94,6 +79,8 @@ class Client:
         prices: What models cost; None: not known.
         budget_usd: The most that all attempts of the ledger together may cost; needs a ledger.
         transport: An async transport of the HTTP library that openai uses, instead of the network.
+        limiter: Limits that outlive this client, instead of the ones in `config`: the next client that is given them
+            knows how many requests at once the server takes, and until when to wait.
 
     Raises:
         ValueError: A budget without a ledger.
@@ -108,18 +95,19 @@ class Client:
         prices: Prices | None = None,
         budget_usd: float | None = None,
         transport: Any = None,
+        limiter: Limiter | None = None,
     ) -> None:
         if budget_usd is not None and ledger is None:
             raise ValueError("budget_usd needs a ledger, as that is where it is counted")
         self.endpoint, self.config, self.ledger = endpoint, config or ClientConfig(), ledger
-        self.prices, self.budget_usd = prices, budget_usd
-        self.limiter = Limiter(
+        self.limiter = limiter or Limiter(
             self.config.max_concurrency, per_minute=self.config.requests_per_minute, max_wait_s=self.config.max_wait_s
         )
+        self._booking = Booking(endpoint, ledger, prices, budget_usd)
         self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s, transport=transport)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: sql.Owner | None = None
-        self._deadlines: dict[asyncio.Timeout, _Job] = {}
+        self._deadlines: dict[asyncio.Timeout, Job] = {}
         self._jitter = random.Random()  # from the system: clients that failed together must not come back together
 
     def __repr__(self) -> str:
@@ -130,7 +118,7 @@ class Client:
             raise RuntimeError(f"{self!r} is open already; every event loop needs a client of its own")
         self._loop = asyncio.get_running_loop()
         self._owner = self.ledger.new_owner() if self.ledger else None
-        self.limiter.reopen()
+        self.limiter = self.limiter.fresh()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,7 +140,8 @@ class Client:
             PermanentAPIError: The server refused this request, or the key; asking again will not help. It is a
                 ContentRefusedError where the request's own text is why, so that others may pass.
             TransientAPIError: No valid reply within the attempts or the time allowed.
-            OutageError: The server has stopped answering anything.
+            OutageError: The server has stopped answering anything. Each APIError's `cost_usd` is what its attempts
+                count in the ledger: what is known of their cost, else their reserve.
             LedgerError: The ledger cannot be used, or has no leave to give: BudgetExceededError, PriceError,
                 ReplayMissError.
             RuntimeError: The client is not open in this event loop.
@@ -162,11 +151,11 @@ class Client:
             raise RuntimeError("Client.ask works inside `async with client:`, in the event loop that runs it")
         if request.base_url != self.endpoint.base_url:
             raise ValueError(f"the request is for {request.base_url}, but this client asks {self.endpoint.base_url}")
-        job = _Job(request, tuple(questions), label, owner or self._owner)
+        job = Job(request, tuple(questions), label, owner or self._owner)
         stored = await self._stored(job)
         return stored or await self._persist(job, await self.limiter.acquire())
 
-    async def _stored(self, job: _Job) -> Answer | None:
+    async def _stored(self, job: Job) -> Answer | None:
         if self.ledger is None:
             return None
         raw = await self._do(sql.stored_reply, job.request.key)
@@ -177,7 +166,7 @@ class Client:
             await self._do(sql.link, job.request.key, job.questions)
         return Answer(reply, raw, 0.0, True, 0)
 
-    async def _persist(self, job: _Job, slot: Slot) -> Answer:
+    async def _persist(self, job: Job, slot: Slot) -> Answer:
         """Attempts until one brings an answer."""
         import stamina
 
@@ -206,87 +195,65 @@ class Client:
             failure = last
         finally:
             self._deadlines.pop(deadline, None)
-        raise type(failure)(*failure.args)  # out here, so that nothing hangs on it as its context
+        failure = type(failure)(*failure.args)  # another one, so that nothing hangs on it as its context
+        failure.cost_usd = job.cost_usd
+        raise failure
 
-    async def _attempt(self, job: _Job, slot: Slot) -> Answer:
+    async def _attempt(self, job: Job, slot: Slot) -> Answer:
         """One attempt, and its row."""
         job.sending = True
+        error: APIError | None = None
         try:
             attempt_id = await self._begin(job)
             job.attempts += 1
             try:
                 outcome = await self._sender.send(job.request)
-            except BaseException as error:
-                self._drop(attempt_id, f"ended by {type(error).__name__}")
+            except BaseException as ended:
+                self._booking.drop(job, attempt_id, f"ended by {type(ended).__name__}")
                 raise
-            if isinstance(outcome, str):
-                return await self._read(job, attempt_id, outcome, slot)
-            await self._end(attempt_id, outcome, cost_usd=None if outcome.billed else 0.0)
-            failure = self._judge(job, outcome, slot)
+            raw = outcome if isinstance(outcome, str) else ""
+            reply = self._read(job, outcome) if isinstance(outcome, str) else outcome
+            # The end of the row is handed in before the slot is given back: the ledger keeps the order, so that the
+            # next request's beginning is not committed, and the request not sent, before this one's end is.
+            if isinstance(reply, Failure):
+                row = self._booking.failed(job, attempt_id, reply, raw)
+                error = self._judge(job, reply, slot)
+            else:
+                row = self._booking.answered(job, attempt_id, raw, reply)
+                self.limiter.succeeded(slot)
+                self._keep(job)
         finally:
             job.sending = False
             self.limiter.release()
-        raise failure
+        stands = await committed(row) if row else raw
+        if isinstance(reply, Failure):
+            assert error is not None
+            raise error
+        if stands != raw:  # another process was faster, and its answer is the one that is kept
+            raw, reply = stands, _reread(job.request, stands)
+        return Answer(reply, raw, job.cost_usd, False, job.attempts)
 
-    async def _begin(self, job: _Job) -> int:
-        ledger, request = self.ledger, job.request
-        if ledger is None:
+    async def _begin(self, job: Job) -> int:
+        if not self.ledger or not self.ledger.replay:  # which needs no key
             self._sender.connect()
-            return 0
-        if not ledger.replay:  # which needs no key
-            self._sender.connect()
-        reserve = self.prices.upper_bound(request.model, request.body) if self.prices else None
-        future = ledger.do(
-            sql.begin,
-            request_key=request.key,
-            host=self.endpoint.host,
-            model=request.model,
-            label=job.label,
-            num_questions=len(job.questions) or 1,
-            reserve_usd=reserve,
-            budget_usd=self.budget_usd,
-            owner=job.owner,
-        )
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            wait([future], COMMIT_S)  # it may be in the file by now
-            if future.done() and future.exception() is None:
-                self._drop(future.result(), "cancelled before it was sent", billed=False)
-            raise
+        return await self._booking.begin(job)
 
-    async def _read(self, job: _Job, attempt_id: int, raw: str, slot: Slot) -> Answer:
-        """Read the reply and store it, or store why it is none."""
-        reply: Reply | None = None
+    def _read(self, job: Job, raw: str) -> Reply | Failure:
+        """The reply that a body holds, or why it is none."""
         try:
-            reply = read_reply(job.request.kind, raw)
+            return read_reply(job.request.kind, raw)
         except InvalidReplyError as error:
             kind: Any = "text" if isinstance(error, FinalReplyError) else "passing"
-            failure = Failure(self.endpoint.redact(str(error)), kind, 200)
-        request = job.request
-        if reply is None:
-            usage = raw_usage(raw)
-            cost = self._cost(request, usage) if None not in usage else None
-            await self._end(attempt_id, failure, cost_usd=cost)
-            raise self._judge(job, failure, slot)
-        self.limiter.succeeded(slot)
-        usage = believable(request.body, (reply.prompt_tokens, reply.completion_tokens))
-        cost = self._cost(request, usage)
-        if self.ledger is not None:
-            stands = await self._do(
-                sql.succeed,
-                attempt_id,
-                raw=raw,
-                cost_usd=cost,
-                prompt_tokens=usage[0],
-                completion_tokens=usage[1],
-                question_keys=job.questions,
-            )
-            if stands != raw:  # another process was faster, and its answer is the one that is kept
-                raw, reply = stands, _reread(request, stands)
-        return Answer(reply, raw, nan if cost is None else cost, False, job.attempts)
+            return Failure(self.endpoint.redact(str(error)), kind, 200)
 
-    def _judge(self, job: _Job, failure: Failure, slot: Slot) -> APIError:
+    def _keep(self, job: Job) -> None:
+        """Let nothing end a request whose answer has come but its caller: it is only to be stored."""
+        for deadline in [deadline for deadline, other in self._deadlines.items() if other is job]:
+            del self._deadlines[deadline]
+            with suppress(RuntimeError):  # it is ending already
+                deadline.reschedule(None)
+
+    def _judge(self, job: Job, failure: Failure, slot: Slot) -> APIError:
         """What a failure means for the request and for all others."""
         job.problem = failure.message
         where = f"{self.endpoint.host}, model {job.request.model!r}: {failure.message}"
@@ -314,30 +281,9 @@ class Client:
                 with suppress(RuntimeError):  # it has just ended
                     deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _cost(self, request: Request, usage: tuple[int | None, int | None]) -> float | None:
-        return self.prices.charge(request.model, request.body, usage) if self.prices else None
-
     async def _do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """An operation of the ledger. A cancelled caller waits for the commit: the answer has been paid for."""
         assert self.ledger is not None
-        future = self.ledger.do(operation, *args, **kwargs)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            wait([future], COMMIT_S)
-            raise
-
-    async def _end(self, attempt_id: int, failure: Failure, cost_usd: float | None) -> None:
-        if self.ledger is not None:
-            state = "unknown" if failure.billed else "failed"
-            told = {"error": failure.message, "status": failure.status, "state": state, "cost_usd": cost_usd}
-            await self._do(sql.fail, attempt_id, **told)
-
-    def _drop(self, attempt_id: int, why: str, *, billed: bool = True) -> None:
-        """End the row of an attempt that nobody waits for any more; it may have been billed."""
-        if self.ledger is not None:
-            state, cost = ("unknown", None) if billed else ("failed", 0.0)
-            wait([self.ledger.do(sql.fail, attempt_id, error=why, status=None, state=state, cost_usd=cost)], COMMIT_S)
+        return await committed(self.ledger.do(operation, *args, **kwargs))
 
 
 def _reread(request: Request, raw: str) -> Reply:

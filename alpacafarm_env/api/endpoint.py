@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 from ..errors import PermanentAPIError
 
 OPENAI = "https://api.openai.com/v1"
+OPENAI_KEY = "OPENAI_API_KEY"
 NO_KEY = "no-key"
 HIDDEN = "[key]"
 _ADDRESS = "base_url must look like https://host/v1, with no user, password, query or fragment in it"
@@ -30,27 +31,36 @@ class Endpoint:
 
     Args:
         base_url: The address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: $OPENAI_API_KEY, read at each use. A server on this machine needs none.
+        api_key: The key; None: the variable named by `api_key_env`, read at each use. A server on this machine needs
+            none.
+        api_key_env: The environment variable that holds the key.
         allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
     Attributes:
         base_url: The address, without a slash at its end.
         host: Its host, with the port where one is given.
         local: Whether the host is this machine.
+        api_key_env: The environment variable that is read where no key was given.
 
     Raises:
         ValueError: `base_url` is no address, holds a user, a password or a query, or is http:// to another machine.
     """
 
     def __init__(
-        self, base_url: str | None = None, api_key: str | None = None, *, allow_insecure: bool = False
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        api_key_env: str = OPENAI_KEY,
+        allow_insecure: bool = False,
     ) -> None:
         if base_url is None:
             base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or OPENAI
         self.base_url, self.host, self.local = _check(base_url, allow_insecure)
+        self.api_key_env = api_key_env
 
         def find() -> str:
-            return (api_key or os.environ.get("OPENAI_API_KEY", "")).strip() or (NO_KEY if self.local else "")
+            return (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
 
         self._find = find  # a function, because vars() does not show what it returns
 
@@ -66,7 +76,8 @@ class Endpoint:
         what = "has a key with characters that no key has" if key else "has no key"
         del key  # lest a traceback with the values of variables shows it
         raise PermanentAPIError(
-            f'The server {self.host} {what}. Pass api_key ("{NO_KEY}" if none is needed) or set OPENAI_API_KEY.'
+            f"The server {self.host} {what}. Put it into the environment variable {self.api_key_env} "
+            f'("{NO_KEY}" if the server needs none), or name another variable (api_key_env=, --api-key-env).'
         )
 
     def redact(self, text: str) -> str:
@@ -133,7 +144,7 @@ class Endpoint:
 def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
     """The normalised address, its host with the port, and whether that is this machine."""
     parts = None
-    with suppress(ValueError):  # its own message may quote a password
+    with suppress(ValueError, AttributeError):  # its own message may quote a password; no text has no `decode`
         found = urlsplit(base_url)
         parts = found if found.port is None or found.port >= 0 else None  # reading a port that is no number raises
     if (
@@ -146,11 +157,13 @@ def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
         raise ValueError(_ADDRESS)
     local = parts.hostname == "localhost"
     with suppress(ValueError):  # a name, not a number
-        local = ipaddress.ip_address(parts.hostname).is_loopback
+        number = ipaddress.ip_address(parts.hostname)
+        local = number.is_loopback or number.is_unspecified  # 0.0.0.0, as servers print it, is this machine too
     if parts.scheme == "http" and not local and not allow_insecure:
         raise ValueError(
-            f"base_url is http:// to {parts.netloc}, so anybody on the way could read the key. Use https://, or pass "
-            "allow_insecure=True on a network that you trust"
+            f"base_url is http:// to {parts.netloc}, so anybody on the way could read the key. Use https://, or "
+            "forward a port of this machine to that server (ssh -L) and use http://localhost. On a network that you "
+            "trust, allow_insecure=True, --allow-insecure on the command line, takes the address as it is"
         )
     return base_url.rstrip("/"), parts.netloc, local
 

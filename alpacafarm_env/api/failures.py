@@ -12,6 +12,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Literal
 
 from .endpoint import Endpoint
+from .refusals import TOO_LONG, refused_text
 
 if TYPE_CHECKING:
     from openai import OpenAIError
@@ -22,6 +23,8 @@ _PASSES = (408, 409, 425, 429)
 _MAYBE_BILLED = (408, 502, 504, 520, 522, 524)
 """Statuses by which a gateway gives up on a server that may have gone on and billed."""
 _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "LocalProtocolError")
+_NO_API = (405, 501)
+_OF_A_TEXT = (400, 403, 413, 422)
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 
 
@@ -59,12 +62,18 @@ def explain(error: OpenAIError, endpoint: Endpoint, model: str) -> Failure:
     body = getattr(error, "body", None)
     if isinstance(body, str | dict) and body and not (isinstance(body, dict) and body.get("message")):
         words = f"{words} {body}"  # it is in the message of some versions only
+    text = refused_text(words, body) if status in _OF_A_TEXT else ""
     words = endpoint.redact(words)[:MOST_CHARS]
     code = body.get("code") or body.get("type") if isinstance(body, dict) else None
     if status == 402 or code in _QUOTA or getattr(error, "code", None) in _QUOTA:
         return _closed(
             status, f"the quota or the credit of this key is used up; see the account at {endpoint.host}", words
         )
+    if text or status == 413:
+        return Failure(f"{text or TOO_LONG}. The server said: {words}", "text", status, billed=False)
+    if status in _NO_API:
+        what = "there is no OpenAI-compatible server: it does not take such requests at all"
+        return _closed(status, f"{what}; check base_url ({endpoint.base_url})", words)
     if status in _PASSES or status >= 500:
         headers = getattr(getattr(error, "response", None), "headers", {})
         return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, retry_after(headers))
@@ -72,20 +81,17 @@ def explain(error: OpenAIError, endpoint: Endpoint, model: str) -> Failure:
         what = "the server sends requests on to another address, which is not followed, as the key is for this one only"
         return _closed(status, f"{what}; check base_url", words)
     closing = {
-        401: "the server refused the key; check api_key or OPENAI_API_KEY",
+        401: f"the server refused the key; check the environment variable {endpoint.api_key_env}, or api_key",
         403: "the key may not use this model or server",
         404: f"the server has no model {model!r}, or base_url is wrong (it mostly ends in /v1)",
     }
     if status in closing:
         return _closed(status, closing[status], words)
-    settings = "the server refused the request; see temperature, top_p, seed and max_tokens_field of the config"
-    text = {
-        "context_length_exceeded": "the prompt and max_tokens together are longer than the model's context",
-        "content_filter": "the server's filter refused the text",
-        "content_policy_violation": "the server's filter refused the text",
-    }.get(str(code))
-    kind: Literal["text", "final"] = "text" if text else "final"
-    return Failure(f"{text or settings}. The server said: {words}", kind, status, billed=False)
+    settings = (
+        "the server refused the request's settings; a file of models can leave out what the model does not take (omit: "
+        "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); see also the config"
+    )
+    return Failure(f"{settings}. The server said: {words}", "final", status, billed=False)
 
 
 def _unanswered(error: OpenAIError, endpoint: Endpoint) -> Failure:

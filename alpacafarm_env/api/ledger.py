@@ -10,7 +10,8 @@ How a call asks its questions, so that no question is paid twice:
    behind as "unknown", counted at its reserve: it may have been billed, and nobody can tell.
 4. `release` in a `finally`. Questions that someone else holds: wait a little, and go to 1.
 
-A lease lives as long as its owner beats, however long its requests take. A process that was stopped for longer than
+A lease lives as long as its owner beats, however long its requests take; that of a process which is seen to be gone
+ends at once. A process that was stopped for longer than
 `lease_s` loses its leases to others, and its questions may then be paid twice; both attempts are in the ledger.
 
 What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
@@ -38,8 +39,9 @@ from weakref import WeakSet
 from ..errors import LedgerError, ReplayMissError
 from . import ledger_sql as sql
 from .ledger_file import BUSY_S, connect, default_path, explain, prepare
+from .process import identity
 
-__all__ = ["Ledger", "default_path"]
+__all__ = ["Ledger", "default_path", "shared_ledger"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,6 +106,11 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, replay={self.replay})"
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
     def new_owner(self) -> sql.Owner:
         """A name for one call, to claim and begin with."""
         return sql.Owner(self._handle, next(self._calls), self.lease_s)
@@ -155,7 +162,7 @@ class Ledger:
 
     def _reset(self) -> None:
         """The state of a fresh handle: at the start, and in the child of a fork."""
-        self._handle = uuid.uuid4().hex
+        self._handle = f"{uuid.uuid4().hex}@{identity()}"
         self._calls = count()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held while the connection is in use
@@ -269,6 +276,33 @@ class Ledger:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+_SHARED: dict[tuple[Path, bool], Ledger] = {}
+_SHARING = threading.Lock()
+
+
+def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = False) -> Ledger:
+    """This process's one handle on a file, opened when it is first asked for and closed at the process's end.
+
+    Args:
+        path: The file; None: `default_path()`.
+        replay: As in `Ledger`.
+
+    Raises:
+        LedgerError: As in `Ledger`.
+    """
+    place = (default_path() if path is None else Path(path)).absolute(), replay
+    with _SHARING:
+        if place not in _SHARED or _SHARED[place].closed:
+            _SHARED[place] = Ledger(place[0], replay=replay)
+        return _SHARED[place]
+
+
+@atexit.register
+def _close_shared() -> None:
+    for ledger in _SHARED.values():
+        ledger.close()
 
 
 class _Failed(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from ..errors import BudgetExceededError, LedgerError, PriceError
 from .ledger_rows import Attempt, Owner, Spending, Stored, Tally
+from .process import is_gone
 
 __all__ = [
     "READS", "Attempt", "Owner", "Spending", "Stored", "Tally",
@@ -374,7 +375,7 @@ def _alive(conn: Connection) -> str:
     """The handles of living owners, as a JSON list."""
     now = time.monotonic()
     rows = conn.execute("SELECT handle FROM owners WHERE beat <= ? AND ? < beat + lease_s", (now, now))
-    return json.dumps([handle for (handle,) in rows])
+    return json.dumps([handle for (handle,) in rows if not is_gone(handle.partition("@")[2])])
 
 
 def _digest(*parts: str | int) -> str:

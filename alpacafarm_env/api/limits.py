@@ -58,8 +58,26 @@ class Slot:
     started: float
 
 
+@dataclass
+class _Pace:
+    """What was learned of a server, and when it may be asked next, in seconds of the monotonic clock.
+
+    It outlives event loops, and limiters in several threads may share it: each value is one number, and a change of it
+    that another overwrites costs no more than one step of the search.
+    """
+
+    limit: float
+    cut: float = -inf
+    before_outage: float = 0.0
+    paused_until: float = -inf
+    next_start: float = -inf
+
+
 class Limiter:
     """Admits the requests of one client.
+
+    A limiter's queue belongs to one event loop. What it has learned (how many at once, until when to pause, when the
+    last request started) does not: `fresh` hands it on.
 
     Args:
         most: Requests in flight at most.
@@ -67,27 +85,33 @@ class Limiter:
         max_wait_s: The longest pause that is waited for; a longer one refuses all requests.
 
     Attributes:
-        limit: Requests in flight now allowed, in [1, most].
         active: Requests in flight.
         failures: Failures since the last success.
     """
 
     def __init__(self, most: int, *, per_minute: float | None = None, max_wait_s: float = 120.0) -> None:
-        self.most, self.max_wait_s = most, max_wait_s
-        self.limit = float(most)
+        self.most, self.max_wait_s, self.per_minute = most, max_wait_s, per_minute
         self.active = self.failures = 0
         self.refusal: APIError | None = None
+        self._pace = _Pace(float(most))
         self._spacing = 60 / per_minute if per_minute else 0.0
-        self._next = self._cut = self._paused_until = -inf
-        self._probe, self._before = 0, 1.0
+        self._probe = 0
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def reopen(self) -> None:
-        """Forget a refusal and the waiting requests of a loop that has ended; the limit and the pause stay."""
-        self.refusal, self.active, self.failures, self._probe = None, 0, 0, 0
-        self._waiting.clear()
-        self._timer = None
+    def fresh(self) -> Limiter:
+        """A limiter for another event loop, with nothing in flight and no refusal, that goes on at the same pace.
+
+        The two may even be used at once, in two threads: what one learns, the other obeys. Each admits up to `limit`.
+        """
+        other = Limiter(self.most, per_minute=self.per_minute, max_wait_s=self.max_wait_s)
+        other._pace = self._pace
+        return other
+
+    @property
+    def limit(self) -> float:
+        """Requests in flight now allowed, in [1, most]."""
+        return self._pace.limit
 
     async def acquire(self, *, again: bool = False) -> Slot:
         """Wait for leave to send; first come, first served, but repeats come first: their time is running.
@@ -109,17 +133,18 @@ class Limiter:
             raise
 
     def release(self) -> None:
-        """Give a slot back; after what happened to its request was told."""
+        """Give a slot back, after what happened to its request was told."""
         self.active -= 1
         self._admit()
 
     def succeeded(self, slot: Slot) -> None:
         """A valid reply came."""
-        if self._probe:  # it is back: less than before, but not one by one
-            self.limit = max(self.limit, self._before / 2)
+        pace = self._pace
+        pace.limit = max(pace.limit, pace.before_outage / 2)  # it is back: less than before, but not one by one
+        pace.before_outage = 0.0
         self.failures = self._probe = 0
-        if slot.started >= self._cut:
-            self.limit = min(float(self.most), self.limit + 1 / self.limit)
+        if slot.started >= pace.cut:
+            pace.limit = min(float(self.most), pace.limit + 1 / pace.limit)
 
     def failed(self, slot: Slot, *, crowded: bool = False, retry_after_s: float = 0.0) -> bool:
         """A request failed in a way that may pass.
@@ -132,24 +157,24 @@ class Limiter:
         Returns:
             Whether this was the last of `OUTAGE` failures in a row.
         """
-        now = time.monotonic()
+        now, pace = time.monotonic(), self._pace
         self.pause(now + retry_after_s)
-        first = slot.started >= self._cut
+        first = slot.started >= pace.cut
         if crowded and first:
-            self._cut, self.limit = now, max(1.0, self.limit / 2)
+            pace.cut, pace.limit = now, max(1.0, pace.limit / 2)
         self.failures += 1 if first or not crowded else 0
         if self.failures < OUTAGE - len(PROBES_S) or (self._probe and not first):
             return False
         if self._probe == len(PROBES_S):
             return True
-        self._before = self._before if self._probe else self.limit
+        pace.before_outage = max(pace.before_outage, pace.limit)
         self.pause(now + PROBES_S[self._probe])
-        self._cut, self.limit, self._probe = now, 1.0, self._probe + 1
+        pace.cut, pace.limit, self._probe = now, 1.0, self._probe + 1
         return False
 
     def pause(self, until: float) -> None:
         """Send nothing before `until`, in seconds of the monotonic clock."""
-        self._paused_until = max(self._paused_until, until)
+        self._pace.paused_until = max(self._pace.paused_until, until)
         self._check_pause()
 
     def refuse(self, error: APIError) -> None:
@@ -165,7 +190,7 @@ class Limiter:
         return _like(self.refusal) if self.refusal else None
 
     def _check_pause(self) -> None:
-        wait = self._paused_until - time.monotonic()
+        wait = self._pace.paused_until - time.monotonic()
         if wait > self.max_wait_s and not self.refusal:
             self.refuse(
                 TransientAPIError(
@@ -179,16 +204,17 @@ class Limiter:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        while self._waiting and self.active < int(self.limit):
+        pace = self._pace
+        while self._waiting and self.active < int(pace.limit):
             now = time.monotonic()
-            start = max(self._paused_until, self._next)
+            start = max(pace.paused_until, pace.next_start)
             if start > now:
                 self._timer = asyncio.get_running_loop().call_later(start - now, self._admit)
                 return
             future = self._waiting.popleft()
             if not future.done():  # else its request was cancelled
                 self.active += 1
-                self._next = max(now, self._next) + self._spacing
+                pace.next_start = max(now, pace.next_start) + self._spacing
                 future.set_result(Slot(now))
 
 

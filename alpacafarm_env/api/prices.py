@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -16,7 +15,9 @@ from ..errors import PoolError
 SHIPPED = Path(__file__).with_name("prices.yaml")
 MAX_BYTES = 1 << 20
 MAX_USD_PER_MILLION = 1e6
-_SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
+_BYTES_PER_TOKEN = 8
+"""Bytes of text that a token holds at most on average. English takes four to five, and Chinese three to six. Only runs
+of one character, such as blanks, take more; such a text is then charged too much, which no budget minds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model. A dated snapshot ("gpt-4.1-2025-04-14") has its model's price unless it has one of its own."""
+    """Prices by model, by exact names: a dated snapshot need not have its model's price (gpt-4o-2024-05-13 has not)."""
 
     models: Mapping[str, Price]
 
@@ -72,7 +73,7 @@ class Prices:
 
     def price(self, model: str) -> Price | None:
         """The model's price, or None."""
-        return self.models.get(model) or self.models.get(_SNAPSHOT.sub("", model))
+        return self.models.get(model)
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int) -> float | None:
         """US dollars for so many tokens; None: no price is known."""
@@ -100,13 +101,14 @@ class Prices:
             usage: (prompt tokens, completion tokens) as the server reported them; None where it did not.
 
         Returns:
-            The cost of the usage if it is believable, that is within the request's bounds; else the upper bound. None
-            as in `upper_bound`; a request without a limit is charged what was reported.
+            The cost of the usage if it is believable, that is within the request's bounds; else the upper bound. A
+            prompt is charged as `fewest_prompt_tokens` at least, whatever was reported. None as in `upper_bound`; a
+            request without a limit is charged what was reported.
         """
         prompt, completion = believable(body, usage)
         if prompt is None or completion is None:
             return self.upper_bound(model, body)
-        return self.cost(model, prompt, completion)
+        return self.cost(model, max(prompt, fewest_prompt_tokens(body)), completion)
 
 
 def believable(body: Mapping[str, Any], usage: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
@@ -117,6 +119,32 @@ def believable(body: Mapping[str, Any], usage: tuple[int | None, int | None]) ->
         prompt if _within(prompt, 1, bounds[0]) else None,
         completion if _within(completion, 0, bounds[1]) else None,
     )
+
+
+def doubts(body: Mapping[str, Any], reported: tuple[object, object]) -> str:
+    """What cannot be in a reported usage, with both numbers; "" where all of it can, or nothing was reported.
+
+    Args:
+        body: The request.
+        reported: (prompt tokens, completion tokens) as they stand in the reply, of whatever type.
+    """
+    most = token_bounds(body) or (math.inf, math.inf)
+    bounds = {"prompt": (max(1, fewest_prompt_tokens(body)), most[0]), "completion": (0, most[1])}
+    return ", ".join(
+        f"{str(count)[:40]} {name} tokens where {least:,} to {limit:,} can be"
+        for (name, (least, limit)), count in zip(bounds.items(), reported, strict=True)
+        if count is not None and not _within(count, least, limit)
+    )
+
+
+def fewest_prompt_tokens(body: Mapping[str, Any]) -> int:
+    """The fewest tokens that the texts of a request take: one for `_BYTES_PER_TOKEN` bytes."""
+    prompt = body.get("prompt")
+    texts = [message.get("content") for message in body.get("messages") or () if isinstance(message, dict)]
+    texts += prompt if isinstance(prompt, list) else [prompt]
+    parts = [part.get("text") for text in texts if isinstance(text, list) for part in text if isinstance(part, dict)]
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in [*texts, *parts] if isinstance(text, str))
+    return size // _BYTES_PER_TOKEN
 
 
 def token_bounds(body: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from math import exp, log
 from typing import Any
 
 from ..errors import InvalidReplyError
+from .refusals import refused_text
 from .requests import Kind
 
 LONGEST_REPLY = 8 * 2**20
@@ -56,6 +57,9 @@ def read_reply(kind: Kind, raw: str) -> Reply:
     if not isinstance(body, dict):
         raise InvalidReplyError(f"The reply is JSON but no object: {_shown(raw)}")
     if body.get("error"):
+        refused = refused_text(json.dumps(body["error"]), body["error"])
+        if refused:
+            raise FinalReplyError(f"{refused}. The server said: {_shown(body['error'])}")
         raise InvalidReplyError(f"The reply holds an error: {_shown(body['error'])}")
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -84,6 +88,15 @@ def read_usage(body: Any) -> tuple[int | None, int | None]:
     counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens")) if isinstance(usage, dict) else ()
     found = [count if type(count) is int and count >= 0 else None for count in counts] or [None, None]
     return found[0], found[1]
+
+
+def told_usage(raw: str) -> tuple[object, object]:
+    """What a raw body says of the tokens read and written, as it stands there; None where it says nothing."""
+    try:
+        usage = _json(raw)["usage"]
+        return usage.get("prompt_tokens"), usage.get("completion_tokens")
+    except (InvalidReplyError, AttributeError, LookupError, TypeError):
+        return None, None
 
 
 def raw_usage(raw: str) -> tuple[int | None, int | None]:

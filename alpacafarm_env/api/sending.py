@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
+import ssl
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from .endpoint import Endpoint
 from .failures import Failure, explain
@@ -13,9 +17,14 @@ from .requests import Request
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+_PATHS: Final = {"chat": "/chat/completions", "completion": "/completions"}
+
 
 class Sender:
     """Sends requests to one endpoint. It repeats nothing and follows no redirect.
+
+    Each request under way has a connection of its own, which then serves the next. The HTTP library would keep all of
+    them in one pool, and look at each of them for every request: with 64 that takes longer than all else together.
 
     Args:
         endpoint: The server and the key.
@@ -25,14 +34,15 @@ class Sender:
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, transport: Any = None) -> None:
         self._endpoint, self._timeout_s, self._transport = endpoint, timeout_s, transport
-        self._openai: AsyncOpenAI | None = None
+        self._all: list[AsyncOpenAI] = []
+        self._free: list[AsyncOpenAI] = []  # the last one used comes first: its connection is the least likely gone
         self._logs = ExitStack()
 
     async def close(self) -> None:
         """End all connections; the next request opens new ones."""
-        library, self._openai = self._openai, None
+        libraries, self._all, self._free = self._all, [], []
         try:
-            if library is not None:
+            for library in libraries:
                 await library.close()
         finally:
             self._logs.close()
@@ -41,14 +51,12 @@ class Sender:
         """The body of the reply, or why there is none."""
         from openai import OpenAIError
 
-        library, model = self.connect(), request.model
-        chat = request.kind == "chat"
-        resource: Any = library.chat.completions if chat else library.completions
-        # `extra_body` is sent as it is, unknown fields included, and replaces the arguments that the library demands.
-        known: dict[str, Any] = {"messages": []} if chat else {"prompt": ""}
+        self.connect()
+        library = self._free.pop() if self._free else self._another()
+        whole: Any = _http().Response  # the body is sent as it is, and the reply not read by the library
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await resource.with_raw_response.create(model=model, extra_body=request.body, **known)
+                response = await library.post(_PATHS[request.kind], cast_to=whole, body=request.body)
                 return self._endpoint.redact_reply(response.content.decode("utf-8-sig"))
         except TimeoutError:
             return Failure(f"timed out: no whole reply within attempt_timeout_s={self._timeout_s:g}")
@@ -57,23 +65,67 @@ class Sender:
         except UnicodeDecodeError:
             return Failure("the reply is not UTF-8", status=200)
         except OpenAIError as error:
-            return explain(error, self._endpoint, model)
+            return explain(error, self._endpoint, request.model)
+        finally:
+            self._free.append(library)
 
-    def connect(self) -> AsyncOpenAI:
-        """The library's client; made at the first request, as stored answers need none."""
-        if self._openai is None:
-            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    def connect(self) -> None:
+        """Be ready to send; at the first request, as stored answers need neither the library nor a key.
 
-            # A proxy is for other machines. Redirects are errors: the key is for this address alone.
-            http = DefaultAsyncHttpxClient(
-                transport=self._transport, follow_redirects=False, trust_env=not self._endpoint.local
-            )
-            self._openai = AsyncOpenAI(
-                api_key=self._endpoint.key(),
-                base_url=self._endpoint.base_url,
-                timeout=self._timeout_s,
-                max_retries=0,
-                http_client=http,
-            )
-            self._logs.enter_context(self._endpoint.quiet_logs())
-        return self._openai
+        Raises:
+            PermanentAPIError: There is no key.
+        """
+        if self._all:
+            return
+        from openai import AsyncOpenAI
+
+        first = AsyncOpenAI(
+            api_key=self._endpoint.key(),
+            base_url=self._endpoint.base_url,
+            # The other waits end with `send`'s own time-out, which counts them all.
+            timeout=_http().Timeout(None, connect=self._timeout_s),
+            max_retries=0,
+            http_client=self._connection(),
+        )
+        self._logs.enter_context(self._endpoint.quiet_logs())
+        self._all, self._free = [first], [first]
+
+    def _another(self) -> AsyncOpenAI:
+        self._all.append(self._all[0].copy(http_client=self._connection()))
+        return self._all[-1]
+
+    def _connection(self) -> Any:
+        from openai import DefaultAsyncHttpxClient
+
+        encrypted = self._endpoint.base_url.startswith("https:")
+        # A proxy is for other machines. Redirects are errors: the key is for this address alone.
+        return DefaultAsyncHttpxClient(
+            transport=self._transport,
+            follow_redirects=False,
+            trust_env=not self._endpoint.local,
+            verify=_certificates(*map(os.environ.get, _CERTIFICATES)) if encrypted else _no_certificates(),
+        )
+
+
+@cache
+def _http() -> Any:
+    """The HTTP library that openai uses: httpx, or httpx2 since its version 3."""
+    from openai import DefaultAsyncHttpxClient
+
+    return importlib.import_module(DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
+
+
+_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@cache
+def _certificates(*_: str | None) -> ssl.SSLContext:
+    """Whom the HTTP library trusts; read once for each setting of the variables that say so, as it takes 20 ms."""
+    context: ssl.SSLContext = _http().create_ssl_context()
+    return context
+
+
+@cache
+def _no_certificates() -> ssl.SSLContext:
+    """Trusts nobody: for http://, which shows no certificate."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

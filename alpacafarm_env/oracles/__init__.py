@@ -1,6 +1,7 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .ensemble import Ensemble
 from .judges import BothOrders, Flip, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle
@@ -9,6 +10,7 @@ from .reward_model import RewardModel
 __all__ = [
     "BothOrders",
     "Constant",
+    "Ensemble",
     "Flip",
     "OracleError",
     "Pool",

@@ -134,7 +134,7 @@ class BothOrders(Shared):
 
     Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, yes-or-no
     ones, which have to hold in both, and the reason of a missing verdict, which may be the other order's.
-    `orders_agree` says whether both orders prefer the same response.
+    `orders_agree` says whether both orders prefer the same response, None where one has no verdict.
 
     Raises:
         ValueError: The judge shuffles each pair itself (`draws_order`, as the sandbox's do): asking it again in the
@@ -161,7 +161,8 @@ class BothOrders(Shared):
         verdicts = compare(self._judge, [*instructions, *instructions], [*a, *b], [*b, *a])
         forth, back = verdicts.scores[:size], 1 - verdicts.scores[size:]
         details = {key: _both(key, values[:size], values[size:]) for key, values in verdicts.details.items()}
-        agree = (forth - 0.5) * (back - 0.5) >= 0
+        agree = ((forth - 0.5) * (back - 0.5) >= 0).astype(object)
+        agree[np.isnan(forth + back)] = None
         return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
 
 

@@ -13,14 +13,16 @@
 A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "recorded", "generator": "gpt4"}`;
 `{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
 "seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
-the win rate by LLM annotators behind a server, with the keywords of `annotators.make.make_pool`.
+the win rate by LLM annotators behind a server, with the keywords of `annotators.make.make_pool`;
+`{"ensemble": [oracle, ...], "combine": "uwo", "weight": 0.1}` makes one reward of several oracles, as `Ensemble` does.
+Members that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import DataError, did_you_mean
 from .base import Constant, PreferenceOracle, RewardOracle
+from .ensemble import Ensemble
 from .judges import BothOrders, Flip, WinRate
 from .recorded import Recorded, RecordedDataset, RecordedJudge
 from .reward_model import RewardModel
@@ -95,7 +98,8 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
         return spec
     if isinstance(spec, Mapping):
         if ("judge" in spec) == ("pool" in spec):
-            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got {dict(spec)!r}.")
+            keys = ", ".join(map(repr, spec))
+            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
         if "pool" in spec:
             from ..annotators.make import make_pool
 
@@ -163,8 +167,11 @@ def check_name(spec: Spec | RewardOracle) -> None:
         PoolError: No pool of annotators of that name, or its file is not well written.
     """
     given: Mapping[str, Any] = {"name": spec} if isinstance(spec, str) else spec if isinstance(spec, Mapping) else {}
-    if "reward_model" in given:
-        return  # `name` is then what the reward model is to be called
+    if "ensemble" in given:
+        for member in _members(given):
+            check_name(member)
+    if "reward_model" in given or "ensemble" in given:
+        return  # `name` is then what the reward model or ensemble is to be called
     name, judge = given.get("name"), given.get("judge")
     if isinstance(name, str) and name not in _NAMED and name not in WIN_RATES:
         raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
@@ -178,8 +185,15 @@ def check_name(spec: Spec | RewardOracle) -> None:
 
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
     mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
+    if "ensemble" in mapping:
+        members = [make_oracle(member, dataset=dataset, seed=seed) for member in _members(mapping)]
+        del mapping["ensemble"]
+        return cast(RewardOracle, _call(Ensemble, mapping, members=members))
     if len(mapping.keys() & {"name", "judge", "pool"}) != 1 and "reward_model" not in mapping:
-        raise TypeError(f"A mapping gives an oracle by 'name', 'reward_model', 'judge' or 'pool', got {mapping!r}.")
+        raise TypeError(
+            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool' or 'ensemble', got one with the keys "
+            f"{', '.join(map(repr, mapping))}."
+        )
     if "reward_model" in mapping:
         path = mapping.pop("reward_model")
         return cast(RewardOracle, _call(RewardModel, mapping, path=path))
@@ -190,6 +204,13 @@ def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
     if name in WIN_RATES:
         return _win_rate(dataset, {"seed": seed, **mapping, "judge": WIN_RATES[name]})
     return cast(RewardOracle, _call(_NAMED[name], mapping, dataset=dataset))
+
+
+def _members(spec: Mapping[str, Any]) -> Sequence[Spec | RewardOracle]:
+    members = spec["ensemble"]
+    if not isinstance(members, list | tuple):
+        raise TypeError(f"An ensemble's members are a list of oracles, each as it is given alone, got {members!r}.")
+    return members
 
 
 def _surrogate(*, dataset: Dataset, **options: Any) -> RewardOracle:
@@ -271,12 +292,18 @@ def _call(build: Callable[..., Any], keywords: Mapping[str, Any], **fixed: Any) 
     return build(**keywords, **fixed)
 
 
-def _key(spec: Spec) -> str | None:
-    """The specification as JSON, None if it holds objects; a model folder counts with the time of its weights."""
+def _key(spec: Spec | RewardOracle) -> str | None:
+    """The specification as JSON, None if it holds objects; files it names count with their state."""
     try:
         key = json.dumps(spec, sort_keys=True, default=_path)
     except TypeError:
         return None
+    if isinstance(spec, Mapping) and "ensemble" in spec:
+        return json.dumps([key, *map(_key, _members(spec))])
+    if isinstance(spec, Mapping) and "pool" in spec:
+        from ..annotators.make import fingerprint
+
+        return json.dumps([key, fingerprint(spec)])
     if not isinstance(spec, Mapping) or "reward_model" not in spec:
         return key
     files = sorted(Path(spec["reward_model"]).glob("*.safetensors"))

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..oracles.base import Shared, Verdicts
-from ..seeding import keyed_rng, keyed_uniforms
+from ..oracles.draws import KeyedDraws, Row, probability
+from ..seeding import keyed_rng
 from . import gold
 
 FEATURES: Final = ("complete", "false", "repeated", "form", "fluent", "excess", "length", "list", "courtesy")
@@ -104,14 +105,32 @@ def features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[n
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(FEATURES))
 
 
+def log_odds(
+    gaps: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    position: NDArray[np.float64] | float,
+    temperature: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Log-odds that the second response shown is preferred, [B]; with the pair shown the other way round, its negative.
+
+    Args:
+        gaps: How much more of each feature the second response has, [B, len(FEATURES)].
+        weights: Utility per feature, [B, len(FEATURES)] or the same for all pairs.
+        position: Utility of being shown first, [B] or the same for all pairs.
+        temperature: How uncertain the annotator is, [B] or the same for all pairs.
+    """
+    return np.asarray(((gaps * weights).sum(axis=1) - position) / temperature)
+
+
 class Annotators(Shared):
     """A pool as a `PreferenceOracle`: one annotator is drawn for each pair, shown it in a random order, and asked once.
 
-    All draws are keyed on (seed, instruction, unordered pair): the same pair always gets the same verdict from the same
-    annotator, whatever the batch, and swapping the responses swaps the verdict.
+    All draws are keyed on (seed, name, instruction, unordered pair), see `KeyedDraws`: the same pair always gets the
+    same verdict from the same annotator, whatever the batch, and swapping the responses swaps the verdict. The judge
+    server draws the same, so that `AnnotatorPool` gets these verdicts over HTTP.
 
     Args:
-        name: The pool's name.
+        name: The pool's name, and that of its draws.
         annotators: Who is in it, each drawn with equal probability.
         seed: Another seed is another opinion on the same pairs.
     """
@@ -123,6 +142,7 @@ class Annotators(Shared):
         self.name = name
         self.annotators = tuple(annotators)
         self.seed = seed
+        self._draws = KeyedDraws(seed, name)
         self._weights = np.array([annotator.weights() for annotator in self.annotators])  # [annotators, features]
         self._position = np.array([annotator.position for annotator in self.annotators])
         self._temperature = np.array([annotator.temperature for annotator in self.annotators])
@@ -135,38 +155,30 @@ class Annotators(Shared):
         self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str], index: int, *, a_first: bool = True
     ) -> NDArray[np.float64]:
         """P(b preferred), [B], by annotator `index` alone when a (or b) is shown first."""
-        who = np.full(len(a), index)
-        return self._sigmoid(instructions, a, b, who, np.full(len(a), a_first))
+        rows = list(zip(map(str, instructions), a, b, strict=True))
+        return probability(self._log_odds(rows, np.full(len(a), index), b_first=np.full(len(a), not a_first)))
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
         """Verdicts with details: which annotator, which response it was shown first ("a" or "b"), at what cost."""
-        pairs = [(str(i), *sorted((x, y))) for i, x, y in zip(instructions, a, b, strict=True)]
-        who = (keyed_uniforms(self.seed, f"{self.name} annotator", pairs) * len(self.annotators)).astype(int)
-        ordered = np.array([x <= y for x, y in zip(a, b, strict=True)], dtype=bool)
-        a_first = (keyed_uniforms(self.seed, f"{self.name} order", pairs) < 0.5) == ordered
-        chance = self._sigmoid(instructions, a, b, who, a_first)
-        draw = keyed_uniforms(self.seed, f"{self.name} verdict", pairs)
-        # One draw for the unordered pair: b wins when its own chance covers the draw seen from its side.
-        wins = np.where(ordered, draw < chance, 1.0 - draw <= chance).astype(np.float64)
-        same = np.array([x == y for x, y in zip(a, b, strict=True)], dtype=bool)
-        scores = np.where(np.isnan(chance), np.nan, np.where(same, 0.5, wins))
+        rows = list(zip(map(str, instructions), a, b, strict=True))
+        who = self._draws.annotators(rows, len(self.annotators))
+        b_first = self._draws.b_first(rows)
+        odds = self._log_odds(rows, who, b_first=b_first)
+        same = np.array([x == y for _, x, y in rows], dtype=bool)
+        scores = np.where(np.isnan(odds), np.nan, np.where(same, 0.5, self._draws.b_wins(rows, odds)))
         names = np.array([annotator.name for annotator in self.annotators])
         details: dict[str, NDArray[Any]] = {
             "annotator": names[who],
-            "shown_first": np.where(a_first, "a", "b"),
+            "shown_first": np.where(b_first, "b", "a"),
             "cost_usd": np.zeros(len(who)),
         }
         return Verdicts(scores, details)
 
-    def _sigmoid(
-        self,
-        instructions: Sequence[str],
-        a: Sequence[str],
-        b: Sequence[str],
-        who: NDArray[Any],
-        a_first: NDArray[np.bool_],
+    def _log_odds(
+        self, rows: Sequence[Row], who: NDArray[np.int64], *, b_first: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        gap = features(instructions, b) - features(instructions, a)
-        utility = (gap * self._weights[who]).sum(axis=1) + np.where(a_first, -1.0, 1.0) * self._position[who]
-        with np.errstate(over="ignore"):  # a megabyte of text costs thousands of units: P is 0 then
-            return np.asarray(1.0 / (1.0 + np.exp(-utility / self._temperature[who])))
+        """Log-odds that b is preferred by each pair's annotator, [B]."""
+        instructions, a, b = ([row[place] for row in rows] for place in range(3))
+        gaps = features(instructions, b) - features(instructions, a)
+        position = np.where(b_first, -1.0, 1.0) * self._position[who]
+        return log_odds(gaps, self._weights[who], position, self._temperature[who])

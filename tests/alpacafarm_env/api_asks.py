@@ -3,6 +3,9 @@
 import asyncio
 import time
 
+import openai.resources.chat
+import stamina
+
 from alpacafarm_env.api.client import Client, ClientConfig
 from alpacafarm_env.api.endpoint import Endpoint
 from alpacafarm_env.api.requests import Request
@@ -15,6 +18,10 @@ KEY = "sk-canary-0123456789abcdef"
 def chat(url, text="Well?", **more):
     body = {"model": "m-1", "messages": [{"role": "user", "content": text}], "max_tokens": 9}
     return Request(url, "chat", body | more)
+
+
+WARM = openai.resources.chat, stamina
+"""Loaded before any clock starts: the package loads them at its first request, which takes a second."""
 
 
 def ask(server, count=1, *, client=Client, config=None, **settings):

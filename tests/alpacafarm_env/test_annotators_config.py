@@ -137,6 +137,24 @@ def test_the_other_pools():
     assert load_pool("ann").roles == ("gpt4", "chatgpt", "davinci003")
 
 
+def test_a_pool_draws_as_it_says_or_as_the_pool_whose_members_it_shares_or_by_its_name(tmp_path):
+    assert {name: load_pool(name).stream for name in names("pools")} == {
+        "alpaca_farm": "sim_eval",
+        "ann": "sim_eval",
+        "eval": "sim_eval",
+        "greedy": "sim_gpt4",
+        "weighted": "weighted",
+    }
+    base = {"name": "base", "annotators": [GOOD]}
+    assert load_pool(_pool_file(tmp_path, base)).stream == "base"
+    shared = _pool_file(tmp_path, {"name": "shared", "annotators_of": "./pool.yaml"}, "shared.yaml")
+    own = _pool_file(tmp_path, {"name": "own", "draws": "mine", "annotators_of": "./pool.yaml"}, "own.yaml")
+    assert (load_pool(shared).stream, load_pool(own).stream) == ("base", "mine")
+    _pool_file(tmp_path, {**base, "draws": "told"})
+    assert (load_pool(shared).stream, load_pool(own).stream) == ("told", "mine")
+    assert PoolConfig(**load_pool(shared).model_dump(exclude={"annotators_of"})).stream == "told"
+
+
 def test_the_docstrings_pool_works_and_is_short(tmp_path):
     shown = re.search(r"\n\n((?:    .*\n)+)", config.__doc__)[1]
     assert len(shown.splitlines()) <= 10
@@ -208,7 +226,11 @@ def test_every_wrong_value_of_an_annotator_is_refused_by_its_field(tmp_path, fie
 
 
 FILES = {  # a good file of each kind, and which of the wrong values are right after all
-    "pool": (load_pool, {"name": "p", "description": "", "flip": 0, "annotators_of": "eval"}, {"flip": "0.5"}),
+    "pool": (
+        load_pool,
+        {"name": "p", "description": "", "flip": 0, "annotators_of": "eval", "draws": "d"},
+        {"flip": "0.5", "draws": "None"},
+    ),
     "prompt": (load_prompt, {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}]}, {}),
     "models": (
         load_models,
@@ -232,7 +254,7 @@ def test_every_wrong_value_of_a_file_is_refused_by_its_field(tmp_path, kind):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "expected a mapping with the fields name, description, flip, annotators, annotators_of; got None"),
+        ("", "expected a mapping with the fields name, description, flip, annotators, annotators_of, draws; got None"),
         ("- a\n- b", "expected a mapping"),
         ("name: [", "expected YAML"),
         (

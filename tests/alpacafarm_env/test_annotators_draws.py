@@ -1,4 +1,4 @@
-"""Draws: uniform and keyed on the unordered pair by default; the released code's, bit for bit, on request."""
+"""The released code's draws, bit for bit. (Those that are the default: test_oracles_draws.py.)"""
 
 import gzip
 import json
@@ -47,68 +47,21 @@ def swapped(rows):
     return [(instruction, b, a) for instruction, a, b in rows]
 
 
-def test_every_annotator_meets_a_thirteenth_of_one_instructions_pairs():
-    drawn = KeyedDraws(0, "alpaca_farm").annotators(pairs(10_000), 13)
-    assert chisquare(np.bincount(drawn, minlength=13)).pvalue > 0.01
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_half_of_the_pairs_are_shown_b_first_independently_of_the_annotator(seed):
-    draws, rows = KeyedDraws(seed, "alpaca_farm"), pairs(10_000)
-    shown, drawn = draws.b_first(rows), draws.annotators(rows, 2).astype(bool)
-    cells = np.bincount(2 * shown + drawn, minlength=4)
-    assert chisquare(cells).pvalue > 0.01
-
-
-def test_swapping_a_pair_swaps_everything():
-    """20,000 of 20,000: the same annotator sees the same text, so b is shown first exactly where it was not."""
-    draws = KeyedDraws(3, "alpaca_farm")
-    rows = [(f"Question {i % 40}", f"answer {i * 7919 % 20_000}", f"answer {i}x") for i in range(20_000)]
-    assert (draws.annotators(rows, 13) == draws.annotators(swapped(rows), 13)).sum() == 20_000
-    assert (draws.b_first(rows) != draws.b_first(swapped(rows))).sum() == 20_000
-
-
-def test_swap_check_fails_on_the_twin_that_keys_on_the_ordered_pair():
-    """So do the released draws: they show (a, b) and (b, a) in opposite orders of the texts."""
+def test_the_released_orders_are_not_swapped_with_the_pair():
+    """They show (a, b) and (b, a) in opposite orders of the texts."""
     rows = pairs(1000)
-
-    class Ordered(KeyedDraws):
-        def b_first(self, rows):
-            return self._uniforms("order", [("".join(row), "", "") for row in rows]) < 0.5
-
-    for twin in (Ordered(0, "alpaca_farm"), AlpacaFarmDraws()):
-        assert (twin.b_first(rows) != twin.b_first(swapped(rows))).sum() < 1000
+    assert (AlpacaFarmDraws().b_first(rows) == AlpacaFarmDraws().b_first(swapped(rows))).all()
 
 
-def test_draws_depend_on_seed_pool_instruction_and_pair_and_on_nothing_else():
-    rows = pairs(500)
-    drawn = KeyedDraws(0, "alpaca_farm").annotators(rows, 13)
-    for other in (KeyedDraws(1, "alpaca_farm"), KeyedDraws(0, "ann")):
-        assert (other.annotators(rows, 13) == drawn).mean() < 0.2
-    assert (KeyedDraws(0, "alpaca_farm").annotators(pairs(500, "Name a bird."), 13) == drawn).mean() < 0.2
-    alone = [KeyedDraws(0, "alpaca_farm").annotators([row], 13)[0] for row in reversed(rows)]
-    assert drawn.tolist() == alone[::-1]
-
-
-def test_the_keys_parts_cannot_run_into_each_other():
-    draws = KeyedDraws(0, "pool")
-    rows = [("a", "b", "c"), ("ab", "", "c"), ("", "ab", "c"), ("a", "bc", "")]
-    assert len(set(draws._uniforms("order", rows).tolist())) == 4
-
-
-def test_identical_responses_and_an_empty_batch_have_draws():
-    draws = KeyedDraws(0, "pool")
-    assert draws.b_first([("q", "x", "x")]).shape == (1,)
-    for each in (draws, AlpacaFarmDraws()):
-        assert each.annotators([], 13).shape == (0,)
-        assert each.b_first([]).dtype == bool
+def test_an_empty_batch_has_draws():
+    assert AlpacaFarmDraws().annotators([], 13).shape == (0,)
+    assert AlpacaFarmDraws().b_first([]).dtype == bool
     assert AlpacaFarmDraws().noise([], 0.25).shape == (0,)
 
 
-@pytest.mark.parametrize("draws", [KeyedDraws(0, "pool"), AlpacaFarmDraws()])
-def test_an_empty_pool_is_refused(draws):
+def test_an_empty_pool_is_refused():
     with pytest.raises(ValueError, match="one or more annotators, got 0"):
-        draws.annotators([("q", "a", "b")], 0)
+        AlpacaFarmDraws().annotators([("q", "a", "b")], 0)
 
 
 @pytest.mark.parametrize("p", [-0.1, 0.51, float("nan")])
@@ -140,7 +93,6 @@ def test_noise_over_instructions_is_a_mixture_of_no_noise_and_both_labels():
 
 def test_a_text_beyond_utf8_has_draws_as_well():
     assert 0 <= AlpacaFarmDraws().annotators([("\ud800", "a", "b")], 13)[0] < 13
-    assert 0 <= KeyedDraws(0, "pool").annotators([("\ud800", "a", "b")], 13)[0] < 13
 
 
 @needs_data

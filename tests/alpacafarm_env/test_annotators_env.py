@@ -11,7 +11,8 @@ import pytest
 import alpacafarm_env
 from alpacafarm_env.annotators import AnnotatorPool, JudgeServer
 from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.errors import PoolError, UnknownNameError, UnscoredError
+from alpacafarm_env.data import load_dataset
+from alpacafarm_env.errors import PermanentAPIError, PoolError, UnknownNameError, UnscoredError
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_the_noisy_pool_asks_half_and_says_which(oracle):
     assert all((name == "") == noised for name, noised in zip(infos["annotator"], infos["noised"], strict=True))
 
 
-def test_one_verdict_for_one_pair_whatever_the_batch(oracle):
+def test_the_same_step_again_asks_nothing(oracle):
     with JudgeServer() as server:
         answers = [f"An answer, number {n}." for n in range(8)]
         envs = batched(oracle(server), 8)
@@ -99,7 +100,7 @@ def test_both_orders_and_other_judges_keywords(oracle):
         env = gym.make("AlpacaFarm-WinRate-v0", oracle=oracle(server, pool="greedy", both_orders=True, flip=0.0))
         env.reset(seed=0)
         info = env.step("An answer.")[-1]
-        assert server.stats()["requests"] == 1
+        assert server.stats()["requests"] == 2
     assert info["orders_agree"] in (True, False)
 
 
@@ -122,6 +123,46 @@ def test_an_unknown_keyword_is_named():
         env.step("An answer.")
 
 
+def test_a_pool_made_again_sees_the_key_and_the_file_of_now(oracle, monkeypatch, tmp_path):
+    file = tmp_path / "mine.yaml"
+    text = "name: mine\nannotators: [{{name: one, role: gpt4, prompt: greedy_gpt4, max_tokens: {}}}]"
+    with JudgeServer(api_key="sk-right") as server:
+        spec = oracle(server, pool=str(file), api_key_env="MY_KEY")
+        file.write_text(text.format(20))
+        monkeypatch.setenv("MY_KEY", "sk-wrong")
+        with pytest.raises(PermanentAPIError):
+            batched(spec, 2).unwrapped.make_oracle(spec).score(*_asked())
+        monkeypatch.setenv("MY_KEY", "sk-right")
+        first = batched(spec, 2).unwrapped.make_oracle(spec)
+        first.score(*_asked())
+        assert batched(spec, 2).unwrapped.make_oracle(spec) is first
+        file.write_text(text.format(77))
+        assert batched(spec, 2).unwrapped.make_oracle(spec) is not first
+
+
+def _asked():
+    instructions = load_dataset("sandbox").instructions("preference")[:2]
+    return instructions, ["An answer.", "Another."]
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_variable_sends_no_other_key(monkeypatch, value):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    monkeypatch.setenv("OTHER_KEY", value)
+    with pytest.raises(PoolError, match="not set"):
+        alpacafarm_env.annotators.make_pool(api_key_env="OTHER_KEY", base_url="https://example.invalid/v1")
+
+
+@pytest.mark.parametrize(
+    "mapping", [{"pool": "ann", "judge": "human", "api_key": "sk-secret"}, {"api_key": "sk-secret"}]
+)
+def test_a_key_in_a_wrong_mapping_is_not_printed(mapping):
+    env = gym.make("AlpacaFarm-Annotators-v0")
+    with pytest.raises(TypeError, match="'api_key'") as raised:
+        env.unwrapped.make_oracle(mapping)
+    assert "sk-secret" not in str(raised.value)
+
+
 def test_a_key_is_no_keyword_and_another_providers_key_is_not_sent(monkeypatch):
     env = gym.make("AlpacaFarm-Annotators-v0", oracle={"pool": "ann", "api_key": "sk-secret"})
     env.reset(seed=0)
@@ -129,6 +170,6 @@ def test_a_key_is_no_keyword_and_another_providers_key_is_not_sent(monkeypatch):
         env.step("An answer.")
     assert "sk-secret" not in str(raised.value)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
-    with pytest.raises(PoolError, match="NO_SUCH_KEY"):
+    with pytest.raises(PoolError, match="api_key_env"):
         alpacafarm_env.annotators.make_pool(api_key_env="NO_SUCH_KEY", base_url="https://example.invalid/v1")
     assert "NO_SUCH_KEY" not in os.environ

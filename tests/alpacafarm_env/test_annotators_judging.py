@@ -15,6 +15,7 @@ from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.annotators.verdicts import parse
 from alpacafarm_env.api.replies import read_reply
 from alpacafarm_env.errors import PoolError
+from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 
 ALL = [*(annotator.name for annotator in POOL), "greedy_gpt4"]
@@ -89,13 +90,43 @@ def test_verdicts_are_draws_from_the_annotators_probability(connection, name):
     assert wins != (chances > 0.5).tolist()  # draws, not the likelier ones
 
 
-def test_one_body_repeated_is_drawn_anew(connection):
+def test_another_seed_in_the_request_draws_anew_and_the_same_does_not(connection):
     items = pairs(300)
     chances = own_chances("chatgpt_4", items)
     place = int(np.argmin(np.abs(chances - 0.4)))
-    wins = sum(verdicts_of(connection, "chatgpt_4", [items[place]])[0] for _ in range(400))
-    assert binom.ppf(1e-6, 400, chances[place]) <= wins <= binom.ppf(1 - 1e-6, 400, chances[place])
-    assert 0 < wins < 400
+    drawn = [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(400)]
+    assert binom.ppf(1e-6, 400, chances[place]) <= sum(drawn) <= binom.ppf(1 - 1e-6, 400, chances[place])
+    assert [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(50)] == drawn[:50]
+
+
+@pytest.mark.parametrize(("name", "stream"), [("gpt4_5", "sim_eval"), ("greedy_gpt4", "sim_gpt4")])
+def test_a_pairs_verdict_is_the_draw_of_its_pool_whatever_it_is_asked_with(connection, name, stream):
+    items, size = pairs(60), MEMBERS[name].batch_size
+    chances = own_chances(name, items)
+    expected = KeyedDraws(3, stream).b_wins(items, np.log(chances) - np.log1p(-chances)).tolist()
+    for arranged in (items, items[::-1], items[2:] + items[:2]):
+        got = {}
+        for start in range(0, len(items), size):
+            batch = arranged[start : start + size]
+            got |= zip(batch, verdicts_of(connection, name, batch, seed=3, temperature=1.0), strict=True)
+        assert [got[item] for item in items] == expected
+
+
+def test_settings_that_are_no_part_of_the_question_change_no_verdict(connection):
+    items = pairs(30)
+    for item in items:
+        assert verdicts_of(connection, "gpt4_2", [item], seed=1, top_p=0.9, max_tokens=99, user="me") == verdicts_of(
+            connection, "gpt4_2", [item], seed=1
+        )
+
+
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1e-300, 1e-9])
+def test_next_to_temperature_zero_the_likelier_verdict_is_certain(temperature):
+    judging, items = Judging(), pairs(60)
+    chances = own_chances("chatgpt_4", items)
+    for item, chance in zip(items, chances.tolist(), strict=True):
+        question = judging.read("chat", make_body("chatgpt_4", [item], temperature=temperature)[1])
+        assert judging.answer(question, "key").verdicts[0].second == (chance > 0.5)
 
 
 def test_lower_temperatures_are_more_certain(connection):
@@ -109,11 +140,12 @@ def test_lower_temperatures_are_more_certain(connection):
 
 
 @pytest.mark.parametrize("seed", [5, 6])
-def test_seed_decides(connection, seed):
+def test_the_servers_seed_decides_where_a_request_has_none(connection, seed):
     items = pairs(60, start=1000)
     with JudgeServer(seed=seed) as other, connect(other) as there:
-        same = [verdicts_of(there, "gpt4_2", [i]) == verdicts_of(connection, "gpt4_2", [i]) for i in items]
-    assert all(same) == (seed == 5)
+        for own in ({}, {"seed": None}, {"seed": 0}, {"seed": -(2**70)}):
+            here, away = ([verdicts_of(c, "gpt4_2", [i], **own) for i in items] for c in (connection, there))
+            assert (here == away) == (seed == 5 or own.get("seed") is not None)
 
 
 def test_weighted_prompt_reads_the_probability(connection):
@@ -219,6 +251,9 @@ def test_explanations_agree_with_the_verdict(connection):
         ({"temperature": "hot"}, "temperature: expected a number from 0 to 2, got 'hot'"),
         ({"temperature": 3}, "temperature: expected"),
         ({"temperature": True}, "temperature: expected"),
+        ({"seed": "1"}, "seed: expected a whole number or null, got '1'"),
+        ({"seed": 1.0}, "seed: expected"),
+        ({"seed": True}, "seed: expected"),
         ({"max_tokens": 0}, "max_tokens: expected a positive whole number, got 0"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens: expected"),
         ({"stream": True}, "stream: "),

@@ -1,73 +1,32 @@
 """The pool over HTTP, against the sandbox's annotators behind a real server on this machine."""
 
 import asyncio
-import json
 from collections import Counter
 
 import numpy as np
 import pytest
+from pool_worlds import SINGLE, builder, cut, truth, unequal_pairs
 
 from alpacafarm_env.annotators import asking
-from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig, load_pool
+from alpacafarm_env.annotators.config import load_pool
 from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
 from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.judging import Judging
 from alpacafarm_env.annotators.make import make_pool
-from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.api.client import ClientConfig
-from alpacafarm_env.errors import (
-    BudgetExceededError,
-    OutageError,
-    PermanentAPIError,
-    PoolError,
-    PriceError,
-    ReplayMissError,
-    UnknownNameError,
-)
+from alpacafarm_env.errors import PermanentAPIError
 from alpacafarm_env.oracles import Flip
-from alpacafarm_env.sandbox import SANDBOX
-
-SINGLE = PoolConfig(
-    name="single",
-    annotators=(
-        AnnotatorConfig(name="greedy_gpt4", role="gpt4", prompt="greedy_gpt4", max_tokens=250, temperature=0.0),
-    ),
-)
-"""The greedy annotator, one pair a request."""
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    rows = [row for row in SANDBOX.preferences("preference")[:400] if len(set(row.responses)) == 2]
-    return [row.instruction for row in rows], *zip(*(row.responses for row in rows), strict=True)
+    return unequal_pairs()
 
 
 @pytest.fixture
 def make(tmp_path):
-    """A pool that asks a server; its ledger is this test's own."""
-
-    def build(server, pool="alpaca_farm", **options):
-        defaults = {"base_url": server.base_url, "ledger": tmp_path / "ledger.sqlite", "api_key": "sk-test"}
-        return AnnotatorPool(pool, options.pop("models", "sandbox"), **{**defaults, **options})
-
-    return build
-
-
-def cut(pairs, count):
-    return tuple(list(column[:count]) for column in pairs)
-
-
-def truth(verdicts, instructions, a, b):
-    """Rows whose verdict is the greedy annotator's likelier one, in the order that was shown."""
-    b_first = verdicts.details["shown_first"] == "b"
-    items = [
-        Item(str(i), y, x) if swap else Item(str(i), x, y)
-        for i, x, y, swap in zip(instructions, a, b, b_first, strict=True)
-    ]
-    second = Judging(0).probabilities("greedy_gpt4", items) > 0.5
-    return np.where(b_first, ~second, second) == (verdicts.scores == 1)
+    return builder(tmp_path)
 
 
 def test_verdicts_are_the_annotators_own(make, pairs):
@@ -103,7 +62,7 @@ def test_the_pool_draws_each_annotator_and_batches_its_pairs(make, pairs):
     assert set(counts) == {member.name for member in members}
     assert requests == sum(-(-counts[member.name] // member.batch_size) for member in members)
     rows = list(zip(instructions, a, b, strict=True))
-    drawn = KeyedDraws(0, " ".join(member.name for member in members)).annotators(rows, 13)
+    drawn = KeyedDraws(0, load_pool("alpaca_farm").stream).annotators(rows, 13)
     assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn]
 
 
@@ -207,58 +166,6 @@ def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
 
 
-def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):
-    rows = cut(pairs, 100)
-    with JudgeServer(api_key="sk-right") as server:
-        with pytest.raises(PermanentAPIError, match="key"):
-            make(server, SINGLE, client_config=ClientConfig(max_concurrency=4)).judge(*rows)
-        assert server.stats()["requests"] <= 5
-        assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
-
-
-def test_a_dead_server_ends_the_call(make, pairs):
-    with JudgeServer() as server:
-        pool = make(server, SINGLE)
-    with pytest.raises(OutageError, match="run again"):
-        pool.judge(*cut(pairs, 40))
-
-
-def test_replay_needs_no_server_and_no_key(make, pairs, tmp_path):
-    rows = cut(pairs, 60)
-    with JudgeServer() as server:
-        pool = make(server)
-        first = pool.judge(*rows)
-        address = pool.endpoint.base_url
-        pool.ledger.close()
-    replayed = AnnotatorPool("alpaca_farm", "sandbox", base_url=address, ledger=tmp_path / "ledger.sqlite", replay=True)
-    np.testing.assert_array_equal(replayed.compare(*rows), first.scores)
-    with pytest.raises(ReplayMissError, match="1 of 61 pairs have no stored answer"):
-        replayed.compare(*cut(pairs, 61))
-
-
-def test_a_budget_stops_before_it_is_passed_and_goes_on_from_there(make, pairs):
-    rows = cut(pairs, 60)
-    prices = {"sandbox-gpt4": (1000.0, 1000.0)}
-    with JudgeServer() as server:
-        with pytest.raises(BudgetExceededError):
-            make(server, SINGLE, prices=prices, budget_usd=30.0).judge(*rows)
-        some = server.stats()["requests"]
-        assert 0 < some < 60
-        verdicts = make(server, SINGLE, prices=prices, budget_usd=1e6).judge(*rows)
-        assert server.stats()["requests"] == 60
-    assert verdicts.details["cached"].sum() == some
-    assert (verdicts.details["cost_usd"][~verdicts.details["cached"]] > 0).all()
-
-
-def test_a_model_without_a_price(make, pairs):
-    rows = cut(pairs, 3)
-    with JudgeServer() as server:
-        unpriced = {"gpt4": {"model": "my-gpt4"}}
-        assert np.isnan(make(server, SINGLE, models=unpriced).judge(*rows).details["cost_usd"]).all()
-        with pytest.raises(PriceError, match="my-gpt4"):
-            make(server, SINGLE, models=unpriced, budget_usd=1.0, seed=1).judge(*rows)
-
-
 def test_inside_a_running_event_loop(make, pairs):
     rows = cut(pairs, 6)
     with JudgeServer() as server:
@@ -283,11 +190,21 @@ def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, t
     with JudgeServer() as server:
         common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
         monkeypatch.setattr(server.judging, "_annotators", {"greedy_gpt4": _first_shown()})
+        seen, read = [], server.judging.read
+        monkeypatch.setattr(server.judging, "read", lambda *args: _kept(seen, read(*args)))
         judge = make_pool("greedy", both_orders=True, **common)
         verdicts = judge.judge(instructions, a, b)
+        # Four requests an order: no request shows a pair in both, where the judge would see the contradiction.
         assert server.stats()["requests"] == 8
+        for request in seen:
+            assert len({(item.instruction, *sorted(item[1:])) for item in request}) == len(request)
     assert (verdicts.scores == 0.5).all()
     assert not verdicts.details["orders_agree"].any()
+
+
+def _kept(seen, question):
+    seen.append(question.items)
+    return question
 
 
 def _first_shown():
@@ -325,50 +242,27 @@ def test_weighted_verdicts_lie_between(make, pairs):
     assert ((scores > 0) & (scores < 1)).mean() > 0.5
 
 
-def test_one_ledger_holds_every_attempt(make, pairs):
-    from alpacafarm_env.api import ledger_sql as sql
-
-    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
-        pool = make(server, SINGLE)
-        pool.judge(*cut(pairs, 50))
-        total = pool.ledger.do(sql.spending).result().total
-        stats = server.stats()
-    assert total.attempts == stats["requests"]
-    assert (total.answered, total.failed) == (50, stats["by_fault"]["server_error"])
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"order": "first"}, UnknownNameError, "order 'first'"),
-        ({"compat": "alpaca"}, UnknownNameError, "alpacafarm"),
-        ({"models": {"gpt4": "x"}}, PoolError, "chatgpt"),
-        ({"pool": "alpaca_frm"}, PoolError, "alpaca_farm"),
-        ({"base_url": "ftp://x"}, ValueError, "http"),
-    ],
-)
-def test_what_is_not_well_said_is_refused(make, options, error, match):
-    class Server:
-        base_url = "http://127.0.0.1:1/v1"
-
-    with pytest.raises(error, match=match):
-        make(Server(), **options)
-
-
-def test_models_or_model_and_one_order_or_both():
-    with pytest.raises(PoolError, match="not both"):
-        make_pool(models="openai", model="x")
-    with pytest.raises(ValueError, match="leave one out"):
-        make_pool(both_orders=True, compat="alpacafarm")
-
-
-def test_no_key_in_what_is_written(make, pairs, tmp_path):
-    key = "sk-canary-1234567890abcdef"
-    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
-        pool = make(server, api_key=key)
-        verdicts = pool.judge(*cut(pairs, 30))
-        pool.ledger.close()
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert written
-    assert key.encode() not in written
-    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(server.stats())
+def test_a_pool_with_a_prompt_of_ones_own(make, pairs, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\n"
+        "annotators:\n"
+        "  - {name: gpt4_3, role: judge, prompt: ./prompt.yaml, max_tokens: 20, temperature: 0}\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "prompt.yaml").write_text(
+        "name: short\nformat: label\nlayout: chat\nparts:\n"
+        "  - system: You compare two outputs. Answer with `Output (a)` or `Output (b)` and nothing else.\n"
+        "  - items: true\n",
+        encoding="utf-8",
+    )
+    file, rows = tmp_path / "mine.yaml", cut(pairs, 20)
+    models = {"model": "any", "price_usd_per_million": [0, 0]}
+    with JudgeServer() as server, pytest.raises(PermanentAPIError, match="not a request made from one of the prompts"):
+        make(server, file, models=models).judge(*rows)
+    with JudgeServer(pools=[file]) as server:
+        verdicts = make(server, file, models=models).judge(*rows)
+        likelier = server.judging.probabilities("gpt4_3", [Item(str(i), x, y) for i, x, y in zip(*rows, strict=True)])
+    assert set(verdicts.scores) <= {0.0, 1.0}
+    # Where the order hardly matters, it is what the sandbox's annotator of that name says.
+    clear = np.abs(likelier - 0.5) > 0.2
+    assert np.array_equal(verdicts.scores[clear] == 1, likelier[clear] > 0.5)

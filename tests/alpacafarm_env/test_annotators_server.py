@@ -15,9 +15,9 @@ from itertools import islice
 
 import pytest
 from judge_requests import PATHS, connect, exchange, make_body, pairs, port_of, post, text_of
+from judge_twins import draw_by_arrivals
 
-from alpacafarm_env.annotators import server as server_module
-from alpacafarm_env.annotators.faults import FAULTS, Faults, Kind
+from alpacafarm_env.annotators.faults import FAULTS, Faults
 from alpacafarm_env.annotators.server import KINDS, JudgeServer
 from alpacafarm_env.api.requests import content_key
 
@@ -239,9 +239,10 @@ def ask_until_answered(server, requests):
 def check_faults_change_no_verdict():
     requests = bodies(100)
     with JudgeServer() as healthy, JudgeServer(faults=Faults(MIX)) as faulty:
-        for _ in range(2):  # the second opinion on each pair is the same, too
-            wanted, _ = ask_until_answered(healthy, requests)
-            got, sent = ask_until_answered(faulty, requests)
+        for seed in (0, 1):
+            asked = [(path, {**asked, "seed": seed}) for path, asked in requests]
+            wanted, _ = ask_until_answered(healthy, asked)
+            got, sent = ask_until_answered(faulty, asked)
             assert got == wanted
             assert sent > 1.4 * len(requests)
 
@@ -251,8 +252,7 @@ def test_faults_change_no_verdict():
 
 
 def test_twin_that_draws_by_arrivals_changes_verdicts(monkeypatch):
-    twin = {name: Kind(kind.about, billed=kind.billed, usable=True) for name, kind in FAULTS.items()}
-    monkeypatch.setattr(server_module, "FAULTS", twin)
+    draw_by_arrivals(monkeypatch)
     with pytest.raises(AssertionError):
         check_faults_change_no_verdict()
 

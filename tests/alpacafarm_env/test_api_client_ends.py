@@ -11,7 +11,7 @@ from alpacafarm_env.api.client import Client
 from alpacafarm_env.api.endpoint import Endpoint
 from alpacafarm_env.api.running import run
 from alpacafarm_env.api.sending import Sender
-from alpacafarm_env.errors import OutageError, PermanentAPIError, TransientAPIError
+from alpacafarm_env.errors import ContentRefusedError, OutageError, PermanentAPIError, TransientAPIError
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +43,11 @@ class PerRead(Sender):
     async def send(self, request):
         from openai import OpenAIError
 
-        resource = self.connect().chat.completions.with_raw_response
+        self.connect()
+        resource = self._all[0].chat.completions.with_raw_response
+        wait = {"model": "m", "messages": [], "extra_body": request.body, "timeout": self._timeout_s}
         try:
-            response = await asyncio.wait_for(resource.create(model="m", messages=[], extra_body=request.body), 1.8)
+            response = await asyncio.wait_for(resource.create(**wait), 1.8)
             return response.content.decode()
         except (OpenAIError, TimeoutError):
             return ok().decode()
@@ -83,6 +85,8 @@ CLOSING = {
     402: "quota",
     403: "may not use",
     404: "no model 'm-1'",
+    405: "no OpenAI-compatible server",
+    501: "no OpenAI-compatible server",
     302: "base_url",
     308: "base_url",
 }
@@ -123,9 +127,11 @@ def test_twin_that_does_not_close_sends_all():
     ("response", "says"),
     [
         (failed(400, "bad temperature"), "bad temperature"),
-        (failed(422), "config"),
+        (failed(422), "omit"),
         (http(400, {"error": {"message": "too long", "code": "context_length_exceeded"}}), "longer than the model's"),
         (http(400, {"error": {"message": "no", "code": "content_filter"}}), "filter refused"),
+        (failed(413, "Payload"), "longer than the model's"),
+        (http(200, {"error": {"code": 403, "message": "Your input was flagged"}}), "filter refused"),
         (ok("Half an ans", reason="content_filter"), "filter stopped"),
         (ok("", reason="length"), "limit on tokens is too low"),
     ],
@@ -139,6 +145,50 @@ def test_what_is_wrong_with_one_request_ends_that_one(response, says):
     assert says in str(results.pop(3))
     assert {result.reply.text for result in results} == {"Yes."}
     assert len(server.seen) == 10
+
+
+VLLM = "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens."
+OPENROUTER = {"code": 403, "message": "Refused", "metadata": {"reasons": ["violence"], "flagged_input": "Question"}}
+ONE_TEXT = {
+    "vLLM": http(400, {"code": 400, "type": "BadRequestError", "message": VLLM}),
+    "vLLM, newer": http(400, {"error": {"code": 400, "type": "BadRequestError", "message": VLLM}}),
+    "llama.cpp": http(400, {"error": {"code": 400, "message": "request exceeds the available context size"}}),
+    "TGI": http(422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096"}),
+    "too large": http(413, b"<html>Payload Too Large</html>"),
+    "OpenRouter": http(403, {"error": OPENROUTER}),
+    "flagged": http(403, {"error": {"code": 403, "message": "Your input was flagged"}}),
+}
+
+
+def refused_once(response):
+    """Ten questions, one of which is refused: the results and the requests."""
+
+    def reply(seen, number):
+        return response if seen.body["messages"][0]["content"] == "Question 3?" else ok()
+
+    with WireServer(reply) as server:
+        results, _ = ask(server, 10, config={"max_concurrency": 1})
+    assert type(results[3]) is ContentRefusedError, results[3]
+    assert [hasattr(result, "reply") for result in results].count(True) == 9
+
+
+@pytest.mark.parametrize("server", ONE_TEXT)
+def test_a_text_that_is_refused_ends_no_other(server):
+    refused_once(ONE_TEXT[server])
+
+
+def test_twin_that_reads_codes_alone_ends_all(monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.api.failures.refused_text", lambda *_: "")
+    for server in ("vLLM", "OpenRouter"):
+        with pytest.raises(AssertionError):
+            refused_once(ONE_TEXT[server])
+
+
+def test_a_refused_account_ends_all():
+    with WireServer(lambda seen, number: failed(403, "Your account was flagged")) as server:
+        errors, _ = ask(server, 20, config={"max_concurrency": 1})
+    assert {type(error) for error in errors} == {PermanentAPIError}
+    assert len(server.seen) == 1
 
 
 def test_half_characters_are_not_sent():

@@ -141,10 +141,10 @@ def test_redirects_to_another_host_are_not_followed(status):
 
 def test_twin_that_follows_reaches_the_other_host(monkeypatch):
     class Following(Sender):
-        def connect(self):
-            library = super().connect()
-            library._client.follow_redirects = True
-            return library
+        def _connection(self):
+            http = super()._connection()
+            http.follow_redirects = True
+            return http
 
     monkeypatch.setattr("alpacafarm_env.api.client.Sender", Following)
     _, seen = visits(307, Client)

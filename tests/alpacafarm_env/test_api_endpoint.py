@@ -28,6 +28,7 @@ def _no_environment(monkeypatch):
         ("http://localhost:8000/v1//", "http://localhost:8000/v1", "localhost:8000", True),
         ("http://127.8.9.1/v1", "http://127.8.9.1/v1", "127.8.9.1", True),
         ("http://[::1]:80/v1", "http://[::1]:80/v1", "[::1]:80", True),
+        ("http://0.0.0.0:8000/v1", "http://0.0.0.0:8000/v1", "0.0.0.0:8000", True),
     ],
 )
 def test_addresses(url, base_url, host, local):

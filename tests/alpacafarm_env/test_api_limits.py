@@ -50,7 +50,7 @@ class Twin(Limiter):
     """Halves for each failure, as a limiter without windows does."""
 
     def failed(self, slot, **settings):
-        self._cut = float("-inf")
+        self._pace.cut = float("-inf")
         return super().failed(slot, **settings)
 
 
@@ -115,10 +115,10 @@ def test_requests_of_one_moment_are_no_outage_but_probed(clock):
     clock.now += 1
     assert not any(limiter.failed(slot) for slot in together)
     assert limiter.limit == 1
-    assert limiter._paused_until == clock.now + PROBES_S[0]
+    assert limiter._pace.paused_until == clock.now + PROBES_S[0]
     for wait in PROBES_S[1:]:
         assert not limiter.failed(clock.slot(5.0))
-        assert limiter._paused_until == clock.now + wait
+        assert limiter._pace.paused_until == clock.now + wait
     limiter.succeeded(clock.slot(5.0))
     assert limiter.limit >= 32
     assert limiter.failures == 0
@@ -217,10 +217,61 @@ def test_refusals_reach_all_each_with_its_own_error():
         errors = await asyncio.gather(*waiting, limiter.acquire(), return_exceptions=True)
         assert {(type(error), str(error)) for error in errors} == {(PermanentAPIError, "the key")}
         assert len(set(map(id, errors))) == 4
-        limiter.reopen()
-        assert isinstance(await limiter.acquire(), Slot)
+        assert isinstance(await limiter.fresh().acquire(), Slot)
 
     asyncio.run(main())
+
+
+# ------------------------------------------------------------------------------------------------ from loop to loop
+
+
+def starts(fresh):
+    """Two calls, each in a loop of its own: the limit, and the seconds from the pause's start to the second's start."""
+    limiter = Limiter(16, per_minute=600)
+
+    async def call(previous):
+        current = fresh(previous)
+        slot = await current.acquire()
+        waiting = asyncio.create_task(current.acquire())  # left behind, as when a call ends by an error
+        await asyncio.sleep(0)
+        current.failed(slot, crowded=True, retry_after_s=0.3)
+        waiting.cancel()
+        return current, slot.started
+
+    first, _ = asyncio.run(call(limiter))
+    begun = time.monotonic()
+    second, started = asyncio.run(call(first))
+    return second.limit, started - begun
+
+
+def test_what_was_learned_outlives_the_event_loop():
+    limit, waited = starts(lambda limiter: limiter.fresh())
+    assert limit == 4  # halved in each of the two calls
+    assert waited >= 0.25
+
+
+def test_twin_that_starts_anew_forgets():
+    limit, waited = starts(lambda limiter: Limiter(16, per_minute=600))
+    assert limit == 8
+    assert waited < 0.1
+
+
+def test_the_rate_a_minute_holds_over_calls():
+    limiter = Limiter(8, per_minute=600)
+    begun = time.monotonic()
+    for _ in range(4):
+        limiter = limiter.fresh()
+        asyncio.run(limiter.acquire())
+    assert time.monotonic() - begun >= 0.29
+
+
+def test_after_an_outage_the_next_call_is_not_sent_one_by_one(clock):
+    limiter = Limiter(32)
+    failures_until_outage(limiter, clock)
+    later = limiter.fresh()
+    assert (later.limit, later.failures, later.refused()) == (1, 0, None)
+    later.succeeded(clock.slot(5.0))
+    assert later.limit >= 16
 
 
 @pytest.mark.parametrize(

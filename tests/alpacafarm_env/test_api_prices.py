@@ -6,7 +6,7 @@ import math
 import pytest
 import yaml
 
-from alpacafarm_env.api.prices import SHIPPED, Prices, token_bounds
+from alpacafarm_env.api.prices import SHIPPED, Prices, doubts, fewest_prompt_tokens, token_bounds
 from alpacafarm_env.errors import PoolError
 
 BODY = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "日本 “now” 🙂" * 50}], "max_tokens": 100}
@@ -19,8 +19,9 @@ def prices():
 
 
 def test_every_shipped_price_is_dated_and_sourced(prices):
-    assert len(prices.models) == 12
+    assert len(prices.models) == 18
     for model, price in prices.models.items():
+        assert price.source in ("deploybase.ai/articles/openai-pricing", f"the price of {model[:-11]}")
         year, month = map(int, price.as_of.split("-"))
         assert year >= 2026, model
         assert 1 <= month <= 12, model
@@ -34,7 +35,6 @@ def test_costs_by_hand(prices):
     assert prices.cost("gpt-4.1", 0, 1_000_000) == 8
     assert prices.cost("gpt-5-nano", 1_000, 100) == pytest.approx(0.00009)
     assert prices.cost("unheard-of", 1, 1) is None
-    assert prices.cost("gpt-4.1-2025-04-14", 10, 10) == prices.cost("gpt-4.1", 10, 10)
     assert prices.cost("gpt-4.1-turbo", 1, 1) is None
 
 
@@ -67,10 +67,70 @@ def test_a_body_without_a_believable_limit_has_no_bound(prices, limit):
     body = {**BODY, "max_tokens": limit}
     assert prices.upper_bound("gpt-4.1", body) is None
     assert prices.charge("gpt-4.1", body, (None, None)) is None
-    assert prices.charge("gpt-4.1", body, (10, 10)) == pytest.approx(100 / 1e6)
+    assert prices.charge("gpt-4.1", body, (150, 10)) == pytest.approx(380 / 1e6)
 
 
-@pytest.mark.parametrize("usage", [(10, 5), (1, 0), (BYTES, 100)])
+SNAPSHOTS = [
+    *("gpt-4.1-2025-04-14", "gpt-4.1-mini-2025-04-14", "gpt-4.1-nano-2025-04-14"),
+    *("gpt-4o-2024-08-06", "gpt-4o-2024-11-20", "gpt-4o-mini-2024-07-18"),
+]
+
+
+def check_snapshots(prices):
+    for model in SNAPSHOTS:
+        assert prices.cost(model, 10, 10) == prices.cost(model[:-11], 10, 10) > 0
+    for model in ("gpt-4o-2024-05-13", "gpt-4.1-2031-01-01", "gpt-5-2025-08-07"):
+        assert prices.price(model) is None
+
+
+def test_snapshots_have_a_price_only_where_it_is_listed(prices):
+    check_snapshots(prices)
+
+
+def test_a_twin_that_guesses_by_the_date_fails():
+    class Guessing(Prices):
+        def price(self, model):
+            return self.models.get(model) or self.models.get(model[:-11])
+
+    with pytest.raises(AssertionError):
+        check_snapshots(Guessing.load())
+
+
+FEWEST = len("日本 “now” 🙂".encode()) * 50 // 8
+
+
+def check_floor(prices):
+    assert FEWEST > 100
+    for told in (1, 10, FEWEST - 1, FEWEST):
+        assert prices.charge("gpt-4.1", BODY, (told, 5)) == pytest.approx((FEWEST * 2 + 5 * 8) / 1e6)
+
+
+def test_a_prompt_is_charged_by_its_bytes_at_least(prices):
+    check_floor(prices)
+    for body in ({"prompt": "x" * 80}, {"prompt": ["x" * 40] * 2}, {"prompt": list(range(80))}, {}):
+        assert fewest_prompt_tokens(body) == (10 if "x" in str(body) else 0)
+    parts = [{"type": "text", "text": "x" * 80}, {"type": "image_url", "image_url": {"url": "y" * 800}}]
+    assert fewest_prompt_tokens({"messages": [{"role": "user", "content": parts}, {"role": "tool"}]}) == 10
+
+
+def test_a_twin_that_believes_the_server_is_told_to_charge_nothing():
+    class Believing(Prices):
+        def charge(self, model, body, usage):
+            return self.cost(model, *usage)
+
+    with pytest.raises(AssertionError):
+        check_floor(Believing.load())
+
+
+def test_doubts_name_both_numbers():
+    assert doubts(BODY, (FEWEST, 100)) == doubts(BODY, (None, None)) == ""
+    assert doubts(BODY, (3, 5)) == f"3 prompt tokens where {FEWEST} to {BYTES:,} can be"
+    assert doubts(BODY, (-7, 10**12)) == (
+        f"-7 prompt tokens where {FEWEST} to {BYTES:,} can be, 1000000000000 completion tokens where 0 to 100 can be"
+    )
+
+
+@pytest.mark.parametrize("usage", [(FEWEST, 5), (BYTES, 0), (BYTES, 100)])
 def test_believable_usage_is_charged(prices, usage):
     assert prices.charge("gpt-4.1", BODY, usage) == pytest.approx((usage[0] * 2 + usage[1] * 8) / 1e6)
     assert prices.charge("unheard-of", BODY, usage) is None

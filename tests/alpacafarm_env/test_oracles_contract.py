@@ -11,6 +11,7 @@ from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import (
     BothOrders,
     Constant,
+    Ensemble,
     Flip,
     OracleError,
     Pool,
@@ -92,6 +93,13 @@ ORACLES = {
     "constant": lambda folder: Constant(0.5),
     "recorded": lambda folder: Recorded(Stored()),
     "reward_model": lambda folder: RewardModel(folder, batch_size=4, max_length=40),
+    "ensemble of models": lambda folder: Ensemble(
+        [RewardModel(folder, batch_size=4, max_length=40), Constant(0.5), RewardModel(folder, batch_size=3)], "uwo"
+    ),
+    "ensemble of judges": lambda folder: Ensemble(
+        [WinRate(LongerWins(), REFERENCES), Ensemble([Recorded(Stored())]), WinRate(Flip(LongerWins()), REFERENCES)],
+        "min",
+    ),
     **{f"win_rate of {name}": lambda folder, make=make: WinRate(make(), REFERENCES) for name, make in JUDGES.items()},
 }
 
@@ -109,7 +117,10 @@ def preference_oracle(request):
 def equal_details(left, right):
     assert left.keys() == right.keys()
     for key in left:
-        np.testing.assert_array_equal(left[key], right[key], err_msg=key)
+        if np.asarray(left[key]).dtype.kind == "f":  # an ensemble's members: scores, as exact as scores are
+            np.testing.assert_allclose(left[key], right[key], rtol=0, atol=1e-5, err_msg=key)
+        else:
+            np.testing.assert_array_equal(left[key], right[key], err_msg=key)
 
 
 def test_is_an_oracle_and_copies_as_itself(oracle):
@@ -162,7 +173,7 @@ def test_an_empty_batch_is_scored_without_a_call(oracle, monkeypatch):
 def test_a_row_without_a_verdict_says_why(oracle):
     verdicts = judge(oracle, INSTRUCTIONS, RESPONSES)
     none = np.isnan(verdicts.scores)
-    if isinstance(oracle, WinRate | Recorded):
+    if isinstance(oracle, WinRate | Recorded) or oracle.name == "ensemble:min":
         assert none.any()
         np.testing.assert_array_equal(verdicts.details["unscored_reason"] != "", none)
     else:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -148,6 +149,27 @@ def test_a_verdict_does_not_depend_on_its_batch(name, pairs):
     np.testing.assert_array_equal(shuffled, whole[order])
     single = [sandbox.judge(name).compare([x], [y], [z])[0] for x, y, z in zip(asks, a, b, strict=True)]
     np.testing.assert_array_equal(single, whole)
+
+
+GOLDEN = {
+    "sim_eval": "c1fd8d7fea1a0d48",
+    "sim_ann": "2e27babb0a5f6fec",
+    "sim_gpt4": "a9f9ca37db871b8b",
+    "human": "86f5f0aad8d61fc9",
+}
+"""Shipped models were trained on labels of these judges: not one may change."""
+
+
+def digest(verdicts):
+    labels, first = verdicts.scores, verdicts.details["shown_first"] == "a"
+    content = [*(2 * labels).astype(int).tolist(), *first.tolist(), *verdicts.details["annotator"].tolist()]
+    return sha256(repr(content).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_labels_are_those_that_the_shipped_models_were_trained_on(name, pairs):
+    assert digest(compare(sandbox.judge(name), *pairs)) == GOLDEN[name]
+    assert digest(compare(sandbox.judge(name, 1), *pairs)) != GOLDEN[name]
 
 
 @pytest.mark.parametrize("name", ["sim_eval", "sim_ann", "sim_gpt4", "human"])

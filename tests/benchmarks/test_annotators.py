@@ -1,15 +1,14 @@
 """The definitions on votes counted by hand, the published values, and the command on a small folder of pairs."""
 
-import csv
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from annotator_worlds import Fake, make_assets, read, run, shut_off
 
 from alpacafarm_env.benchmarks import annotator_sandbox, annotators
-from alpacafarm_env.benchmarks.annotator_live import LivePool
 from alpacafarm_env.benchmarks.annotator_report import MEMBERS
 from alpacafarm_env.benchmarks.annotator_sandbox import MEANINGS, Question, judge_rows
 from alpacafarm_env.benchmarks.annotator_targets import COLUMNS, COST, TARGETS, Target, make_row
@@ -27,11 +26,11 @@ from alpacafarm_env.benchmarks.annotator_votes import (
     self_agreement,
 )
 from alpacafarm_env.benchmarks.annotators import AnnotatorsOptions, main
-from alpacafarm_env.errors import BudgetExceededError, DataError
+from alpacafarm_env.benchmarks.reward_model_accuracy import wilson
+from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
-from alpacafarm_env.sandbox import judge, tasks, writers
-from alpacafarm_env.sandbox.dataset import write_rows
-from alpacafarm_env.seeding import keyed_rng
+from alpacafarm_env.sandbox import judge
+from alpacafarm_env.statistics import interval
 
 VOTES = np.array([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]], dtype=np.float64)
 """Four opinions on four pairs: unanimous for b, even, three to one for a, even."""
@@ -115,32 +114,6 @@ def test_longer_and_listed_point_at_the_response_that_is():
     assert Pairs(pairs.instructions, pairs.a, pairs.b, published=True).longer.tolist() == [0, 0, 0, 0]
 
 
-class Fake:
-    """A preference oracle by rule: wins for the response shown first, which is a for even seeds, b for odd ones."""
-
-    name = "fake"
-
-    def __init__(self, seed, fails=None):
-        self.seed, self.fails = seed, fails
-
-    def compare(self, instructions, a, b):
-        return self.judge(instructions, a, b).scores
-
-    def judge(self, instructions, a, b):
-        if self.fails is not None:
-            raise self.fails
-        size, odd = len(a), self.seed % 2
-        scores = np.full(size, float(odd))
-        scores[0] = NAN
-        details = {
-            "annotator": np.array(["ann", "bob"], dtype=object)[np.arange(size) % 2],
-            "shown_first": np.full(size, "ab"[odd]),
-            "cost_usd": np.full(size, 0.002),
-            "cached": np.arange(size) == 1,
-        }
-        return Verdicts(scores, details)
-
-
 def test_position_and_cost_of_a_judge_that_always_takes_the_first():
     pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
     opinions = ask(pairs, Fake, range(4))
@@ -150,6 +123,28 @@ def test_position_and_cost_of_a_judge_that_always_takes_the_first():
     np.testing.assert_equal(found["agreement"], [NAN, 0.5, 0.5, 0.5])
     np.testing.assert_allclose(found["disagreement"], [NAN, 4 / 6, 4 / 6, 4 / 6])
     np.testing.assert_equal(figures(opinions.by("bob"), pairs, np.ones(4))["prefers_first"], [NAN, 1, NAN, 1])
+
+
+class Noisy(Fake):
+    """Half of its verdicts are noise; the rest is paid for, or was answered before."""
+
+    def __init__(self, seed, num_cached):
+        super().__init__(seed)
+        self.num_cached = num_cached
+
+    def judge(self, instructions, a, b):
+        verdicts, n = super().judge(instructions, a, b), np.arange(len(a))
+        free = (n % 2 == 1) | (n < self.num_cached)
+        details = {"noised": n % 2 == 1, "cached": (n % 2 == 0) & free, "cost_usd": np.where(free, 0.0, 0.002)}
+        return Verdicts(verdicts.scores, {**verdicts.details, **details})
+
+
+@pytest.mark.parametrize("num_cached", [0, 6])
+def test_noise_is_free_and_a_second_call_is_no_cheaper_by_it(num_cached):
+    pairs = Pairs(("x",) * 10, ("a",) * 10, ("b",) * 10)
+    opinions = ask(pairs, lambda seed: Noisy(seed, num_cached), range(4))
+    assert np.nanmean(figures(opinions, pairs, None)[COST]) == pytest.approx(1)
+    assert np.nansum(opinions.cost_usd) == pytest.approx(4 * 0.002 * (10 - num_cached) / 2)
 
 
 def test_humans_are_compared_with_each_other_and_have_no_bias():
@@ -163,9 +158,27 @@ def test_humans_are_compared_with_each_other_and_have_no_bias():
 
 def test_a_row_averages_seeds_before_it_takes_the_interval_over_pairs():
     row = make_row("judge", "variance", [np.array([0.0, 1, NAN]), np.array([1.0, 0, NAN])], "sandbox", Target(0.4, 0.2))
-    assert (row["value"], row["low"], row["high"], row["n"]) == (0.5, 0.5, 0.5, 2)
+    assert (row["value"], row["low"], row["high"], row["n"]) == (0.5, *wilson(1, 2), 2)
     assert (row["seeds"], row["seed_min"], row["seed_max"], row["within"]) == (2, 0.5, 0.5, True)
     assert make_row("judge", "variance", [np.array([NAN])], "sandbox") is None
+
+
+@pytest.mark.parametrize(("share", "num"), [(1, 4), (1, 18), (0, 29), (0.5, 29), (0, 400), (1, 400)])
+def test_few_pairs_or_one_verdict_of_all_have_the_interval_of_wilson(share, num):
+    values = np.arange(num) < round(share * num)
+    row = make_row("judge", "agreement", [values.astype(float)], "live")
+    assert (row["value"], row["low"], row["high"]) == (values.mean(), *wilson(values.sum(), num))
+    assert row["high"] - row["low"] > 0.005
+    # The twin, Student's interval, claims certainty of a few equal verdicts.
+    twin = interval(values.astype(float))
+    assert (twin.low == twin.high) == (share in (0, 1))
+
+
+def test_many_pairs_and_costs_have_the_interval_of_student():
+    values = (np.arange(40) % 4 > 0).astype(float)
+    for figure, some in (("agreement", values), (COST, values[:10])):
+        row, found = make_row("judge", figure, [some], "live"), interval(some)
+        assert (row["low"], row["high"]) == pytest.approx((found.low, found.high))
 
 
 def test_a_target_holds_within_its_tolerance():
@@ -184,7 +197,9 @@ def test_pairs_of_another_world_are_refused():
         require_verdicts(pairs, opinions, "human")
 
 
-@pytest.mark.parametrize("option", [{"pairs": 1}, {"budget_usd": 0.0}, {"budget_usd": float("nan")}, {"seeds": 0}])
+@pytest.mark.parametrize(
+    "option", [{"pairs": 1}, {"budget_usd": 0.0}, {"budget_usd": float("nan")}, {"seeds": 0}, {"max_concurrency": 0}]
+)
 def test_options_that_mean_nothing_are_refused(option):
     with pytest.raises(ValueError, match=f"--{next(iter(option)).replace('_', '-')}: expected"):
         AnnotatorsOptions(**option)
@@ -192,32 +207,12 @@ def test_options_that_mean_nothing_are_refused(option):
 
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
-    """A folder with 150 instructions and two responses of the crowd to each, the last pair equal, and 30 of eval."""
-    folder, rng = tmp_path_factory.mktemp("assets"), keyed_rng(0, "test calibration")
-    drawn = [tasks.draw(rng, tasks.TEMPLATES[k % len(tasks.TEMPLATES)]) for k in range(150)]
-    texts = [f"{instruction}\n\n{given}" if given else instruction for instruction, given in drawn]
-    outputs = [[writers.write(writers.CROWD, text, rng) for _ in range(2)] for text in texts]
-    outputs[-1][1] = outputs[-1][0]
-    rows = [{"instruction": x, "input": y} for x, y in drawn]
-    write_rows(folder / "data" / "preference.jsonl.gz", rows)
-    write_rows(folder / "data" / "eval.jsonl.gz", rows[:30])
-    write_rows(folder / "data" / "davinci003_stand_in.jsonl.gz", [{"output": a} for a, _ in outputs[:30]])
-    write_rows(folder / "data" / "pairs.jsonl.gz", [{"output_1": a, "output_2": b} for a, b in outputs])
-    return folder
+    return make_assets(tmp_path_factory.mktemp("assets"))
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
-
-
-def run(assets, out, *more):
-    return main(["--sandbox", str(assets), "--out", str(out), "--seeds", "2", *more])
-
-
-def read(folder):
-    with (folder / "table.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def offline(monkeypatch, tmp_path):
+    shut_off(monkeypatch, tmp_path)
 
 
 @pytest.mark.usefixtures("offline")
@@ -231,7 +226,9 @@ def test_the_command_writes_every_figure_with_interval_and_says_what_is_outside(
     assert {judge for judge, _ in by_key} == {*MEANINGS, *MEMBERS}
     for row in rows:
         least = -1 if row["figure"] == "spearman" else 0
-        assert least <= float(row["low"]) <= float(row["value"]) <= float(row["high"]) <= 1
+        if row["low"] or row["figure"] != "spearman":  # seeds that rank alike have no interval
+            assert least <= float(row["low"]) <= float(row["value"]) <= float(row["high"]) <= 1
+        assert (row["low"] == "") == (row["figure"] == "spearman" and row["seed_min"] == row["seed_max"])
         assert float(row["seed_min"]) <= float(row["value"]) + 1e-12
         assert float(row["value"]) <= float(row["seed_max"]) + 1e-12
         assert (row["level"], row["seeds"]) == ("sandbox", "2")
@@ -247,7 +244,7 @@ def test_the_command_writes_every_figure_with_interval_and_says_what_is_outside(
     printed = capsys.readouterr().out
     outside = [key for key, target in TARGETS.items() if target.holds(by_key[key]) is False]
     told = sum(target.tolerance is not None for target in TARGETS.values())
-    assert f"{told - len(outside)} of {told} figures are within tolerance" in printed
+    assert f"{told - len(outside)} of {told} within tolerance of the paper's figures" in printed
     assert all(f"{judge} {figure} {by_key[judge, figure]:.3f}" in printed for judge, figure in outside)
     assert "a simulation" in printed
     assert (tmp_path / "annotators.png").read_bytes().startswith(b"\x89PNG")
@@ -283,75 +280,6 @@ def test_a_folder_without_pairs_ends_with_status_2(assets, tmp_path, capsys):
 def test_a_folder_without_judgements_ends_with_status_2(assets, own_data, tmp_path, capsys):
     assert run(assets, tmp_path / "out", "--data", str(own_data)) == 2
     assert "expected a folder with recorded judgements" in capsys.readouterr().err
-
-
-def live(*more):
-    return ("--base-url", "http://someone:canary@127.0.0.1:9/v1", "--pairs", "20", *more)
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed))
-    assert run(assets, tmp_path, *live()) == 0
-    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path) if row["level"] == "live"}
-    assert {judge for judge, _ in rows} == {"live alpaca_farm", "live ann", "live bob"}
-    pool = {figure: float(row["value"]) for (judge, figure), row in rows.items() if judge == "live alpaca_farm"}
-    assert (pool["prefers_first"], pool["variance"], pool["agreement"], pool[COST]) == (1, 1, 0.5, pytest.approx(2))
-    assert pool["no_verdict"] == pytest.approx(1 / 20)
-    assert pool["spent_usd"] == pytest.approx(4 * 19 * 0.002)
-    assert rows["live alpaca_farm", "variance"]["paper"] == "0.26"
-    assert rows["live alpaca_farm", "variance"]["within"] == ""
-    assert int(rows["live bob", "prefers_first"]["n"]) == 10
-    assert "Live: alpaca_farm cost $0.1520 for this study ($2.00 per 1,000)" in capsys.readouterr().out
-    assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["live"]["host"] == "127.0.0.1:9"
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not [path for path in written if b"canary" in path.read_bytes()]
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed, BudgetExceededError("$1 of $1 spent")))
-    assert run(assets, tmp_path, *live("--budget-usd", "1")) == 1
-    assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
-    assert "$1 of $1 spent" in capsys.readouterr().err
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed: Fake(seed))
-    assert run(assets, tmp_path, *live("--budget-usd", "1")) == 0
-    assert {row["level"] for row in read(tmp_path)} == {"sandbox", "live"}
-
-
-@pytest.mark.usefixtures("offline")
-def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_path, capsys):
-    assert run(assets, tmp_path, *live()) == 1
-    told = capsys.readouterr()
-    assert "base_url must look like" in told.err
-    assert "canary" not in told.err + told.out
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
-
-
-def test_another_models_file_is_another_study(tmp_path):
-    path = tmp_path / "models.yaml"
-    pools = []
-    for name in ("one", "two"):
-        path.write_text(f"model: {name}\n", encoding="utf-8")
-        pools.append(LivePool("http://127.0.0.1:9/v1", models=str(path)).digest())
-    assert len({*pools, LivePool("http://127.0.0.1:9/v1").digest()}) == 3
-    assert LivePool("http://[::1", models="openai").host == "unreadable"
-
-
-@pytest.mark.usefixtures("offline")
-def test_the_real_pool_is_measured_through_the_judge_server(assets, tmp_path, monkeypatch):
-    from alpacafarm_env.annotators.server import JudgeServer
-
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with JudgeServer() as server:
-        where = ("--base-url", server.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
-        assert run(assets, tmp_path / "out", *where, "--pairs", "40") == 0
-    found = {(row["judge"], row["figure"]): row for row in read(tmp_path / "out")}
-    pool = found["live alpaca_farm", "agreement"]
-    assert (pool["level"], int(pool["n"])) == ("live", 40)
-    assert 0.5 < float(pool["value"]) < 0.9
-    assert float(found["live alpaca_farm", "no_verdict"]["value"]) == 0
-    assert pool["paper"] == "0.65"
 
 
 @pytest.mark.slow

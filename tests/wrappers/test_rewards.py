@@ -14,7 +14,8 @@ from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
 from alpacafarm_env.oracles import Constant
 from alpacafarm_env.wrappers import vector
 
-NAMES = ("SurrogateReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore")
+NAMES = ("SurrogateReward", "EnsembleReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore")
+REQUIRED = {"EnsembleReward": {"oracles": ["constant"]}}
 
 
 class Longer:
@@ -114,6 +115,54 @@ def test_a_judge_with_noise(form, name):
     assert np.atleast_1d(info["noised"]).all()
 
 
+@pytest.mark.parametrize("name", ["AnnotatorReward", "WinRateReward"])
+def test_a_pool_behind_a_server_is_a_judge_too(form, name, tmp_path):
+    module, make, _ = form
+    pool = {"pool": "ann", "models": "sandbox", "base_url": "http://127.0.0.1:9/v1", "ledger": str(tmp_path / "l.db")}
+    assert getattr(module, name)(make(), judge=pool).oracle.name.startswith("win_rate:ann")
+
+
+def test_an_ensemble_decides_by_all_its_members_asked_once(form, make_counting_oracle):
+    module, make, answer = form
+    one, three = make_counting_oracle("one", 1.0), make_counting_oracle("three", 3.0)
+    env = module.EnsembleReward(make(), oracles=[one, three], combine="uwo", weight=0.1)
+    _, reward, _, _, info = one_step(env, answer("hello"))
+    assert len(one.calls) == len(three.calls) == 1
+    scores = info["score:one"]
+    np.testing.assert_array_equal(info["score:three"], 3 * np.asarray(scores))
+    np.testing.assert_allclose(reward, 2 * np.asarray(scores) - 0.1 * np.square(scores), rtol=1e-12)
+    np.testing.assert_allclose(info["disagreement"], np.abs(scores), rtol=1e-12)
+    np.testing.assert_array_equal(info["reward_components"]["ensemble:uwo0.1"], reward)
+    assert set(np.atleast_1d(info["oracle"])) == {"ensemble:uwo0.1"}
+
+
+def test_an_ensemble_with_an_unsure_member_has_no_verdict(form):
+    module, make, answer = form
+    env = module.EnsembleReward(make(), oracles=[Constant(1.0), Unsure()])
+    with pytest.raises(UnscoredError, match=r"'ensemble:mean' gave no verdict .*\(unsure: no verdict\)"):
+        one_step(env, answer("hello"))
+    env = module.EnsembleReward(make(on_unscored="truncate"), oracles=[Constant(1.0), Unsure()])
+    _, _, terminated, truncated, info = one_step(env, answer("hello"))
+    assert np.asarray(truncated).all()
+    assert not np.asarray(terminated).any()
+    assert (np.asarray(info["score:constant"]) == 1.0).all()
+    assert np.isnan(info["score:unsure"]).all()
+
+
+def test_an_ensembles_members_are_checked_when_the_wrapper_is_made(form):
+    module, make, _ = form
+    with pytest.raises(UnknownNameError, match="Did you mean 'constant'"):
+        module.EnsembleReward(make(), oracles=["constant", "constnat"])
+    with pytest.raises(UnknownNameError, match="Did you mean 'min'"):
+        module.EnsembleReward(make(), oracles=["constant"], combine="mim")
+    with pytest.raises(ValueError, match="goes with combine='uwo'"):
+        module.EnsembleReward(make(), oracles=["constant"], weight=0.1)
+    with pytest.raises(ValueError, match="one or more members, got none"):
+        module.EnsembleReward(make(), oracles=[])
+    with pytest.raises(TypeError, match="members are a list of oracles.* got 'constant'"):
+        module.EnsembleReward(make(), oracles="constant")
+
+
 def test_add_score_changes_no_bit_of_the_reward(form, make_counting_oracle):
     module, make, answer = form
     plain, scored = make(make_counting_oracle("base", 1 / 3)), make(make_counting_oracle("base", 1 / 3))
@@ -181,9 +230,9 @@ def test_an_unscored_step_raises_and_can_be_repeated(form):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_environment_that_is_not_ours(name):
     with pytest.raises(TypeError, match=rf"{name} needs an AlpacaFarm environment.*gym\.make\('AlpacaFarm"):
-        getattr(wrappers, name)(gym.make("CartPole-v1"))
+        getattr(wrappers, name)(gym.make("CartPole-v1"), **REQUIRED.get(name, {}))
     with pytest.raises(TypeError, match=rf"{name} needs an AlpacaFarm environment.*gym\.make_vec"):
-        getattr(vector, name)(gym.make_vec("CartPole-v1", num_envs=2))
+        getattr(vector, name)(gym.make_vec("CartPole-v1", num_envs=2), **REQUIRED.get(name, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,11 +240,11 @@ def test_the_wrong_form(name, tiny_dataset):
     single = InstructionEnv(dataset=tiny_dataset, oracle="constant")
     batched = InstructionVectorEnv(2, dataset=tiny_dataset, oracle="constant")
     with pytest.raises(TypeError, match=rf"use wrappers\.vector\.{name}"):
-        getattr(wrappers, name)(batched)
+        getattr(wrappers, name)(batched, **REQUIRED.get(name, {}))
     with pytest.raises(TypeError, match=rf"use wrappers\.{name}"):
-        getattr(vector, name)(single)
+        getattr(vector, name)(single, **REQUIRED.get(name, {}))
     with pytest.raises(TypeError, match="no vectorization_mode"):
-        getattr(vector, name)(SyncVectorEnv([lambda: single]))
+        getattr(vector, name)(SyncVectorEnv([lambda: single]), **REQUIRED.get(name, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,6 +277,19 @@ def test_the_spec_survives_json(tmp_path):
     assert info["third"] == 0.0
 
 
+def test_an_ensembles_spec_survives_json(tmp_path):
+    (tmp_path / "val.json").write_text('[{"instruction": "Say one."}, {"instruction": "Say two."}]')
+    members = [{"name": "constant", "value": value} for value in (1.0, 4.0)]
+    inner = {"ensemble": [*members, "constant"], "combine": "min"}
+    env = gym.make("AlpacaFarm-PPO-v0", dataset=str(tmp_path), split="val", oracle=inner)
+    wrapped = wrappers.EnsembleReward(env, oracles=members, combine="uwo", weight=0.1)
+    for made, reward in ((env, 0.0), (wrapped, 2.5 - 0.1 * 1.5**2)):
+        again = gym.make(EnvSpec.from_json(made.spec.to_json()))
+        again.reset(seed=0)
+        assert again.step("hello")[1] == pytest.approx(reward, rel=1e-12)
+    assert isinstance(again, wrappers.EnsembleReward)
+
+
 def test_the_spec_does_not_copy_an_oracle(tiny_dataset):
     env = gym.make("AlpacaFarm-PPO-v0", dataset=tiny_dataset, oracle="constant")
     oracle = Constant(1.0)
@@ -252,6 +314,30 @@ def test_a_batch_of_512_under_four_wrappers_is_one_call(tiny_dataset, make_count
     one_step(env, ["hello"] * 512)
     assert reward[-1].calls == [512]
     assert [oracle.calls for oracle in (base, *reward[:-1])] == [[]] * 4
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("combine", ["mean", "min", "uwo"])
+def test_a_batched_ensemble_equals_a_batch_of_singles(tiny_dataset, make_counting_oracle, combine, mode):
+    """To the last bit, with so many members that a sum could round differently."""
+    oracles = [make_counting_oracle("member", 1 / (3 + i)) for i in range(11)]
+    oracles += [{"judge": Longer(), "flip": 0.25}, Unsure()]
+    keywords = {"dataset": tiny_dataset, "split": "val", "oracle": "constant", "on_unscored": "truncate"}
+    for members in (oracles[:-1], oracles):
+        batched = vector.EnsembleReward(
+            InstructionVectorEnv(4, autoreset_mode=mode, **keywords), oracles=members, combine=combine
+        )
+
+        def single(members=members):
+            return wrappers.EnsembleReward(InstructionEnv(**keywords), oracles=members, combine=combine)
+
+        sync = SyncVectorEnv([single] * 4, autoreset_mode=mode)
+        results = [env.reset(seed=3) for env in (batched, sync)]
+        for step in range(7):
+            same(*results)
+            if mode is AutoresetMode.DISABLED and step:
+                same(*(env.reset(options={"reset_mask": np.ones(4, bool)}) for env in (batched, sync)))
+            results = [env.step([f"response {step} {slot}" * slot for slot in range(4)]) for env in (batched, sync)]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -1,0 +1,200 @@
+"""How calls of the pool end: refused, interrupted, over budget, replayed; what is kept, counted and shown then."""
+
+import asyncio
+import json
+import time
+
+import numpy as np
+import pytest
+from pool_worlds import SINGLE, builder, cut, unequal_pairs
+
+from alpacafarm_env.annotators.asking import Asking
+from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.annotators.make import make_pool
+from alpacafarm_env.annotators.pool import AnnotatorPool
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.api import ledger_sql as sql
+from alpacafarm_env.api.client import ClientConfig
+from alpacafarm_env.errors import (
+    BudgetExceededError,
+    OutageError,
+    PermanentAPIError,
+    PoolError,
+    PriceError,
+    ReplayMissError,
+    UnknownNameError,
+)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return unequal_pairs()
+
+
+@pytest.fixture
+def make(tmp_path):
+    return builder(tmp_path)
+
+
+def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):
+    rows = cut(pairs, 100)
+    with JudgeServer(api_key="sk-right") as server:
+        with pytest.raises(PermanentAPIError, match="key"):
+            make(server, SINGLE, client_config=ClientConfig(max_concurrency=4)).judge(*rows)
+        assert server.stats()["requests"] <= 5
+        assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
+
+
+def test_a_dead_server_ends_the_call(make, pairs):
+    with JudgeServer() as server:
+        pool = make(server, SINGLE)
+    with pytest.raises(OutageError, match="run again"):
+        pool.judge(*cut(pairs, 40))
+
+
+def test_replay_needs_no_server_and_no_key(make, pairs, tmp_path):
+    rows = cut(pairs, 60)
+    with JudgeServer() as server:
+        pool = make(server)
+        first = pool.judge(*rows)
+        address = pool.endpoint.base_url
+        pool.ledger.close()
+    replayed = AnnotatorPool("alpaca_farm", "sandbox", base_url=address, ledger=tmp_path / "ledger.sqlite", replay=True)
+    np.testing.assert_array_equal(replayed.compare(*rows), first.scores)
+    with pytest.raises(ReplayMissError, match="1 of 61 pairs have no stored answer"):
+        replayed.compare(*cut(pairs, 61))
+
+
+def test_a_budget_stops_before_it_is_passed_and_goes_on_from_there(make, pairs):
+    rows = cut(pairs, 60)
+    prices = {"sandbox-gpt4": (1000.0, 1000.0)}
+    with JudgeServer() as server:
+        with pytest.raises(BudgetExceededError):
+            make(server, SINGLE, prices=prices, budget_usd=30.0).judge(*rows)
+        some = server.stats()["requests"]
+        assert 0 < some < 60
+        verdicts = make(server, SINGLE, prices=prices, budget_usd=1e6).judge(*rows)
+        assert server.stats()["requests"] == 60
+    assert verdicts.details["cached"].sum() == some
+    assert (verdicts.details["cost_usd"][~verdicts.details["cached"]] > 0).all()
+
+
+def test_a_model_without_a_price(make, pairs):
+    rows = cut(pairs, 3)
+    with JudgeServer() as server:
+        unpriced = {"gpt4": {"model": "my-gpt4"}}
+        assert np.isnan(make(server, SINGLE, models=unpriced).judge(*rows).details["cost_usd"]).all()
+        with pytest.raises(PriceError, match="my-gpt4"):
+            make(server, SINGLE, models=unpriced, budget_usd=1.0, seed=1).judge(*rows)
+
+
+def test_an_interrupt_frees_what_was_claimed(make, pairs):
+    """Cut short while its claim is being written, a call must not leave leases that live as long as the process."""
+    rows = cut(pairs, 5)
+    with JudgeServer() as server:
+        pool = make(server, SINGLE)
+
+        async def interrupted():
+            ask = Asking(pool, {question.key: question for question in pool.questions(*rows)})
+            ask._do = claim_and_cancel(ask._do)
+            await ask.run()
+
+        def claim_and_cancel(do):
+            async def wrapped(operation, *args):
+                if operation is sql.claim:
+                    pool.ledger.do(operation, *args).result()
+                    raise asyncio.CancelledError
+                return await do(operation, *args)
+
+            return wrapped
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(interrupted())
+        assert not np.isnan(make(server, SINGLE).compare(*rows)).any()
+
+
+def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make, pairs):
+    rows = cut(pairs, 40)
+
+    def fail(progress):
+        raise KeyError("my own")
+
+    with JudgeServer() as server:
+        pool = make(server, SINGLE, on_progress=fail)
+        with pytest.raises(KeyError, match="my own"):
+            pool.judge(*rows)
+        total = pool.ledger.do(sql.spending).result().total
+        assert total.answered == server.stats()["charged"]["requests"]
+        assert (total.unknown, total.running) == (0, 0)
+
+
+def test_what_was_billed_without_an_answer_is_counted(make, pairs):
+    rows = cut(pairs, 30)
+    prices = {"sandbox-gpt4": (100.0, 100.0)}
+    with JudgeServer(faults=Faults({"content_filter": 0.3, "null_content": 0.2})) as server:
+        pool = make(server, SINGLE, prices=prices)
+        told = pool.judge(*rows).details["cost_usd"].sum()
+        assert told == pytest.approx(pool.ledger.do(sql.spending).result().total.usd, rel=1e-6)
+
+
+def test_a_pause_that_the_server_asks_for_holds_over_calls(make, pairs):
+    rows = cut(pairs, 3)
+    with JudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=2)) as server:
+        pool = make(server, SINGLE, client_config=ClientConfig(max_attempts=1))
+        assert np.isnan(pool.compare(*(column[:1] for column in rows))).all()
+        start = time.monotonic()
+        pool.compare(*(column[1:2] for column in rows))
+        assert time.monotonic() - start > 1.5
+
+
+def test_one_ledger_holds_every_attempt(make, pairs):
+    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
+        pool = make(server, SINGLE)
+        pool.judge(*cut(pairs, 50))
+        total = pool.ledger.do(sql.spending).result().total
+        stats = server.stats()
+    assert total.attempts == stats["requests"]
+    assert (total.answered, total.failed) == (50, stats["by_fault"]["server_error"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"order": "first"}, UnknownNameError, "order 'first'"),
+        ({"compat": "alpaca"}, UnknownNameError, "alpacafarm"),
+        ({"models": {"gpt4": "x"}}, PoolError, "chatgpt"),
+        ({"pool": "alpaca_frm"}, PoolError, "alpaca_farm"),
+        ({"base_url": "ftp://x"}, ValueError, "http"),
+        ({"base_url": 5}, ValueError, "base_url"),
+        ({"seed": "a"}, ValueError, "seed"),
+        ({"seed": 1.5}, ValueError, "seed"),
+        ({"budget_usd": -1}, ValueError, "budget_usd"),
+        ({"budget_usd": float("nan")}, ValueError, "budget_usd"),
+        ({"budget_usd": "10"}, ValueError, "budget_usd"),
+    ],
+)
+def test_what_is_not_well_said_is_refused(make, options, error, match):
+    class Server:
+        base_url = "http://127.0.0.1:1/v1"
+
+    with pytest.raises(error, match=match):
+        make(Server(), **options)
+
+
+def test_models_or_model_and_one_order_or_both():
+    with pytest.raises(PoolError, match="not both"):
+        make_pool(models="openai", model="x")
+    with pytest.raises(ValueError, match="leave one out"):
+        make_pool(both_orders=True, compat="alpacafarm")
+
+
+def test_no_key_in_what_is_written(make, pairs, tmp_path):
+    key = "sk-canary-1234567890abcdef"
+    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
+        pool = make(server, api_key=key)
+        verdicts = pool.judge(*cut(pairs, 30))
+        pool.ledger.close()
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert written
+    assert key.encode() not in written
+    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(server.stats())

@@ -1,0 +1,258 @@
+"""Live judges: measured by the same figures, one study for each judge that answers differently, one ledger."""
+
+import json
+
+import pytest
+from annotator_worlds import Fake, make_assets, read, run, shut_off
+
+from alpacafarm_env.annotators.asking import Progress
+from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.api.ledger import Ledger
+from alpacafarm_env.api.ledger_sql import spending
+from alpacafarm_env.benchmarks import annotators
+from alpacafarm_env.benchmarks.annotator_live import LivePool, _Printer
+from alpacafarm_env.benchmarks.annotator_targets import COST, TARGETS
+from alpacafarm_env.errors import BudgetExceededError, LedgerError
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    return make_assets(tmp_path_factory.mktemp("assets"))
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    shut_off(monkeypatch, tmp_path)
+
+
+def live(*more, url="http://127.0.0.1:9/v1"):
+    return ("--base-url", url, "--pairs", "20", *more)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed))
+    assert run(assets, tmp_path, *live()) == 0
+    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path) if row["level"] == "live"}
+    assert {judge for judge, _ in rows} == {"live alpaca_farm", "live ann", "live bob"}
+    pool = {figure: float(row["value"]) for (judge, figure), row in rows.items() if judge == "live alpaca_farm"}
+    assert (pool["prefers_first"], pool["variance"], pool["agreement"], pool[COST]) == (1, 1, 0.5, pytest.approx(2))
+    assert pool["no_verdict"] == pytest.approx(1 / 20)
+    assert pool["spent_usd"] == pytest.approx(4 * 19 * 0.002)
+    assert rows["live alpaca_farm", "variance"]["paper"] == "0.26"
+    within = {figure: row["within"] for (_, figure), row in rows.items() if row["within"]}
+    longer, lists = (str(TARGETS["sim_eval", f"prefers_{x}"].holds(pool[f"prefers_{x}"])) for x in ("longer", "lists"))
+    assert within == {"agreement": "False", "variance": "False", "prefers_longer": longer, "prefers_lists": lists}
+    assert int(rows["live bob", "prefers_first"]["n"]) == 10
+    printed = capsys.readouterr().out
+    assert "Live: alpaca_farm cost $0.1520 for this study ($2.00 per 1,000)" in printed
+    assert f"Live: {[longer, lists].count('True')} of 4 within tolerance of the paper's figures. Outside: " in printed
+    assert "live alpaca_farm variance 1.000" in printed
+    # One line for each annotator, with the number of pairs.
+    assert [line.split()[0] for line in printed.splitlines() if "(10)" in line or "(9)" in line] == ["ann", "bob"]
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "each annotator of the pool by itself (of how many pairs)" in html
+    assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["live"]["host"] == "127.0.0.1:9"
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        LivePool, "judge_of", lambda self, seed, ledger: Fake(seed, BudgetExceededError("$1 of $1 spent"))
+    )
+    assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 1
+    assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
+    told, said = capsys.readouterr(), "Live: FAILED: $1 of $1 spent"
+    assert "error: live: $1 of $1 spent" in told.err
+    assert "Traceback" not in told.err
+    assert told.out.splitlines()[-1] == said
+    assert f"<p>{said}</p>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"][-1] == said
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed))
+    assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 0
+    assert {row["level"] for row in read(tmp_path)} == {"sandbox", "live"}
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_path, capsys):
+    assert run(assets, tmp_path, *live(url="http://someone:canary@127.0.0.1:9/v1")) == 2
+    told = capsys.readouterr()
+    assert "base_url must look like" in told.err
+    assert "canary" not in told.err + told.out
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
+
+
+MEMBER = "{name: only, role: gpt4, prompt: ./asked.yaml, max_tokens: 9}"
+
+
+def write_pool(folder, *, said="Which is better?", temperature="1.0", comment=""):
+    parts = f"[{{user: {said!r}}}, {{items: true}}]"
+    asked = f"{{name: asked, format: label, layout: chat, parts: {parts}}}"
+    (folder / "asked.yaml").write_text(asked, encoding="utf-8")
+    member = MEMBER.replace("9", f"9, temperature: {temperature}")
+    pool = f"{comment}\nname: mine\nannotators: [{member}]\n"
+    (folder / "pool.yaml").write_text(pool, encoding="utf-8")
+
+
+def test_what_changes_the_answers_is_another_study(tmp_path):
+    """A cell that is done is not measured again, so its name has to tell of everything that its figures hang on."""
+    models, pool = tmp_path / "models.yaml", str(tmp_path / "pool.yaml")
+    digests = []
+    for prompt, model in (({}, "one"), ({}, "two"), ({"said": "And now?"}, "one"), ({"temperature": "0.5"}, "one")):
+        write_pool(tmp_path, **prompt)
+        models.write_text(f"model: {model}\n", encoding="utf-8")
+        digests.append(LivePool("http://127.0.0.1:9/v1", pool, str(models)).digest())
+    assert len(set(digests)) == 4
+    write_pool(tmp_path, comment="# the same in other words")
+    assert LivePool("http://127.0.0.1:9/v1", pool, str(models)).digest() == digests[0]
+    named = [LivePool(f"http://127.0.0.1:{port}/v1", name).digest() for port in (8, 9) for name in ("eval", "ann")]
+    assert len({*named, *digests}) == 8
+    # The twin that reads the pool's file alone takes a changed prompt for the same.
+    texts = []
+    for said in ("Which is better?", "And now?"):
+        write_pool(tmp_path, said=said)
+        texts.append((tmp_path / "pool.yaml").read_bytes())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("url", "more", "said"),
+    [
+        ("http://127.0.0.1:9/v1", ("--pool", "evl"), "Unknown name 'evl'"),
+        ("http://127.0.0.1:9/v1", ("--models", "sandbx"), "Did you mean 'sandbox'?"),
+        ("http://127.0.0.1:9/v1", ("--models", "MODELS"), "chatgtp: unknown role. Did you mean 'chatgpt'?"),
+        ("http://127.0.0.1:9/v1", ("--models", "openai", "--model", "m"), "--model, one model for all roles: expected"),
+        ("http://127.0.0.1:9/v1", ("--model", "m", "--budget-usd", "1"), "got 'm', which has none. A --models file"),
+        ("http://127.0.0.1:9/v1", ("--ledger", "."), "ledger"),
+        ("http://127.0.0.1:9/v1", ("--api-key-env", "sk-canary"), "--api-key-env: expected the name"),
+        ("http://example.org/v1", (), "--base-url: http:// to example.org"),
+        ("https://example.org/v1", (), "example.org has no key"),
+        ("http://example.org/v1", ("--allow-insecure",), "example.org has no key"),
+    ],
+)
+def test_what_can_be_known_before_is_told_in_one_line(assets, tmp_path, monkeypatch, capsys, url, more, said):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(annotators, "judge_rows", lambda *_: pytest.fail("measured"))
+    models = tmp_path / "models.yaml"
+    models.write_text("gpt4: a\nchatgtp: b\ndavinci003: c\n", encoding="utf-8")
+    given = [str(models) if word == "MODELS" else word for word in more]
+    assert run(assets, tmp_path / "out", *live(*given, url=url)) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert told.err.startswith("error: ")
+    assert told.err.count("\n") == (3 if "MODELS" in more else 1)
+    assert "canary" not in told.err + told.out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_key_among_the_options_is_not_printed(assets, tmp_path, capsys):
+    for given in (("--api-key", "sk-canary"), ("--api_key=sk-canary",)):
+        assert run(assets, tmp_path, *live(*given)) == 2
+        told = capsys.readouterr()
+        assert "a key is never an argument" in told.err
+        assert "canary" not in told.err + told.out
+
+
+def test_options_of_a_live_judge_need_its_address(assets, tmp_path, capsys):
+    assert run(assets, tmp_path / "out", "--model", "m", "--pool", "eval") == 2
+    assert "--pool, --model: expected with --base-url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pool", "like"),
+    [("alpaca_farm", "sim_eval"), ("eval", "sim_eval"), ("ann", "sim_ann"), ("greedy", "sim_gpt4"), ("weighted", "")],
+)
+def test_a_pool_stands_beside_the_judge_of_the_paper_with_its_structure(pool, like):
+    assert LivePool("http://127.0.0.1:9/v1", pool).like == like
+
+
+@pytest.mark.usefixtures("offline")
+def test_options_reach_the_pool(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTHER_KEY", "canary-of-a-key")
+    where = {"api_key_env": "OTHER_KEY", "max_concurrency": 3, "allow_insecure": True}
+    live = LivePool("http://example.org/v1", "greedy", model="mine", **where)
+    live.check()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        judge = live.judge_of(5, ledger)
+    assert {role: model.model for role, model in live.played.items()} == {"gpt4": "mine"}
+    assert (judge.seed, judge.client_config.max_concurrency, judge.endpoint.key()) == (5, 3, "canary-of-a-key")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"api_key": "right"}, "the server refused the key"),
+        (
+            {"faults": Faults({"content_filter": 1.0})},
+            "expected verdicts, got none for any of the pairs. The first says",
+        ),
+    ],
+)
+def test_what_fails_while_asking_is_told_in_one_line_and_the_rest_is_written(
+    assets, tmp_path, monkeypatch, capsys, server, said
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-of-a-key")
+    with JudgeServer(**server) as serving:
+        where = ("--base-url", serving.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
+        assert run(assets, tmp_path / "out", *where, "--pairs", "4") == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].startswith("Live: FAILED: ")
+    assert said in told.out.splitlines()[-1]
+    assert "Traceback" not in told.err
+    assert "canary" not in told.err + told.out
+    assert {row["level"] for row in read(tmp_path / "out")} == {"sandbox"}
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_fault_of_ours_keeps_its_traceback(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed, ZeroDivisionError("by\nnothing")))
+    assert run(assets, tmp_path, *live()) == 1
+    told = capsys.readouterr()
+    assert "Traceback" in told.err
+    assert told.out.splitlines()[-1] == "Live: FAILED: ZeroDivisionError: by nothing"
+
+
+def test_progress_tells_pairs_time_and_cost(capsys):
+    show = _Printer(3)
+    show(Progress(2, 8, 0.5, 4.0))
+    assert capsys.readouterr().err == ""  # no terminal: only the end is told
+    show(Progress(8, 8, 2.0, 16.0))
+    show(Progress(8, 8, float("nan"), 16.0))
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "opinion 3: 8 of 8 pairs, 0 s left, $2.0000 so far",
+        "opinion 3: 8 of 8 pairs, 0 s left, price unknown",
+    ]
+
+
+def test_the_host_of_an_address_that_is_none():
+    assert LivePool("http://[::1", models="openai").host == "unreadable"
+
+
+@pytest.mark.usefixtures("offline")
+def test_all_opinions_share_one_ledger_that_is_closed_at_the_end(assets, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: opened.append(ledger) or Fake(seed))
+    assert run(assets, tmp_path, *live("--ledger", str(tmp_path / "given.sqlite"))) == 0
+    assert [ledger.path.name for ledger in opened] == ["given.sqlite"] * 4
+    assert len(set(map(id, opened))) == 1
+    with pytest.raises(LedgerError, match="is closed"):
+        opened[0].do(spending)
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_real_pool_is_measured_through_the_judge_server(assets, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with JudgeServer() as server:
+        where = ("--base-url", server.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
+        assert run(assets, tmp_path / "out", *where, "--pairs", "40") == 0
+    found = {(row["judge"], row["figure"]): row for row in read(tmp_path / "out")}
+    pool = found["live alpaca_farm", "agreement"]
+    assert (pool["level"], int(pool["n"])) == ("live", 40)
+    assert 0.5 < float(pool["value"]) < 0.9
+    assert float(found["live alpaca_farm", "no_verdict"]["value"]) == 0
+    assert pool["paper"] == "0.65"
