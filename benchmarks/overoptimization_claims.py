@@ -1,0 +1,214 @@
+"""The papers' claims about over-optimization, judged one by one.
+
+A claim that does not come out reads as plainly as one that does: "does not hold", with the same numbers.
+Sources of the claims: Dubois et al. 2023 (arXiv 2305.14387, appendix E), Gao et al. 2022 (arXiv 2210.10760), Coste et
+al. 2023 (arXiv 2310.02743).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .method_agreement import coefficient_text
+from .method_summary import Estimate
+from .overoptimization_curves import METHOD_WORDS, METHODS, Curves, paired
+from .overoptimization_fits import FORMS, Array, change_after, drop, gain_at, reach, rises
+from .overoptimization_results import Results, errors_text, fit_text, gold_text, seeds_text, story
+from .overoptimization_trends import trend
+
+NOISY, CLEAN, PLAIN = "ann", "gpt4", "none"
+"""p_sim^ann (25 % flips), p_sim^GPT-4 and p_sim^eval (no added noise)."""
+FLIPS = ("none", "flip_175", "ann", "flip_35")
+"""Treatments that differ in the share of flipped labels only."""
+CONSERVATIVE = ("wco_3", "uwo_3")
+"""Ensembles over the labels of `NOISY` that distrust what their members disagree on."""
+KLS = (0.5, 1.0, 2.0, 4.0)
+"""Nats at which best-of-n and PPO are compared."""
+FITTED = 0.9
+"""R^2 that a fit of a mean curve should exceed."""
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be judged"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the papers, judged by the numbers here."""
+
+    title: str
+    holds: bool | None
+    """None: what it needs is not among the rows."""
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """For instance "With 25 % flips gold falls (PPO): holds. Gold is highest ..."."""
+        return f"{self.title}: {VERDICTS[self.holds]}. {self.text}"
+
+
+def claims(results: Results) -> list[Claim]:
+    """All claims, for each method that ran."""
+    found = []
+    for method in results.methods:
+        found += [
+            falls_with_noise(results, method),
+            holds_without_noise(results, method),
+            grows_with_flips(results, method),
+            *(ensemble_cuts(results, name, method) for name in CONSERVATIVE),
+        ]
+    return [*found, less_efficient(results), *(fits_well(results, method) for method in results.methods)]
+
+
+def falls_with_noise(results: Results, method: str) -> Claim:
+    """Claim 1: with 25 % flips gold falls from its peak by more than two standard errors, the proxy still rising."""
+    title = (
+        f"With {_flips(results, NOISY)} gold falls from its peak while the proxy keeps rising ({METHOD_WORDS[method]})"
+    )
+    curves = results.get(NOISY, method)
+    if curves is None:
+        return _missing(title, results, NOISY)
+    fallen = drop(curves["gold"])
+    risen = change_after(curves["proxy"], fallen.peaks)
+    text = story(curves, fallen)
+    if fallen.estimate.num < 2:
+        return Claim(title, None, f"{text} One seed has no standard error.")
+    return Claim(title, fallen.clear and rises(risen), text)
+
+
+def holds_without_noise(results: Results, method: str) -> Claim:
+    """Claim 2: with p_sim^GPT-4, which has no noise, gold does not fall by more than one standard error."""
+    title = f"With {results.title(CLEAN)} gold does not fall by more than one standard error ({METHOD_WORDS[method]})"
+    curves = results.get(CLEAN, method)
+    if curves is None:
+        return _missing(title, results, CLEAN)
+    fallen = drop(curves["gold"])
+    text = story(curves, fallen)
+    both = results.drops((NOISY, CLEAN), method)
+    if both is not None and both[1].shape[1] > 1:
+        gap = Estimate.of(both[1][0] - both[1][1])
+        text += f" With {results.title(NOISY)} it falls by {gold_text(gap)} more ({errors_text(gap)}, paired by seed)."
+    if fallen.estimate.num < 2:
+        return Claim(title, None, f"{text} One seed has no standard error.")
+    return Claim(title, fallen.estimate.mean <= fallen.estimate.standard_error, text)
+
+
+def grows_with_flips(results: Results, method: str) -> Claim:
+    """Claim 3: the mean drop grows from each share of flips to the next, and its slope is clearly above 0."""
+    title = f"The drop grows with the share of flipped labels ({METHOD_WORDS[method]})"
+    found = results.drops(FLIPS, method)
+    if found is None:
+        return _missing(title, results, *FLIPS)
+    shares = [results.facts[name].flip for name in FLIPS]
+    rank = trend(shares, found[1])
+    means = ", ".join(
+        f"{100 * share:g} %: {gold_text(Estimate.of(drops))}" for share, drops in zip(shares, found[1], strict=True)
+    )
+    often = (
+        "" if math.isnan(rank.monotone_share) else f", rising all along in {100 * rank.monotone_share:.0f} % of them"
+    )
+    resampled = "one seed, no interval" if math.isnan(rank.spearman.low) else f"interval over resampled seeds{often}"
+    return Claim(
+        title,
+        rank.monotone and rises(rank.slope) if rank.slope.num > 1 else None,
+        f"Mean drops in gold units by flips, {seeds_text(found[1].shape[1])}: {means}. Spearman of the means "
+        f"{coefficient_text(rank.spearman)} ({resampled}); slope {gold_text(rank.slope)} for 10 points of flips.",
+    )
+
+
+def ensemble_cuts(results: Results, name: str, method: str) -> Claim:
+    """Claim 4: a conservative ensemble cuts the drop with 25 % flips by half or more.
+
+    What is tested, paired by seed, is (half of the single model's drop) - (the ensemble's drop).
+    """
+    title = f"{results.title(name)} cuts the drop of {results.title(NOISY)} by half or more ({METHOD_WORDS[method]})"
+    found = results.drops((NOISY, name), method)
+    if found is None:
+        return _missing(title, results, NOISY, name)
+    (single, ensemble), (one, two) = found
+    before, after, spare = Estimate.of(one), Estimate.of(two), Estimate.of(one / 2 - two)
+    gains = [Estimate.of(_peak_gain(curves)) for curves in (single, ensemble)]
+    ends = [float(curves["kl"][:, -1].mean()) for curves in (single, ensemble)]
+    kept = (
+        f"Gold at the peak less SFT's is {gold_text(gains[0])} with one model and {gold_text(gains[1])} with the "
+        f"ensemble; KL at the end {ends[0]:.1f} and {ends[1]:.1f} nats."
+    )
+    if not (rises(before) or (before.num < 2 and before.mean > 0)):
+        return Claim(
+            title,
+            None,
+            f"One model's gold does not clearly fall ({gold_text(before)}): there is nothing to cut. {kept}",
+        )
+    text = (
+        f"The drop goes from {gold_text(before)} to {gold_text(after)} gold units ({seeds_text(before.num)}), a cut of "
+        f"{100 * (1 - after.mean / before.mean):.0f} %; half of the first less the second is {gold_text(spare)} "
+        f"({errors_text(spare)}). {kept}"
+    )
+    return Claim(title, spare.mean >= 0, text)
+
+
+def less_efficient(results: Results) -> Claim:
+    """Claim 5: at equal KL PPO has gained less gold than best-of-n, on average over sqrt(KL) up to what both reach."""
+    title = "PPO is less KL-efficient than best-of-n"
+    name = next((each for each in (NOISY, *results.facts) if all(results.get(each, m) for m in METHODS)), None)
+    if name is None:
+        return _missing(title, results, NOISY)
+    common = [results.curves[name, method] for method in METHODS]
+    ppo, best = paired(*common)
+    if not ppo.seeds:
+        return Claim(title, None, "PPO and best-of-n share no seed.")
+    limit = min(reach(ppo["kl"]), reach(best["kl"]))
+    if limit <= 0:
+        return Claim(title, None, "PPO did not leave the SFT policy: there is no KL to compare at.")
+    grid = (np.linspace(0, math.sqrt(limit), 41)[1:]) ** 2 * (1 - 1e-12)  # the last KL is reached, up to rounding
+    gaps = Estimate.of((_gains(ppo, grid) - _gains(best, grid)).mean(axis=1))
+    levels = [level for level in KLS if level <= limit]
+    told = []
+    for level in levels:
+        gains = [Estimate.of(_gains(curves, [level])[:, 0]) for curves in (ppo, best)]
+        told.append(f"{level:g} nats PPO {gold_text(gains[0])}, best-of-n {gold_text(gains[1])}")
+    text = (
+        f"{results.title(name)}: gold gained over SFT by PPO less that by best-of-n at equal KL, averaged over "
+        f"sqrt(KL) up to {limit:.2f} nats, is {gold_text(gaps)} ({errors_text(gaps)}, {seeds_text(gaps.num)})"
+        f"{'; at ' + '; at '.join(told) if told else ''}. Each method on its own instructions, against its own start."
+    )
+    if gaps.num < 2:
+        return Claim(title, None, f"{text} One seed has no standard error.")
+    return Claim(title, gaps.mean < 0 and gaps.clear, text)
+
+
+def fits_well(results: Results, method: str) -> Claim:
+    """Claim 6: the mean curves follow the form of Gao et al. 2022 with R^2 above 0.9."""
+    title = f"Mean gold curves follow R(d) = {FORMS[method]} with R² above {FITTED:g} ({METHOD_WORDS[method]})"
+    found = {name: results.fit(name, method) for name, kind in results.curves if kind == method}
+    fitted = {name: each for name, each in found.items() if each is not None}
+    if not fitted:
+        return Claim(title, None, "Every curve has too few evaluations to fit.")
+    below = [name for name, each in fitted.items() if not each.r_squared > FITTED]
+    lowest = min(fitted, key=lambda name: fitted[name].r_squared)
+    which = f"{len(fitted) - len(below)} of {len(fitted)} curves do"
+    which += f" (not: {', '.join(results.title(name) for name in below)})" if below else ""
+    told = [name for name in dict.fromkeys((NOISY, lowest)) if name in fitted]
+    words = "; ".join(f"{results.title(name)}: {fit_text(fitted[name])}" for name in told)
+    return Claim(title, not below, f"{which}; the lowest R² is {fitted[lowest].r_squared:.3f}. {words}.")
+
+
+def _peak_gain(curves: Curves) -> Array:
+    """[S]: gold at the peak of the other seeds less gold at the start."""
+    gold = curves["gold"]
+    gains: Array = gold[:, -1] + drop(gold).per_seed - gold[:, 0]
+    return gains
+
+
+def _gains(curves: Curves, at: Sequence[float] | Array) -> Array:
+    return gain_at(curves["kl"], curves["gold"], at)
+
+
+def _flips(results: Results, name: str) -> str:
+    return f"{100 * results.facts[name].flip:g} % flips" if name in results.facts else results.title(name)
+
+
+def _missing(title: str, results: Results, *names: str) -> Claim:
+    wanted = ", ".join(results.title(name) for name in names)
+    return Claim(title, None, f"It needs rows of {wanted}, which are not all there.")

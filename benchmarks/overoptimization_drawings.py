@@ -1,0 +1,164 @@
+"""Drawings of the over-optimization study that are no plain curves: drops, reward models, fits, warnings."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from .method_summary import Estimate
+from .overoptimization_claims import FLIPS
+from .overoptimization_curves import METHOD_WORDS, METHODS, Curves
+from .overoptimization_fits import Array, drop, peak
+from .overoptimization_results import Results
+from .overoptimization_trends import by_seed, warning_place
+from .plots import COLORS, band
+from .study import Row
+
+FITTED = ("none", "ann", "gpt4", "human")
+"""Treatments whose fits are drawn."""
+MARKERS = ("o", "s")
+
+
+def draw_drops(results: Results, title: str, note: str) -> Drawing:
+    """Mean drop with its 95 % t-interval against the share of flips, a colour a method; small dots are seeds."""
+    figure = _figure(1)
+    axis = figure.subplots()
+    for place, method in enumerate(results.methods):
+        found = [(results.facts[name].flip, results.get(name, method)) for name in FLIPS if name in results.facts]
+        points = [(100 * flip, drop(curves["gold"])) for flip, curves in found if curves is not None]
+        x = np.array([flip for flip, _ in points]) + 0.6 * (place - 0.5)  # side by side, so that bars can be told apart
+        _bars(axis, x, [fallen.estimate for _, fallen in points], place, METHOD_WORDS[method])
+        for at, (_, fallen) in zip(x, points, strict=True):
+            axis.plot(np.full(len(fallen.per_seed), at + 0.35), fallen.per_seed, ".", color=COLORS[place], alpha=0.5)
+    axis.axhline(0, color="#888888", linestyle="--", linewidth=1)
+    axis.set(xlabel="flipped labels (%)", ylabel="drop from peak to end (gold units)")
+    return _finish(figure, title, f"Peak chosen on the other seeds. Small dots: seeds. {note}")
+
+
+def draw_reward_models(results: Results, rows: Sequence[Row], title: str, note: str) -> Drawing:
+    """Two panels against the share of flips: accuracy against gold and against the judge; calibration error."""
+    figure = _figure(2)
+    left, right = figure.subplots(1, 2)
+    names = [name for name in FLIPS if any(row["treatment"] == name for row in rows) and name in results.facts]
+    flips = np.array([100 * results.facts[name].flip for name in names])
+    shown = (
+        (left, "accuracy_gold", "against gold"),
+        (left, "accuracy_judge", "against the labels' judge"),
+        (right, "calibration_error", "calibration error"),
+    )
+    for place, (axis, measure, label) in enumerate(shown):
+        found = [by_seed(rows, name, measure) for name in names]
+        shift = 0.3 * (2 * place - 1) if axis is left else 0.0
+        _bars(axis, flips + shift, [_times(100, each) for each in found], place, label)
+    left.set(xlabel="flipped labels (%)", ylabel="pairs ordered alike (%)")
+    right.set(xlabel="flipped labels (%)", ylabel="mean |confidence − agreement| (points)")
+    right.set_ylim(bottom=0)
+    return _finish(figure, title, note)
+
+
+def draw_fits(results: Results, title: str, note: str) -> Drawing:
+    """A panel a treatment: gold gained against sqrt(KL) by both methods on the same axes, with their fits dashed."""
+    names = [name for name in FITTED if any(results.get(name, method) for method in METHODS)]
+    columns = min(len(names), 2)
+    rows = -(-len(names) // columns)
+    figure = Drawing(figsize=(1.2 + 4.6 * columns, 0.8 + 3.4 * rows), dpi=150, layout="constrained")
+    # One scale for all, or gains could not be compared.
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for place, method in enumerate(METHODS):
+            if (curves := results.get(name, method)) is not None:
+                _draw_fit(axis, results, curves, place)
+        axis.set_title(results.title(name), fontsize=10)
+        axis.tick_params(labelbottom=True, labelleft=True)
+        axis.set(xlabel="√KL from SFT (√nats)", ylabel="gold gained over SFT (gold units)")
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    return _finish(figure, title, f"Shaded: 95 % t-interval of the mean over seeds. {note}")
+
+
+def _draw_fit(axis: Axes, results: Results, curves: Curves, place: int) -> None:
+    color, x = COLORS[place], curves.root_kl.mean(axis=0)
+    mean, low, high = band(curves["gold"] - curves["gold"][:, :1])
+    order = np.argsort(x, kind="stable")
+    axis.fill_between(x[order], low[order], high[order], color=color, alpha=0.18, linewidth=0)
+    words = METHOD_WORDS[curves.method]
+    axis.plot(x, mean, color=color, linestyle="", marker=MARKERS[place], markersize=4.5, label=words)
+    if (found := results.fit(curves.treatment, curves.method)) is not None:
+        along = np.linspace(0, found.measured, 201)
+        label = f"{found.form}, R² {found.r_squared:.2f}"
+        axis.plot(along, found.at(along), color=color, linestyle=(0, (4, 2)), linewidth=1.6, label=label)
+
+
+def draw_warnings(results: Results, shown: Sequence[Curves], title: str, note: str) -> Drawing:
+    """A column an ensemble: gold above with its peak (dashed), disagreement below with the first warning (dotted)."""
+    figure = Drawing(figsize=(1.2 + 4.2 * len(shown), 6.4), dpi=150, layout="constrained")
+    axes = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row")
+    for column, curves in enumerate(shown):
+        x = np.array(curves.positions, dtype=np.float64)
+        x = x if curves.method == "ppo" else np.log2(x)
+        top, first = peak(curves["gold"]), warning_place(curves["disagreement"])
+        for row, (measure, color) in enumerate((("gold", COLORS[0]), ("disagreement", COLORS[1]))):
+            axis = axes[row, column]
+            mean, low, high = band(curves[measure])
+            axis.plot(x, curves[measure].T, color=color, linewidth=0.6, alpha=0.45)
+            axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            axis.plot(x, mean, color=color, linewidth=2, marker=MARKERS[row], markersize=3.5)
+            axis.axvline(x[top], color=COLORS[0], linestyle="--", linewidth=1.2, label=f"peak: {curves.place(top)}")
+            if first is not None:
+                words = f"warning: {curves.place(first)}"
+                axis.axvline(x[first], color=COLORS[1], linestyle=":", linewidth=1.8, label=words)
+            _plain(axis)
+        axes[0, column].set_title(results.title(curves.treatment), fontsize=10)
+        axes[1, column].set_xlabel("PPO step" if curves.method == "ppo" else "log₂ n")
+        axes[0, column].legend(fontsize=8, frameon=False, title=None if first is not None else "no warning")
+    axes[0, 0].set_ylabel("gold reward (gold units)")
+    axes[1, 0].set_ylabel("members' disagreement, std\n(reward-model units)")
+    words = "Warning: the first evaluation at which disagreement is above its start by more than 2 standard errors."
+    return _titled(figure, title, f"{words} {note}")
+
+
+def disagrees(curves: Curves) -> bool:
+    """Whether the reward is an ensemble's, whose members can disagree."""
+    return curves.has("disagreement") and bool(curves["disagreement"].any())
+
+
+def _bars(axis: Axes, x: Array, found: Sequence[Estimate], place: int, label: str) -> None:
+    half = [0.0 if math.isnan(each.interval.high) else each.interval.high - each.mean for each in found]
+    means = [each.mean for each in found]
+    marker, color = MARKERS[place % len(MARKERS)], COLORS[place]
+    axis.errorbar(x, means, yerr=half, color=color, marker=marker, markersize=5, capsize=3, linewidth=1.5, label=label)
+
+
+def _times(factor: float, estimate: Estimate) -> Estimate:
+    found = estimate.interval
+    scaled = type(found)(factor * found.mean, factor * found.low, factor * found.high, found.num)
+    return Estimate(scaled, factor * estimate.standard_error)
+
+
+def _figure(columns: int) -> Drawing:
+    return Drawing(figsize=(1.2 + 4.6 * columns if columns > 1 else 7.2, 4.4), dpi=150, layout="constrained")
+
+
+def _finish(figure: Drawing, title: str, note: str) -> Drawing:
+    for axis in figure.axes:
+        _plain(axis)
+        axis.legend(fontsize=8, frameon=False)
+    return _titled(figure, title, note)
+
+
+def _plain(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+
+
+def _titled(figure: Drawing, title: str, note: str) -> Drawing:
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
+    figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")
+    return figure

@@ -1,0 +1,240 @@
+"""Sizes and plans of the over-optimization study: what each cell is made from and where it keeps its files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from .. import sandbox
+from ..errors import DataError
+from ..instructions import Instruction
+from ..seeding import keyed_rng
+from .evaluation import subset
+from .method_runs import file_name, fingerprint, source_mark
+from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
+from .reward_models import LAST_FILE
+
+Kind = Literal["ppo", "best_of_n"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the study's cells are; the defaults are the full study's."""
+
+    num_labels: int = 10_000
+    """Most labels a reward model learns from, whatever its treatment wants."""
+    num_val: int = 2000
+    """Instructions of val whose answers set a reward model's scale."""
+    num_fresh: int = 2000
+    """Fresh pairs that a reward model's accuracy is measured on."""
+    num_prompts: int = 100
+    """Instructions of eval that best-of-n answers."""
+    num_samples: int = 1024
+    """Largest n of best-of-n."""
+    num_eval: int = 201
+    """Instructions of eval that PPO's policy answers at each evaluation."""
+    ppo_steps: int = 40
+    """PPO steps, past the peak of gold."""
+    often_until: int = 10
+    """Last PPO step of the part in which gold rises and falls fastest..."""
+    often: int = 2
+    """... where this many steps are between evaluations..."""
+    seldom: int = 5
+    """... and this many after it."""
+    rollouts: int = 256
+    """Responses of a PPO step."""
+    kl_coef: float = 0.02
+    """PPO's KL penalty: small enough to let the policy go past the peak. The sandbox's preset, 0.05, holds it back."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < (name not in ("often_until", "kl_coef")):
+                raise ValueError(f"Sizes.{name}: expected 1 or more, got {value!r}")
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Those of --quick."""
+        short = {"ppo_steps": 6, "often_until": 0, "seldom": 3}
+        return cls(num_labels=2000, num_fresh=1000, num_prompts=20, num_samples=64, **short)
+
+    @property
+    def evaluated_steps(self) -> tuple[int, ...]:
+        """PPO steps after which the policy is evaluated: 0 (before training) first, then often, then seldom."""
+        last = min(self.often_until, self.ppo_steps)
+        often, seldom = range(0, last + 1, self.often), range(last, self.ppo_steps + 1, self.seldom)
+        return tuple(sorted({0, *often, *seldom, self.ppo_steps}))
+
+    @property
+    def ns(self) -> tuple[int, ...]:
+        """1, 2, 4, ... and the largest n."""
+        return tuple(sorted({*(2**i for i in range(self.num_samples.bit_length())), self.num_samples}))
+
+    def instructions(self, num: int) -> list[Instruction]:
+        """So many instructions of eval, evenly spread, always the same ones."""
+        everything = sandbox.SANDBOX.instructions("eval")
+        return [everything[index] for index in subset(len(everything), num)]
+
+
+@dataclass(frozen=True)
+class RewardModelPlan:
+    """One reward model: labels, member, seed."""
+
+    labels: Labels
+    member: int
+    seed: int
+    out: Path
+    """The study's folder."""
+    sizes: Sizes
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell."""
+        return f"reward model, {self.labels.name}, member {self.member}, seed {self.seed}"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report: seconds on one core, roughly."""
+        return 1 + (65 * self.labels.num_labels + 40 * self.sizes.num_fresh) // 10_000
+
+    @property
+    def folder(self) -> Path:
+        """Where the trained model is."""
+        return self.out / "reward_models" / file_name(self.cell)
+
+    @property
+    def done(self) -> bool:
+        """Whether the reward model is whole."""
+        return (self.folder / LAST_FILE).is_file()
+
+    @property
+    def training_seed(self) -> int:
+        """Of the head's start and the order of the pairs: the same for all labels of a seed."""
+        return self.seed if self.member == 0 else int(keyed_rng(self.seed, "member", self.member).integers(2**31))
+
+
+@dataclass(frozen=True)
+class SamplesPlan:
+    """The SFT policy's samples of one seed, for best-of-n on all treatments."""
+
+    seed: int
+    out: Path
+    sizes: Sizes
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell."""
+        return f"samples, seed {self.seed}"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report."""
+        return 2 + self.sizes.num_prompts * self.sizes.num_samples // 1800
+
+    @property
+    def folder(self) -> Path:
+        """Where they are kept."""
+        return self.out / "samples" / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class TreatmentPlan:
+    """A method on one treatment and seed; picklable, so that it can be sent to a process."""
+
+    treatment: str
+    """Name, or module:attribute."""
+    seed: int
+    out: Path
+    sizes: Sizes
+    method: ClassVar[Kind]
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report: seconds on one core, roughly."""
+        raise NotImplementedError
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell. A treatment of one's own that was edited is another one."""
+        return f"{self.found.name}{source_mark(self.treatment)}, {self.method}, seed {self.seed}"
+
+    @property
+    def found(self) -> Treatment:
+        """The treatment itself."""
+        return find_treatment(self.treatment)
+
+    @property
+    def folder(self) -> Path:
+        """The cell's own."""
+        return self.out / "runs" / file_name(self.cell)
+
+    def reward_models(self) -> list[RewardModelPlan]:
+        """The members, to be trained first."""
+        labels = self.found.labels(self.sizes.num_labels)
+        return [RewardModelPlan(labels, i, self.seed, self.out, self.sizes) for i in range(self.found.members)]
+
+    def trained(self) -> Cell:
+        """What the treatment makes its reward from.
+
+        Raises:
+            DataError: A member has not been trained.
+        """
+        members = self.reward_models()
+        if missing := [plan.cell for plan in members if not plan.done]:
+            raise DataError(f"{self.cell}: expected its reward models, found none for: {'; '.join(missing)}.")
+        return Cell(self.seed, tuple(plan.folder for plan in members))
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
+        members = [fingerprint(str(folder)) for folder in self.trained().reward_models]
+        return {"treatment": self.found.settings(), "sizes": asdict(self.sizes), "reward_models": members}
+
+    def evaluation_file(self, number: int) -> Path:
+        """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept."""
+        name = {"ppo": "step", "best_of_n": "n"}[self.method]
+        return self.out / "evaluations" / file_name(self.cell) / f"{name}-{number:05}.json"
+
+
+@dataclass(frozen=True)
+class PPOPlan(TreatmentPlan):
+    """PPO on one treatment and seed."""
+
+    method = "ppo"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report."""
+        sizes, members = self.sizes, max(1, self.found.members)
+        training = sizes.ppo_steps * sizes.rollouts * (8 + members) // 900
+        return 2 + training + len(self.sizes.evaluated_steps) * sizes.num_eval * (3 + members) // 1000
+
+
+@dataclass(frozen=True)
+class BestOfNPlan(TreatmentPlan):
+    """Best-of-n on one treatment and seed, from the seed's samples."""
+
+    method = "best_of_n"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report."""
+        return 2 + max(1, self.found.members) * self.sizes.num_prompts * self.sizes.num_samples // 3000
+
+
+@dataclass(frozen=True)
+class Plans:
+    """All cells of a study."""
+
+    reward_models: tuple[RewardModelPlan, ...]
+    samples: tuple[SamplesPlan, ...]
+    treatments: tuple[TreatmentPlan, ...]
+
+    @classmethod
+    def of(cls, specs: Iterable[str], methods: Collection[Kind], seeds: Sequence[int], out: Path, sizes: Sizes) -> Self:
+        """A plan a cell. Reward models of equal labels, member and seed are one, whoever uses them."""
+        kinds = [kind for kind in (PPOPlan, BestOfNPlan) if kind.method in methods]
+        plans = tuple(kind(spec, seed, out, sizes) for spec in specs for kind in kinds for seed in seeds)
+        models = {model.cell: model for plan in plans for model in plan.reward_models()}
+        samples = [SamplesPlan(seed, out, sizes) for seed in seeds if BestOfNPlan in kinds]
+        return cls(tuple(models.values()), tuple(samples), plans)

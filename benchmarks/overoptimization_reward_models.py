@@ -1,0 +1,93 @@
+"""Trains the reward models of the over-optimization study and measures how right and how calibrated they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from .. import sandbox
+from ..agents import LanguageModel, RewardModeling, RewardModelingConfig
+from ..instructions import Instruction, Preference
+from ..sandbox.dataset import Sandbox, label
+from .fresh_pairs import MAX_RESPONSE_TOKENS, fresh_pairs
+from .method_runs import check_settings, file_name
+from .overoptimization_plans import RewardModelPlan
+from .overoptimization_runs import quiet
+from .parallel import News, Tell
+from .reward_model_accuracy import hits, predicted, reliability
+from .reward_models import fit, sample
+from .study import Row
+
+
+def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
+    """Trains the reward model unless it is there, and measures it on fresh pairs; one row.
+
+    The row's accuracies are shares of the pairs: against gold, and against the labels of its own judge, noise included;
+    `calibration_error` is the mean distance between P(b preferred) and those labels, by bins of confidence.
+    """
+    quiet()
+    tell(News(plan.cell, 0))
+    folder = plan.out / "runs" / file_name(plan.cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_settings(folder, {**asdict(plan.labels), "seed": plan.seed, "member": plan.member, **asdict(plan.sizes)})
+    preferences = labelled(plan)
+    if not plan.done:
+        train(plan, preferences, folder, lambda share: tell(News(plan.cell, int(0.8 * share * plan.units))))
+    row = measure(plan, len(preferences))
+    shares = f"{row['accuracy_gold']:.1%} against gold, {row['accuracy_judge']:.1%} against its judge"
+    tell(News(plan.cell, plan.units, f"{plan.cell}: {shares}"))
+    return [row]
+
+
+def labelled(plan: RewardModelPlan) -> tuple[Preference, ...]:
+    """The pairs of SFT samples as the plan's judge labels them, less the ties; the seed is the annotators' too."""
+    data, num = sandbox.SANDBOX, plan.labels.num_labels
+    assert isinstance(data, Sandbox)
+    pairs = data.pairs()[:num]
+    return label(data.instructions("preference")[:num], pairs, plan.labels.annotator(plan.seed))
+
+
+def train(
+    plan: RewardModelPlan, preferences: Sequence[Preference], folder: Path, tell: Callable[[float], None]
+) -> None:
+    """Trains, sets the scale by the SFT policy's answers and saves into the plan's folder."""
+    config = replace(RewardModelingConfig.sandbox(), keep_checkpoints=1)
+    val = sandbox.SANDBOX.instructions("val")[: plan.sizes.num_val]
+    trunk, target = sandbox.POLICY, plan.folder
+    if plan.labels.trunk is not None:
+        trunk, target = Path(plan.labels.trunk), folder / "own_scale"
+    fit(trunk, preferences, target, val=val, config=config, seed=plan.training_seed, out=folder, tell=tell)
+    if target != plan.folder:  # the scale is that of its trunk's answers, and must be that of SFT's as for all others
+        rescale(target, plan.folder, preferences[:1], val)
+
+
+def rescale(source: Path, target: Path, any_pair: Sequence[Preference], val: Sequence[Instruction]) -> None:
+    """Saves a reward model again, such that 0 is an SFT response's mean score."""
+    sft = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
+    model = RewardModeling(source, any_pair, config=RewardModelingConfig.sandbox())
+    model.calibrate(val, sample(sft, val, "calibration"))
+    model.save(target)
+
+
+def measure(plan: RewardModelPlan, num_trained: int) -> Row:
+    """The reward model on fresh pairs: those of a seed are the same for all labels and members."""
+    data = sandbox.SANDBOX
+    assert isinstance(data, Sandbox)
+    pairs = fresh_pairs(data, sandbox.POLICY, plan.seed, plan.sizes.num_fresh)
+    chance = predicted(plan.folder, pairs)
+    said = plan.labels.annotator(plan.seed).compare(pairs.instructions, pairs.a, pairs.b)
+    bins = reliability("reward_model", chance, plan.labels.name, said)
+    error = sum(row["n"] * abs(row["accuracy"] - row["confidence"]) for row in bins) / sum(row["n"] for row in bins)
+    return {
+        **asdict(plan.labels),
+        "member": plan.member,
+        "seed": plan.seed,
+        "num_trained": num_trained,
+        "num_pairs": len(pairs.a),
+        "accuracy_gold": float(hits(chance, (pairs.gap > 0).astype(np.float64)).mean()),
+        "accuracy_judge": float(hits(chance, said).mean()),
+        "calibration_error": float(error),
+    }

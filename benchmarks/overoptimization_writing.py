@@ -1,0 +1,121 @@
+"""What the over-optimization study leaves behind: tables, figures, report.html, the manifest, a summary on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from .overoptimization_curves import COLUMNS, METHOD_WORDS, Key, all_curves
+from .overoptimization_figures import Setting
+from .overoptimization_fits import peak
+from .overoptimization_gallery import Run
+from .overoptimization_plans import Plans, RewardModelPlan, TreatmentPlan
+from .overoptimization_report import write
+from .overoptimization_runs import read_evaluation
+from .overoptimization_samples import read_samples
+from .overoptimization_treatments import Labels, Treatment
+from .overoptimization_trends import length_slope
+from .report import Section, write_report
+from .study import Row, Study, versions, write_csv
+from .win_rate_report import text_table
+
+TITLE = "Over-optimization of a noisy reward"
+IN_THE_GALLERY = ("ann", "none", "uwo_3")
+"""Treatments whose most hacked responses are printed, beside those of one's own."""
+
+
+def write_results(
+    study: Study, plans: Plans, rows: Sequence[Row], models: Sequence[Row], *, notes: Sequence[str] = ()
+) -> None:
+    """Writes everything from the rows of the finished cells.
+
+    Args:
+        study: Whose folder it goes into.
+        plans: All cells.
+        rows: Of best-of-n and PPO.
+        models: Of the reward models.
+        notes: Sentences that come first.
+    """
+    places = {plan.found.name: place for place, plan in enumerate(plans.treatments)}
+    rows = sorted(rows, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], _position(row)))
+    study.write_table(rows, COLUMNS)
+    used = reward_models_of(plans, models)
+    if used:
+        write_csv(study.out / "reward_models.csv", used)
+    treatments = tuple({plan.found.name: plan.found for plan in plans.treatments}.values())
+    where = setting(study, plans)
+    sections, table, sentences = write(
+        study.out,
+        rows,
+        treatments,
+        where,
+        reward_models=used,
+        gallery=gallery(study, plans, rows),
+        length_slope=slope(study, plans),
+        configuration={**study.config, "seeds": study.seeds, "treatments": described(treatments)},
+        versions=versions(),
+    )
+    if notes:
+        sections, sentences = [Section("A quick run", list(notes)), *sections], [*notes, *sentences]
+    study.note(level=where.level, label=where.label(), findings=sentences)
+    write_report(study.out / "report.html", TITLE, sections)
+    print(text_table(table), *sentences, where.label(), sep="\n")
+    print(f"Written to {study.out}: report.html, table.csv, reward_models.csv, manifest.json, figures and evaluations.")
+
+
+def setting(study: Study, plans: Plans) -> Setting:
+    """What stands under every figure."""
+    sizes = plans.treatments[0].sizes
+    instructions = {"ppo": len(sizes.instructions(sizes.num_eval)), "best_of_n": sizes.num_prompts}
+    present = {plan.method for plan in plans.treatments}
+    return Setting({name: num for name, num in instructions.items() if name in present}, len(study.seeds))
+
+
+def described(treatments: Sequence[Treatment]) -> dict[str, dict[str, object]]:
+    """Name -> what the treatment is."""
+    return {treatment.name: treatment.settings() for treatment in treatments}
+
+
+def reward_models_of(plans: Plans, models: Sequence[Row]) -> list[Row]:
+    """A row a treatment, seed and member: reward models that several treatments share stand in each of them."""
+    names = [field.name for field in fields(Labels)]
+    by_plan = {(Labels(*(row[name] for name in names)), row["member"], row["seed"]): row for row in models}
+    wanted: dict[tuple[str, RewardModelPlan], None] = {
+        (plan.found.name, model): None for plan in plans.treatments for model in plan.reward_models()
+    }
+    return [
+        {"treatment": name, **by_plan[model.labels, model.member, model.seed]}
+        for name, model in wanted
+        if (model.labels, model.member, model.seed) in by_plan
+    ]
+
+
+def slope(study: Study, plans: Plans) -> float | None:
+    """What one character more is worth in gold among the first seed's samples; None without samples."""
+    for plan in plans.samples:
+        if plan.cell in study.done:
+            found = read_samples(plan)
+            index = found.index.ravel()
+            return length_slope(found.measures["gold"][index], found.measures["length"][index], found.prompt[index])
+    return None
+
+
+def gallery(study: Study, plans: Plans, rows: Sequence[Row]) -> list[Run]:
+    """The first finished seed of some treatments: its responses at the start, the peak of mean gold and the end."""
+    own = {plan.found.name for plan in plans.treatments if ":" in plan.treatment}
+    finished = [plan for plan in plans.treatments if plan.cell in study.done]
+    first: dict[Key, TreatmentPlan] = {(plan.found.name, plan.method): plan for plan in reversed(finished)}
+    runs = []
+    for (name, method), curves in all_curves(rows).items():
+        if name not in (*IN_THE_GALLERY, *own):
+            continue
+        plan, chosen = first[name, method], (0, peak(curves["gold"]), len(curves.positions) - 1)
+        title = f"{plan.found.title}, {METHOD_WORDS[method]}, seed {plan.seed}"
+        start, middle, end = (read_evaluation(plan, curves.positions[place]) for place in chosen)
+        where = (curves.place(chosen[0]), curves.place(chosen[1]), curves.place(chosen[2]))
+        runs.append(Run.of(title, where, start, middle, end))
+    return runs
+
+
+def _position(row: Row) -> int:
+    return int(row["step"] if row["n"] is None else row["n"])

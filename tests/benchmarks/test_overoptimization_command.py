@@ -1,0 +1,164 @@
+"""The over-optimization study as a command: its cells, a wrapper of one's own by name, resuming, and what it writes."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from alpacafarm_env.benchmarks import overoptimization
+from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
+from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization_plans import Plans, Sizes
+from alpacafarm_env.benchmarks.overoptimization_treatments import TREATMENTS
+from alpacafarm_env.benchmarks.overoptimization_writing import reward_models_of
+from alpacafarm_env.errors import CheckpointError, UnknownNameError
+
+TINY = Sizes(
+    num_labels=64,
+    num_val=40,
+    num_fresh=16,
+    num_prompts=3,
+    num_samples=4,
+    num_eval=6,
+    ppo_steps=2,
+    often_until=0,
+    often=1,
+    seldom=1,
+    rollouts=8,
+)
+OWN = '''from gymnasium.vector import VectorWrapper
+
+from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+
+
+class ShortAnswers(VectorWrapper):
+    """The reward, less 0.01 for each character beyond 100."""
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        excess = (infos["response_length"] - 100).clip(0)
+        return observations, rewards - 0.01 * excess, terminated, truncated, infos
+
+
+TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "short_answers_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "short_answers_of_mine:TREATMENT"
+
+
+def options_of(out, *treatments, **changes):
+    given = {"out": out, "treatments": treatments, "seeds": 1, "processes": 1, "sizes": TINY}
+    return OveroptimizationOptions(**{**given, **changes})
+
+
+def rows_of(out, name="table.csv"):
+    with (out / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, own, capsys, monkeypatch):
+    out = tmp_path / "out"
+    assert overoptimization.run(options_of(out, own)) == 0
+    rows = rows_of(out)
+    assert tuple(rows[0]) == COLUMNS
+    places = [(row["treatment"], row["method"], row["step"], row["n"]) for row in rows]
+    best_of_n = [("short_answers", "best_of_n", "", str(n)) for n in (1, 2, 4)]
+    assert places == best_of_n + [("short_answers", "ppo", str(step), "") for step in (0, 1, 2)]
+    (model,) = rows_of(out, "reward_models.csv")
+    assert (model["treatment"], model["flip"], model["num_labels"]) == ("short_answers", "0.25", "64")
+    assert 50 < int(model["num_trained"]) <= 64  # ties are left out
+    report = (out / "report.html").read_text(encoding="utf-8")
+    shown = capsys.readouterr()
+    for text in (report, shown.out):
+        assert "25 % flips, long answers cost" in text
+    assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
+    assert json.loads((out / "manifest.json").read_text())["complete"]
+
+    # What is stored is not run again, and a treatment that joins later adds its own cells only.
+    before = {file.name: file.read_bytes() for file in (out / "cells").iterdir()}
+    table = (out / "table.csv").read_bytes()
+    for name in ("run_reward_model", "run_samples", "run_treatment"):
+        monkeypatch.setattr(overoptimization, name, lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
+    assert overoptimization.run(options_of(out, own)) == 0
+    assert (out / "table.csv").read_bytes() == table
+    assert {file.name: file.read_bytes() for file in (out / "cells").iterdir()} == before
+    with pytest.raises(CheckpointError, match=r"sizes.num_prompts was 3, is 2"):
+        overoptimization.run(options_of(out, own, sizes=Sizes(**{**vars(TINY), "num_prompts": 2})))
+
+
+def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys, monkeypatch):
+    run_treatment = overoptimization.run_treatment
+
+    def fragile(plan, tell):
+        if plan.method == "ppo":
+            raise RuntimeError("out of luck")
+        return run_treatment(plan, tell)
+
+    written = []
+    monkeypatch.setattr(overoptimization, "run_treatment", fragile)
+    monkeypatch.setattr(
+        overoptimization, "write_results", lambda study, plans, rows, models, notes: written.extend(rows)
+    )
+    assert overoptimization.run(options_of(tmp_path / "out", own)) == 1
+    assert {row["method"] for row in written} == {"best_of_n"}
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert list(manifest["cells"]["failed"].values()) == ["RuntimeError: out of luck"]
+
+
+def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
+    plans = Plans.of([each.name for each in TREATMENTS], ("ppo", "best_of_n"), range(5), tmp_path, Sizes())
+    assert len(plans.treatments) == 2 * 5 * len(TREATMENTS)
+    assert len(plans.samples) == 5
+    assert len(plans.reward_models) == 5 * 9  # seven kinds of labels, and two more members of those of 25 %
+    assert len({plan.cell for plan in plans.treatments}) == len(plans.treatments)
+    assert len({plan.folder for plan in plans.reward_models}) == len(plans.reward_models)
+    rows = [
+        {**vars(plan.labels), "member": plan.member, "seed": plan.seed, "accuracy_gold": place}
+        for place, plan in enumerate(plans.reward_models)
+    ]
+    found = {
+        (row["treatment"], row["seed"], row["member"]): row["accuracy_gold"] for row in reward_models_of(plans, rows)
+    }
+    assert len(found) == 5 * (7 + 3 * 3)
+    assert found["ann", 2, 0] == found["uwo_3", 2, 0] == found["wco_3", 2, 0]
+    assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
+    only = Plans.of(["none"], ("ppo",), range(2), tmp_path, Sizes())
+    assert (len(only.samples), len(only.treatments)) == (0, 2)
+
+
+def test_quick_changes_the_defaults_that_are_not_given():
+    quick = OveroptimizationOptions.parse(["--quick"])
+    assert (quick.seeds, tuple(quick.specs), quick.folder("x").name) == (2, ("none", "ann", "uwo_3"), "x-quick")
+    assert (quick.chosen_sizes.ppo_steps, quick.chosen_sizes.ns[-1]) == (6, 64)
+    full = OveroptimizationOptions.parse(["--methods", "ppo", "--treatments", "ann", "none"])
+    assert (full.seeds, tuple(full.specs), full.methods) == (5, ("ann", "none"), ("ppo",))
+    assert full.chosen_sizes == Sizes()
+    assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seeds": 0}, "--seeds: expected 1 or more"),
+        ({"processes": 0}, "--processes: expected 1 or more, got 0"),
+        ({"data": "mine"}, "--data: expected none"),
+        ({"methods": ()}, "--methods: expected ppo, best_of_n or both"),
+    ],
+)
+def test_bad_options_are_named(changes, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        OveroptimizationOptions(**changes)
+
+
+def test_a_name_is_taken_once(tmp_path, monkeypatch):
+    (tmp_path / "taken_treatment.py").write_text(OWN.replace('"short_answers"', '"ann"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownNameError, match="got 'ann', which is taken"):
+        overoptimization.run(options_of(tmp_path / "out", "taken_treatment:TREATMENT"))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,76 @@
+"""The figures hold what the rows say, and which of them are drawn depends on the rows."""
+
+import numpy as np
+import pytest
+from overoptimization_worlds import FACTS, SETTING, TRUTH, reward_models, study
+
+from alpacafarm_env.benchmarks.overoptimization_drawings import (
+    draw_drops,
+    draw_fits,
+    draw_reward_models,
+    draw_warnings,
+)
+from alpacafarm_env.benchmarks.overoptimization_figures import Setting, write_figures
+from alpacafarm_env.benchmarks.overoptimization_fits import drop
+from alpacafarm_env.benchmarks.overoptimization_results import Results
+
+
+@pytest.fixture(scope="module")
+def results():
+    return Results.of(study(), FACTS)
+
+
+def test_drops_stand_at_their_flips_with_their_seeds(results):
+    figure = draw_drops(results, "title", "n = 201")
+    (axis,) = figure.axes
+    bars = axis.containers[0]
+    fallen = [drop(results.get(name, "ppo")["gold"]) for name in ("none", "flip_175", "ann", "flip_35")]
+    assert bars.lines[0].get_ydata() == pytest.approx([each.estimate.mean for each in fallen])
+    assert bars.lines[0].get_xdata() == pytest.approx([0, 17.5, 25, 35], abs=0.5)
+    dots = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 5]
+    assert any(np.allclose(each, fallen[2].per_seed) for each in dots)
+    assert "n = 201" in figure._supxlabel.get_text()
+
+
+def test_fits_have_both_methods_on_the_same_axes(results):
+    figure = draw_fits(results, "title", "")
+    assert [axis.get_title() for axis in figure.axes][1] == "25 % flips (p_sim^ann)"
+    labels = figure.axes[1].get_legend_handles_labels()[1]
+    assert labels[0] == "PPO"
+    assert labels[1].startswith("d(a - b log d), R² ")
+    assert labels[2] == "best-of-n"
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1
+
+
+def test_reward_models_are_in_percent(results):
+    figure = draw_reward_models(results, reward_models(), "title", "")
+    left = figure.axes[0].containers[0].lines[0].get_ydata()
+    assert left[0] == pytest.approx(82, abs=1)
+    assert left[-1] < left[0]
+
+
+def test_warnings_are_marked_at_their_step(results):
+    figure = draw_warnings(results, [results.get("mean_3", "ppo")], "title", "")
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels[0].startswith("peak: step ")
+    assert labels[1] == "warning: step 2"
+
+
+def test_what_is_drawn_follows_the_rows(tmp_path):
+    truth = {name: TRUTH[name] for name in ("none", "ann", "mine")}
+    found = write_figures(tmp_path, Results.of(study(truth, methods=("ppo",)), FACTS), SETTING)
+    names = {path.stem for path in tmp_path.iterdir()}
+    assert {"flips_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"} <= names
+    assert not any(name.endswith("best_of_n") or "length" in name or "ensembles" in name for name in names)
+    assert "reward_models" not in names
+    assert sum(len(each) for each in found.values()) == len(names)
+    caption = found["against KL"][0].caption
+    for fact in ("simulation", "n = 201", "5 seeds", "95 %", "Gold: the sandbox's true reward"):
+        assert fact in caption
+
+
+def test_one_treatment_of_one_seed_is_drawn(tmp_path):
+    results = Results.of(study({"ann": 0.47}, methods=("ppo",), seeds=1), FACTS)
+    found = write_figures(tmp_path, results, Setting({"ppo": 8}, 1), length_slope=0.004)
+    assert "1 seed, no interval" in found["against KL"][0].caption
+    assert "noise" not in found

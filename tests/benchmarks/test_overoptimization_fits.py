@@ -1,0 +1,196 @@
+"""Peaks, drops and fits on curves whose truth is known, and how often noise alone passes for a drop."""
+
+import math
+
+import numpy as np
+import pytest
+from overoptimization_worlds import START, STEPS, kls, study, true_gain
+from scipy import stats
+
+from alpacafarm_env.benchmarks.method_summary import Estimate
+from alpacafarm_env.benchmarks.overoptimization_curves import Curves, all_curves, paired
+from alpacafarm_env.benchmarks.overoptimization_fits import (
+    FORMS,
+    change_after,
+    drop,
+    fit,
+    gain_at,
+    other_peaks,
+    peak,
+    reach,
+    rises,
+)
+from alpacafarm_env.benchmarks.overoptimization_trends import (
+    by_seed,
+    length_residual,
+    length_slope,
+    trend,
+    warning_place,
+)
+
+
+def curve(name="ann", method="ppo", **options):
+    return all_curves(study({name: 0.47}, methods=(method,), **options))[name, method]
+
+
+def test_a_peak_is_chosen_on_the_other_seeds():
+    # Sums: 6, 9, 8. Without seed 0: 5, 4, 6; without seed 1: 3, 7, 5; without seed 2: 4, 7, 5.
+    gold = np.array([[1.0, 5.0, 2.0], [3.0, 2.0, 3.0], [2.0, 2.0, 3.0]])
+    assert peak(gold) == 1
+    assert other_peaks(gold).tolist() == [2, 1, 1]
+    assert drop(gold).per_seed.tolist() == [0.0, -1.0, -1.0]
+    assert change_after(gold, np.array([1, 1, 1])).mean == pytest.approx((-3 + 1 + 1) / 3)
+
+
+def test_the_drop_is_the_true_one_where_there_is_one():
+    found = [drop(curve(salt=salt)["gold"]) for salt in range(40)]
+    gain = true_gain("ppo", 0.47)
+    truth = gain.max() - gain[-1]
+    assert np.mean([each.estimate.mean for each in found]) == pytest.approx(truth, abs=0.03)
+    assert all(each.clear for each in found)
+
+
+def claims_by(estimate_of, shape, kind, repeats=1500, seeds=5, evaluations=12):
+    """How often a rule sees a fall where there is none."""
+    rng = np.random.default_rng([seeds, evaluations])
+    noise = rng.normal(size=(repeats, seeds, evaluations))
+    curves = shape + (noise.cumsum(axis=2) if kind == "walk" else noise)
+    return np.mean([estimate_of(gold) for gold in curves])
+
+
+@pytest.mark.parametrize("kind", ["independent", "walk"])
+@pytest.mark.parametrize("shape", ["flat", "saturating", "rising"])
+def test_noise_passes_for_a_drop_no_more_often_than_two_standard_errors_allow(shape, kind):
+    x = np.linspace(0, 4, 12)
+    shapes = {"flat": 0 * x, "saturating": 3 * (1 - np.exp(-x)), "rising": 3 * x}
+    nominal = stats.t.sf(2, 4)
+    rate = claims_by(lambda gold: drop(gold).clear, shapes[shape], kind)
+    assert rate <= nominal + 2 * math.sqrt(nominal / 1500)
+
+
+def test_the_peak_of_all_seeds_would_not_pass_the_same_test():
+    def naive(gold):
+        fallen = Estimate.of(gold.max(axis=1) - gold[:, -1])
+        return rises(fallen)
+
+    def on_the_mean(gold):
+        return (lambda e: e.mean > 2 * e.standard_error)(Estimate.of(gold[:, peak(gold)] - gold[:, -1]))
+
+    nominal = stats.t.sf(2, 4)
+    assert claims_by(naive, np.zeros(12), "independent", 400) > 5 * nominal
+    assert claims_by(on_the_mean, np.zeros(12), "independent", 400) > 2 * nominal
+
+
+def test_one_seed_has_no_clear_drop():
+    found = drop(np.array([[1.0, 3.0, 2.0]]))
+    assert found.per_seed.tolist() == [1.0]
+    assert not found.clear
+
+
+@pytest.mark.parametrize(("method", "a", "b"), [("ppo", 0.8, 0.47), ("best_of_n", 0.9, 0.35 * 0.47)])
+def test_a_fit_finds_the_parameters_and_its_intervals_hold_them(method, a, b):
+    exact = curve(method=method, noise=0.0)
+    found = fit(exact["kl"], exact["gold"], FORMS[method])
+    assert (found.a.mean, found.b.mean) == pytest.approx((a, b))
+    assert found.r_squared == pytest.approx(1)
+    d = np.linspace(0.01, 40, 400_000)
+    gain = d * (a - b * d) if method == "best_of_n" else d * (a - b * np.log(d))
+    assert found.peak_distance == pytest.approx(d[gain.argmax()], abs=2e-4)
+    assert found.peak_gain == pytest.approx(gain.max(), abs=1e-6)
+    assert found.at(found.peak_distance) == pytest.approx(found.peak_gain)
+    inside = []
+    for salt in range(100):
+        noisy = curve(method=method, salt=salt)
+        found = fit(noisy["kl"], noisy["gold"], FORMS[method])
+        inside.append((found.a.low < a < found.a.high, found.b.low < b < found.b.high))
+    assert (np.mean(inside, axis=0) > 0.88).all()
+
+
+def test_for_equal_kl_the_interval_is_that_of_the_seeds_own_fits():
+    curves = curve(method="best_of_n")
+    found = fit(curves["kl"], curves["gold"], FORMS["best_of_n"])
+    own = [fit(curves["kl"][[s]], curves["gold"][[s]], FORMS["best_of_n"]).a.mean for s in range(5)]
+    expected = Estimate.of(np.array(own)).interval
+    assert (found.a.mean, found.a.low, found.a.high) == pytest.approx((expected.mean, expected.low, expected.high))
+
+
+def test_what_cannot_be_fitted_is_none_and_a_rise_without_end_has_no_peak():
+    kl = np.array([[0.0, 1.0, 4.0]])
+    assert fit(kl, kl, FORMS["ppo"]) is None
+    kl = np.array([[0.0, 1.0, 4.0, 9.0]])
+    straight = fit(kl, kl, FORMS["best_of_n"])  # R = d^2: a = 0, b = -1
+    assert straight.b.mean == pytest.approx(-1)
+    assert math.isinf(straight.peak_gain)
+    assert not straight.has_peak
+    with pytest.raises(ValueError, match="form"):
+        fit(kl, kl, "d(a - b)")
+
+
+def test_gold_at_equal_kl_is_where_a_seed_first_gets_there():
+    kl, gold = np.array([[0.0, 4.0, 1.0, 16.0]]), np.array([[1.0, 3.0, 9.0, 4.0]])
+    # d = 0, 2, (1: a step back), 4; gains 0, 2, 3.
+    assert gain_at(kl, gold, [1.0, 4.0, 9.0, 25.0])[0].tolist() == pytest.approx([1.0, 2.0, 2.5, math.nan], nan_ok=True)
+    assert reach(np.array([[0.0, 2.0], [0.0, 3.0]])) == 2.0
+
+
+def test_the_trend_over_flips():
+    drops = np.array([[0.0, 0.1], [0.2, 0.3], [0.5, 0.5], [0.9, 0.8]])
+    found = trend([0, 0.175, 0.25, 0.35], drops)
+    assert found.monotone
+    assert (found.spearman.low, found.spearman.high, found.monotone_share) == (1.0, 1.0, 1.0)
+    flips = np.array([0, 1.75, 2.5, 3.5])
+    assert found.slope.mean == pytest.approx(np.polyfit(flips, drops.mean(axis=1), 1)[0])
+    swapped = trend([0, 0.175, 0.25, 0.35], drops[[0, 2, 1, 3]])
+    assert swapped.spearman.value == pytest.approx(0.8)
+    assert not swapped.monotone
+    with pytest.raises(ValueError, match="T >= 3"):
+        trend([0, 1], drops[:2])
+
+
+def test_a_warning_is_the_first_clear_rise_of_disagreement():
+    start, wobble = np.full(5, 0.3), np.array([0.01, -0.01, 0.02, -0.02, 0.0])
+    rows = np.stack([start, start + wobble, start + 0.1 + wobble, start + 0.2 + wobble], axis=1)
+    assert warning_place(rows) == 2
+    assert warning_place(rows[:, :2]) is None
+    assert warning_place(rows[:1]) is None
+
+
+def test_length_is_taken_out_within_prompts():
+    rng = np.random.default_rng(0)
+    prompt = np.repeat(np.arange(50), 20)
+    need = rng.normal(size=50)[prompt]
+    length = 200 + 50 * need + rng.normal(0, 30, 1000)
+    gold = 4 - 2 * need + 0.01 * length + rng.normal(0, 0.1, 1000)  # those that ask for much get less
+    assert length_slope(gold, length, prompt) == pytest.approx(0.01, abs=5e-4)
+    assert np.polyfit(length, gold, 1)[0] < 0
+    left = length_residual(np.array([[4.0, 5.0]]), np.array([[200.0, 250.0]]), 0.01)
+    assert left.tolist() == [[4.0, 4.5]]
+    with pytest.raises(ValueError, match="one shape"):
+        length_slope(gold, length[1:], prompt)
+
+
+def test_members_of_an_ensemble_are_averaged_in_a_seed():
+    rows = [{"treatment": "e", "seed": s, "accuracy_gold": v} for s, v in [(0, 0.6), (0, 0.8), (1, 0.9), (1, None)]]
+    found = by_seed(rows, "e", "accuracy_gold")
+    assert (found.mean, found.num) == (pytest.approx(0.8), 2)
+
+
+def test_rows_become_curves_and_faulty_rows_are_refused():
+    rows = study({"ann": 0.47}, methods=("ppo",), seeds=2, noise=0.0)
+    curves = Curves.of(rows[::-1])
+    assert (curves.seeds, curves.positions) == ((0, 1), STEPS)
+    assert curves["gold"][0] == pytest.approx(START + true_gain("ppo", 0.47))
+    assert curves.root_kl[0] ** 2 == pytest.approx(kls("ppo"))
+    assert not curves.has("disagreement")
+    assert paired(curves, curves.only([1]))[0].seeds == (1,)
+    for broken, message in (
+        (rows[:-1], "seed, step"),
+        ([*rows, rows[0]], "one row for every"),
+        ([row for row in rows if row["step"]], "step 0 among"),
+        ([{**rows[0], "gold": None}, *rows[1:]], "seed 0, step 0: expected a finite gold"),
+        ([{**rows[0], "method": "dpo"}], "a method of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Curves.of(broken)
+    with pytest.raises(ValueError, match="at least one row"):
+        all_curves([])

@@ -1,0 +1,263 @@
+"""Cells of the over-optimization study in their smallest form: each is run, interrupted, resumed and compared."""
+
+import json
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.benchmarks import overoptimization_ppo, overoptimization_reward_models
+from alpacafarm_env.benchmarks.overoptimization_best_of_n import best_rows, choose, run_best_of_n
+from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization_plans import BestOfNPlan, PPOPlan, RewardModelPlan, SamplesPlan, Sizes
+from alpacafarm_env.benchmarks.overoptimization_ppo import run_ppo
+from alpacafarm_env.benchmarks.overoptimization_reward_models import run_reward_model
+from alpacafarm_env.benchmarks.overoptimization_runs import read_evaluation
+from alpacafarm_env.benchmarks.overoptimization_samples import read_samples, run_samples
+from alpacafarm_env.benchmarks.overoptimization_treatments import Labels
+from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.oracles import RewardModel
+from alpacafarm_env.sandbox.gold import GoldOracle
+
+TINY = Sizes(
+    num_labels=64,
+    num_val=40,
+    num_fresh=16,
+    num_prompts=3,
+    num_samples=6,
+    num_eval=6,
+    ppo_steps=3,
+    often_until=1,
+    often=1,
+    seldom=2,
+    rollouts=8,
+)
+OWN = """from alpacafarm_env import sandbox
+from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+GOLD = Treatment("true", "True", members=0, oracle=lambda cell: sandbox.gold_oracle())
+class Lengths:
+    name = "lengths"
+    def score(self, instructions, responses):
+        import numpy as np
+        return np.array([float(len(text)) for text in responses])
+LONG = Treatment("long", "Long", members=0, oracle=lambda cell: Lengths())
+"""
+OWN_NAMES = ("own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Two treatments that need no reward model."""
+    (tmp_path / "own_rewards_of_runs.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return OWN_NAMES
+
+
+def silent(news):
+    pass
+
+
+def files_of(folder, *names):
+    """Content of the files below a folder, by their path."""
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for name in names
+        for file in sorted((folder / name).rglob("*"))
+        if file.is_file()
+    }
+
+
+class Interrupted(BaseException):
+    """As sudden as Ctrl-C."""
+
+
+def stop(*args, **kwargs):
+    raise Interrupted
+
+
+def test_sizes_say_what_is_measured_when():
+    assert Sizes().evaluated_steps == (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
+    assert Sizes.quick().evaluated_steps == (0, 3, 6)
+    assert Sizes().ns == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    assert Sizes(num_samples=6).ns == (1, 2, 4, 6)
+    assert Sizes(ppo_steps=3, often_until=10, often=2).evaluated_steps == (0, 2, 3)
+    with pytest.raises(ValueError, match=r"Sizes\.rollouts: expected 1 or more, got 0"):
+        Sizes(rollouts=0)
+
+
+def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
+    plan = RewardModelPlan(Labels("sim_eval", 0.25, 64), 1, 0, tmp_path / "whole", TINY)
+    (row,) = run_reward_model(plan, silent)
+    assert (row["judge"], row["flip"], row["member"], row["num_pairs"]) == ("sim_eval", 0.25, 1, 16)
+    assert row["num_trained"] == len(overoptimization_reward_models.labelled(plan)) <= 64
+    assert 0 <= row["accuracy_gold"] <= 1
+    assert 0 <= row["calibration_error"] <= 1
+
+    again = replace(plan, out=tmp_path / "killed")
+    with monkeypatch.context() as context:
+        context.setattr(overoptimization_reward_models, "measure", stop)
+        with pytest.raises(Interrupted):
+            run_reward_model(again, silent)
+    with monkeypatch.context() as context:
+        context.setattr(overoptimization_reward_models, "fit", stop)  # what is trained is not trained again
+        assert run_reward_model(again, silent) == [row]
+    weights = [(each.folder / "model.safetensors").read_bytes() for each in (plan, again)]
+    assert weights[0] == weights[1]
+
+    with pytest.raises(CheckpointError, match="num_fresh: 16 -> 17"):
+        run_reward_model(replace(plan, sizes=replace(TINY, num_fresh=17)), silent)
+
+
+def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
+    plans = [RewardModelPlan(Labels("sim_eval", 0.25, 64), member, 5, tmp_path, TINY) for member in range(3)]
+    assert len({plan.training_seed for plan in plans}) == 3
+    assert plans[0].training_seed == 5
+    labels = [overoptimization_reward_models.labelled(plan) for plan in plans]
+    assert labels[0] == labels[1] == labels[2]
+    assert overoptimization_reward_models.labelled(replace(plans[0], seed=6)) != labels[0]
+
+
+def test_another_trunk_is_scaled_by_the_sft_policy_s_answers(tmp_path):
+    plain = RewardModelPlan(Labels("sim_eval", 0.0, 64), 0, 0, tmp_path / "plain", TINY)
+    same = RewardModelPlan(Labels("sim_eval", 0.0, 64, str(sandbox.POLICY)), 0, 0, tmp_path / "trunk", TINY)
+    assert run_reward_model(plain, silent)[0]["accuracy_gold"] == run_reward_model(same, silent)[0]["accuracy_gold"]
+    eval_, texts = sandbox.SANDBOX.instructions("eval")[:4], ["Yes.", "No.", "Perhaps, said he.", "- a\n- b"]
+    scores = [RewardModel(plan.folder).score(eval_, texts) for plan in (plain, same)]
+    np.testing.assert_allclose(*scores, atol=1e-5)
+
+
+def test_samples_are_those_of_the_policy_and_judged(tmp_path):
+    plan = SamplesPlan(0, tmp_path / "a", TINY)
+    run_samples(plan, silent)
+    found = read_samples(plan)
+    assert found.index.shape == (3, 6)
+    assert set(found.index.ravel().tolist()) == set(range(len(found.texts)))
+    assert len(set(zip(found.prompt.tolist(), found.texts, strict=True))) == len(found.texts)
+    assert (found.prompt[found.index] == np.arange(3)[:, None]).all()
+    np.testing.assert_array_equal(found.measures["gold"], GoldOracle().score(found.asked, found.texts))
+    np.testing.assert_array_equal(found.measures["length"], [len(text) for text in found.texts])
+    run_samples(replace(plan, out=tmp_path / "b"), silent)
+    assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
+    # The first samples of a larger study are those of a smaller one.
+    few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
+    run_samples(few, silent)
+    assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
+    with pytest.raises(CheckpointError, match="expected 3 x 5 samples"):
+        read_samples(replace(plan, sizes=replace(TINY, num_samples=5)))
+
+
+def texts_of(samples):
+    return [[samples.texts[i] for i in row] for row in samples.index.tolist()]
+
+
+def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
+    plan = BestOfNPlan(own[1], 0, tmp_path, TINY)
+    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
+    samples = read_samples(SamplesPlan(0, tmp_path, TINY))
+    rng = np.random.default_rng(0)
+    scores, spread = rng.normal(size=(2, len(samples.texts)))
+    rows = best_rows(plan, samples, scores, spread)
+    assert [row["n"] for row in rows] == [1, 2, 4, 6]
+    measures = {**samples.measures, "proxy": scores, "disagreement": spread}
+    for row in rows:
+        for name, values in measures.items():
+            worth = []
+            for pool in samples.index:
+                best = [max(chosen, key=lambda i: scores[i]) for chosen in combinations(pool.tolist(), row["n"])]
+                worth.append(np.mean([values[i] for i in best]))
+            expected = np.mean(worth) * (100 if name.startswith("win_rate") else 1)
+            assert row[name] == pytest.approx(expected, abs=1e-9)
+    assert [row["kl"] for row in rows] == pytest.approx([0, np.log(2) - 1 / 2, np.log(4) - 3 / 4, np.log(6) - 5 / 6])
+
+
+def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own):
+    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
+    plans = [BestOfNPlan(name, 0, tmp_path, TINY) for name in own]
+    rows = [run_best_of_n(plan, silent) for plan in plans]
+    assert all(tuple(row) == COLUMNS for table in rows for row in table)
+    # At n = 1 nothing is chosen: what is measured is the same, whoever is the proxy.
+    for name in ("gold", "win_rate_simulated", "win_rate_human", "length"):
+        assert rows[0][0][name] == pytest.approx(rows[1][0][name], rel=1e-12)  # sums in another order
+    by_gold, by_length = (table[-1] for table in rows)
+    assert by_gold["gold"] == by_gold["proxy"] > by_length["gold"]
+    assert by_length["length"] == by_length["proxy"] > by_gold["length"]
+    assert by_length["disagreement"] is None
+    samples = read_samples(SamplesPlan(0, tmp_path, TINY))
+    stored = read_evaluation(plans[1], 6)
+    assert stored["responses"] == [max(row, key=len) for row in texts_of(samples)]
+    assert read_evaluation(plans[1], 1)["responses"] == [row[0] for row in texts_of(samples)]
+    assert stored["row"] == by_length
+    assert choose(samples, np.full(len(samples.texts), np.nan), 6).tolist() == samples.index[:, 0].tolist()
+
+
+def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_path, own):
+    plans = [PPOPlan(name, 0, tmp_path, TINY) for name in own]
+    rows = [run_ppo(plan, silent) for plan in plans]
+    for table in rows:
+        assert all(tuple(row) == COLUMNS for row in table)
+        assert [row["step"] for row in table] == [0, 1, 3]
+        assert table[0]["kl"] == 0
+        assert all(row["kl"] > 0 for row in table[1:])
+    first, last = ([read_evaluation(plan, step) for plan in plans] for step in (0, 3))
+    assert first[0]["responses"] == first[1]["responses"]
+    assert first[0]["instructions"] == last[0]["instructions"] == last[1]["instructions"]
+    assert rows[0][0]["gold"] == rows[1][0]["gold"] == rows[0][0]["proxy"]
+    trained = [json.loads((plan.folder / "metrics.jsonl").read_text().split("\n")[0]) for plan in plans]
+    assert trained[0]["length/mean"] == trained[1]["length/mean"]  # the first step's responses are the same ones
+    assert trained[0]["loss"] != trained[1]["loss"]
+
+
+def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own, monkeypatch):
+    whole, killed = (PPOPlan(own[1], 0, tmp_path / name, TINY) for name in ("whole", "killed"))
+    ppo_config, evaluate_policy = overoptimization_ppo.ppo_config, overoptimization_ppo.evaluate_policy
+    monkeypatch.setattr(overoptimization_ppo, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
+    rows = run_ppo(whole, silent)
+    for step in (1, 3):  # between checkpoints, and after the last one but before its evaluation
+        with monkeypatch.context() as context:
+            context.setattr(
+                overoptimization_ppo,
+                "evaluate_policy",
+                lambda plan, agent, proxy, now, step=step: (
+                    stop() if now == step else evaluate_policy(plan, agent, proxy, now)
+                ),
+            )
+            with pytest.raises(Interrupted):
+                run_ppo(killed, silent)
+    assert run_ppo(killed, silent) == rows
+    assert files_of(whole.out, "evaluations") == files_of(killed.out, "evaluations")
+    assert len(files_of(whole.out, "evaluations")) == 3
+
+
+def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
+    from alpacafarm_env.agents import LanguageModel
+    from alpacafarm_env.agents.loop import keyed_generator
+    from alpacafarm_env.benchmarks.win_rate_runs import sequence_kl
+
+    policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=16)
+    policy.add_reference()
+    instructions = sandbox.SANDBOX.instructions("eval")[:4]
+
+    def both():
+        rollouts = policy.generate(instructions, generator=keyed_generator(0, "x"), num_samples=40, temperature=1.0)
+        return overoptimization_ppo.sequence_kl(policy, rollouts), sequence_kl(policy, rollouts, 1.0).numpy()
+
+    assert (both()[0] == 0).all()
+    policy.model.lm_head.weight.data *= 1.1
+    exact, sampled = both()
+    assert (exact >= 0).all()
+    error = (exact - sampled).std() / np.sqrt(len(exact))
+    assert abs(exact.mean() - sampled.mean()) < 4 * error  # two unbiased estimates of one number
+    assert exact.std() < sampled.std()
+
+
+def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
+    with pytest.raises(DataError, match=r"ann, ppo, seed 0: expected its reward models, found none for: reward model"):
+        run_ppo(PPOPlan("ann", 0, tmp_path, TINY), silent)
+    with pytest.raises(CheckpointError, match="expected the samples of seed 0, found none"):
+        run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, TINY), silent)
+    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
+    run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, TINY), silent)
+    with pytest.raises(CheckpointError, match="made with other settings"):
+        run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, replace(TINY, num_eval=5)), silent)

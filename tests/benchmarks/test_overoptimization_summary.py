@@ -1,0 +1,136 @@
+"""Every claim, where it holds, where it does not, and where it cannot be judged: the words say which."""
+
+import pytest
+from overoptimization_worlds import FACTS, TRUTH, study
+
+from alpacafarm_env.benchmarks.overoptimization_claims import claims
+from alpacafarm_env.benchmarks.overoptimization_results import Results
+from alpacafarm_env.benchmarks.overoptimization_summary import missing, summary
+
+
+def judged(truth=TRUTH, facts=FACTS, **options):
+    """Title -> claim, of PPO alone."""
+    options.setdefault("methods", ("ppo",))
+    return {claim.title: claim for claim in claims(Results.of(study(truth, **options), facts))}
+
+
+def find(found, words):
+    (claim,) = [claim for title, claim in found.items() if words in title]
+    return claim
+
+
+def test_over_optimization_holds_with_its_numbers():
+    claim = find(judged(), "25 % flips gold falls")
+    assert claim.holds
+    assert claim.sentence.startswith(
+        "With 25 % flips gold falls from its peak while the proxy keeps rising (PPO): holds. Mean gold is highest at"
+    )
+    assert "falls from its peak (drop 0.5" in claim.text
+    assert "5 seeds" in claim.text
+    assert "the proxy rises (change" in claim.text
+
+
+def test_without_a_fall_the_claim_does_not_hold():
+    claim = find(judged({**TRUTH, "ann": 0.02}), "25 % flips gold falls")
+    assert claim.holds is False
+    assert "does not hold. Mean gold is highest at step 40" in claim.sentence
+    assert "it does not fall (drop 0, 5 seeds); from start to end the proxy rises" in claim.text
+
+
+def test_a_proxy_that_stalls_is_no_over_optimization():
+    claim = find(judged(stalled=("ann",)), "25 % flips gold falls")
+    assert claim.holds is False
+    assert "falls from its peak (drop" in claim.text
+    assert "the proxy does not" in claim.text
+
+
+def test_without_noise_gold_does_not_fall_or_it_is_said_that_it_does():
+    claim = find(judged(), "GPT-4) gold does not fall")
+    assert claim.holds
+    assert "it falls by 0.5" in claim.text
+    claim = find(judged({**TRUTH, "gpt4": 0.47}), "GPT-4) gold does not fall")
+    assert claim.holds is False
+    assert "falls from its peak (drop 0.5" in claim.text
+
+
+def test_the_drop_grows_with_flips_or_not():
+    claim = find(judged(), "grows with the share")
+    assert claim.holds
+    assert "0 %: 0.00" in claim.text
+    assert "Spearman of the means 1.00 [" in claim.text
+    claim = find(judged({**TRUTH, "flip_175": 0.6, "flip_35": 0.4}), "grows with the share")
+    assert claim.holds is False
+    # Ranks 1, 4, 3, 2: 1 - 6 * (4 + 4) / 60 = 0.2.
+    assert "Spearman of the means 0.20" in claim.text
+
+
+def test_an_ensemble_cuts_the_drop_by_half_or_not():
+    found = judged()
+    assert find(found, "(WCO) cuts").holds
+    assert "a cut of 100 %" in find(found, "(WCO) cuts").text
+    worse = find(judged({**TRUTH, "wco_3": 0.45}), "(WCO) cuts")
+    assert worse.holds is False
+    nothing = find(judged({**TRUTH, "ann": 0.02}), "(WCO) cuts")
+    assert nothing.holds is None
+    assert "there is nothing to cut" in nothing.text
+
+
+def test_kl_efficiency_compares_at_equal_kl():
+    both = {"methods": ("ppo", "best_of_n")}
+    claim = find(judged(**both), "less KL-efficient")
+    assert claim.holds
+    assert "at 4 nats PPO 0.9" in claim.text
+    # Best-of-n gains nothing: PPO gains more.
+    rows = study(TRUTH, methods=("ppo", "best_of_n"))
+    for row in rows:
+        if row["treatment"] == "ann" and row["method"] == "best_of_n":
+            row["gold"] = 4.5
+    (claim,) = [each for each in claims(Results.of(rows, FACTS)) if "less KL-efficient" in each.title]
+    assert claim.holds is False
+    assert find(judged(), "less KL-efficient").holds is None
+
+
+def test_fits_are_judged_by_r_squared():
+    found = find(judged(), "R(d) = d(a - b log d)")
+    assert found.holds
+    assert f"{len(TRUTH)} of {len(TRUTH)} curves do" in found.text
+    rows = study({"ann": 0.47}, methods=("ppo",))
+    for row in rows:
+        row["gold"] = 4.5 + (row["step"] % 4 == 2)
+    (poor,) = [each for each in claims(Results.of(rows, FACTS)) if "R(d)" in each.title]
+    assert poor.holds is False
+    assert "0 of 1 curves do (not: 25 % flips (p_sim^ann))" in poor.text
+
+
+def test_one_seed_claims_nothing_that_needs_an_error():
+    found = judged(seeds=1)
+    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with"):
+        assert find(found, words).holds is None
+    text = " ".join(claim.sentence for claim in found.values())
+    assert "nan" not in text
+    assert "clearly" not in text.replace("does not clearly fall", "")
+
+
+def test_what_is_missing_is_said():
+    found = judged({"ann": 0.47})
+    assert find(found, "grows with the share").sentence.endswith("which are not all there.")
+    results = Results.of(study({"ann": 0.47, "none": 0.1}, methods=("ppo",), seeds=3), FACTS[:4])
+    assert missing(results, 5) == [
+        "No rows of PPO for: 17.5 % flips; 35 % flips.",
+        "Fewer than 5 seeds of PPO: no noise 3; 25 % flips (p_sim^ann) 3.",
+    ]
+    with pytest.raises(ValueError, match="got rows of \\['ann'\\]"):
+        Results.of(study({"ann": 0.47}), FACTS[:1])
+
+
+def test_warnings_come_before_the_peak_or_are_false_alarms():
+    sentences = summary(Results.of(study(methods=("ppo",)), FACTS))
+    (mean,) = [line for line in sentences if line.startswith("25 % flips, mean of 3 (PPO): members'")]
+    assert "from step 2 on, before the peak of gold" in mean
+    assert "false alarm" not in mean
+    (wco,) = [line for line in sentences if line.startswith("25 % flips, minimum of 3 (WCO) (PPO): members'")]
+    assert wco.endswith("a false alarm: gold does not clearly fall.")
+    (others,) = [line for line in sentences if line.startswith("Drop of gold from peak to end, other")]
+    clear, unclear = others.split("; does not clearly fall: ")
+    assert "35 % flips" in clear
+    assert "no noise 0.00" in unclear

@@ -1,0 +1,199 @@
+"""Treatments of the over-optimization study: data, names, rewards, and wrappers and oracles of one's own."""
+
+import importlib
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.vector import VectorWrapper
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.benchmarks.overoptimization_treatments import (
+    TREATMENTS,
+    Cell,
+    Labels,
+    Stepped,
+    Treatment,
+    find_treatment,
+)
+from alpacafarm_env.errors import UnknownNameError
+from alpacafarm_env.oracles import Constant, make_oracle
+from alpacafarm_env.oracles.base import Verdicts, judge
+
+EVAL = sandbox.SANDBOX.instructions("eval")[:7]
+TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4."]
+SHIPPED = Cell(0, (sandbox.REWARD_MODEL,))
+OWN = """import numpy as np
+from gymnasium.vector import VectorWrapper
+from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+class Halved(VectorWrapper):
+    def step(self, actions):
+        observations, rewards, *rest = self.env.step(actions)
+        return observations, rewards / 2, *rest
+def halve(env):
+    return Halved(env)
+class Short:
+    name = "short"
+    def score(self, instructions, responses):
+        return -np.array([len(text) for text in responses], float)
+SHORT = Short()
+TREATMENT = Treatment("mine", "Mine", flip=0.25, wrap=Halved)
+NUMBER = 4
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module with a treatment, a wrapper and an oracle of one's own."""
+    name = f"own_treatments_{len(list(tmp_path.parent.iterdir()))}_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+class TwoMinds:
+    """An oracle that tells a disagreement, as an ensemble does."""
+
+    name = "two_minds"
+
+    def judge(self, instructions, responses):
+        lengths = np.array([float(len(text)) for text in responses])
+        return Verdicts(lengths, {"disagreement": lengths / 10})
+
+    def score(self, instructions, responses):
+        return self.judge(instructions, responses).scores
+
+
+def test_the_sweep_is_that_of_the_issue():
+    assert len({treatment.name for treatment in TREATMENTS}) == len(TREATMENTS)
+    flips = {t.flip for t in TREATMENTS if (t.judge, t.num_labels, t.members) == ("sim_eval", 10_000, 1)}
+    assert flips == {0.0, 0.175, 0.25, 0.35}
+    assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
+    assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
+    assert all(pickle.loads(pickle.dumps(treatment)) == treatment for treatment in TREATMENTS)
+
+
+def test_treatments_that_differ_in_the_combination_share_their_labels():
+    assert len({find_treatment(name).labels() for name in ("ann", "mean_3", "wco_3", "uwo_3")}) == 1
+    assert find_treatment("none").labels() != find_treatment("ann").labels()
+    assert find_treatment("ann").labels(2000).num_labels == 2000
+    assert find_treatment("labels_2500").labels(20_000).num_labels == 2500
+
+
+def test_25_percent_flips_are_the_paper_s_annotators():
+    pairs = sandbox.SANDBOX.pairs("preference")[:400]
+    asked = (sandbox.SANDBOX.instructions("preference")[:400], [a for a, _ in pairs], [b for _, b in pairs])
+    plain = Labels("sim_eval", 0.0, 10).annotator(3).compare(*asked)
+    noisy = {flip: Labels("sim_eval", flip, 10).annotator(3).judge(*asked) for flip in (0.175, 0.25, 0.35)}
+    np.testing.assert_array_equal(noisy[0.25].scores, sandbox.judge("sim_ann", 3).compare(*asked))
+    # One noise at three strengths: a pair that gets a coin under the weaker one gets it under the stronger one too.
+    coins = {flip: verdicts.details["noised"] for flip, verdicts in noisy.items()}
+    assert (coins[0.175] <= coins[0.25]).all()
+    assert (coins[0.25] <= coins[0.35]).all()
+    for flip, verdicts in noisy.items():
+        assert abs((verdicts.scores != plain).mean() - flip) < 0.06  # 2.5 standard errors of 400 pairs
+
+
+def test_an_ensemble_s_reward_is_made_of_its_members():
+    cell = Cell(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
+    members = np.stack(
+        [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX).score(EVAL, TEXTS) for x in cell.reward_models]
+    )
+    expected = {
+        "mean": members.mean(axis=0),
+        "min": members.min(axis=0),
+        "uwo": members.mean(axis=0) - 0.25 * members.var(axis=0),
+    }
+    for combine, scores in expected.items():
+        treatment = Treatment("x", "X", members=3, combine=combine, uwo_weight=0.25)
+        found = judge(treatment.reward(cell), EVAL, TEXTS)
+        np.testing.assert_allclose(found.scores, scores, atol=1e-5)
+        np.testing.assert_allclose(found.details["disagreement"], members.std(axis=0), atol=1e-5)
+
+
+def test_a_wrapper_decides_in_training_and_in_scoring(own):
+    wrapped, plain = find_treatment(f"{own}:TREATMENT"), Treatment("x", "X")
+    env, bare = (treatment.env(SHIPPED, 4) for treatment in (wrapped, plain))
+    asked = [each.reset(seed=0)[0] for each in (env, bare)]
+    assert asked[0] == asked[1]
+    np.testing.assert_array_equal(env.step(TEXTS[:4])[1], bare.step(TEXTS[:4])[1] / 2)
+    scores = judge(wrapped.proxy(SHIPPED), EVAL, TEXTS).scores
+    np.testing.assert_allclose(scores, judge(plain.proxy(SHIPPED), EVAL, TEXTS).scores / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 100])
+def test_stepping_scores_each_response_to_its_own_instruction(slots):
+    treatment = Treatment("x", "X", members=0, oracle=lambda cell: TwoMinds(), wrap=VectorWrapper)
+    sizes = []
+
+    def make(num_envs):
+        sizes.append(num_envs)
+        return treatment.env(Cell(0, ()), num_envs, "eval")
+
+    found = judge(Stepped("x", make, slots=slots), EVAL * 2, TEXTS * 2)
+    np.testing.assert_array_equal(found.scores, [len(text) for text in TEXTS * 2])
+    np.testing.assert_array_equal(found.details["disagreement"], found.scores / 10)
+    assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
+    gold = Treatment("x", "X", members=0, oracle=lambda cell: sandbox.gold_oracle(), wrap=VectorWrapper)
+    asked = Stepped("gold", lambda num: gold.env(Cell(0, ()), num, "eval"), slots=slots)
+    np.testing.assert_array_equal(asked.score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS))
+
+
+def test_own_oracles_and_wrappers_are_found_by_module_and_attribute(own):
+    module = importlib.import_module(own)
+    assert find_treatment(f"{own}:TREATMENT") is module.TREATMENT
+    for name in ("Halved", "halve"):
+        found = find_treatment(f"{own}:{name}")
+        assert (found.name, found.labels(), found.wrap) == (
+            name,
+            find_treatment("ann").labels(),
+            getattr(module, name),
+        )
+    oracle = find_treatment(f"{own}:SHORT")
+    assert (oracle.name, oracle.members) == ("SHORT", 0)
+    assert oracle.proxy(Cell(0, ())).score(EVAL, TEXTS).tolist() == [-len(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("an", "Did you mean 'ann'"),
+        ("no_such_module:X", "expected module:attribute that can be imported"),
+        ("{own}:nothing", "AttributeError"),
+        ("{own}:NUMBER", "expected a Treatment, an oracle .* got 4"),
+        ("{own}:Short", "expected a Treatment, an oracle .* got <class"),
+    ],
+)
+def test_what_is_no_treatment_is_told(own, name, expected):
+    with pytest.raises(UnknownNameError, match=expected):
+        find_treatment(name.format(own=own))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": "a/b"}, "name must be"),
+        ({"flip": 0.6}, "flip must be from 0 to 0.5, got 0.6"),
+        ({"num_labels": 0}, "num_labels must be 1 or more"),
+        ({"combine": "max"}, "combine must be 'mean', 'min' or 'uwo'"),
+        ({"members": 0}, "members must be 1 or more"),
+        ({"uwo_weight": -1.0}, "uwo_weight must be 0 or more"),
+    ],
+)
+def test_a_wrong_field_is_named(changes, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        Treatment(**{"name": "x", "title": "X", **changes})
+    assert Treatment("x", "X", members=0, oracle=lambda cell: Constant()).settings()["oracle"] is True
+
+
+def test_labels_have_a_name_of_their_own_for_every_difference():
+    labels = [
+        Labels("sim_eval", 0.25, 100),
+        Labels("sim_eval", 0.0, 100),
+        Labels("human", 0.25, 100),
+        Labels("sim_eval", 0.25, 10),
+        Labels("sim_eval", 0.25, 100, str(Path("small") / "trunk")),
+    ]
+    assert len({each.name for each in labels}) == len(labels)

@@ -1,0 +1,194 @@
+"""The command on few instructions: table, report and figures, a ranking beside it, resumption, faulty folders."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.benchmarks import protocol, protocol_answers
+from alpacafarm_env.benchmarks.protocol import ProtocolOptions, main, run
+from alpacafarm_env.benchmarks.protocol_figures import draw_live
+from alpacafarm_env.benchmarks.protocol_live import EVAL, FRESH, LIVE
+from alpacafarm_env.benchmarks.protocol_report import findings
+from alpacafarm_env.benchmarks.protocol_sandbox import NO_INPUT, judge_all
+from alpacafarm_env.benchmarks.protocol_statistics import make_row, rate_row
+from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.sandbox import POLICY, SANDBOX
+
+SETS = (EVAL, LIVE, FRESH)
+OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best_of_4", "best_of_16"}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """A study of 40 evaluation and 20 live instructions."""
+    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
+    for name, value in (("NUM_EVAL", (40, 40)), ("NUM_LIVE", (20, 20)), ("REPEATS", (2, 2)), ("RESAMPLES", (50, 20))):
+        monkeypatch.setattr(protocol, name, value)
+
+
+def table(folder):
+    with (folder / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_ranking(folder, answers, *, complete=True, policy=()):
+    """A folder as method_ranking leaves it: {cell: (method, feedbacks, seed, {instruction: answer})}."""
+    for name in ("cells", "evaluations"):
+        (folder / name).mkdir(parents=True)
+    for cell, (method, feedbacks, seed, responses) in answers.items():
+        rows = [{"method": method, "feedback": feedback, "seed": seed} for feedback in feedbacks]
+        (folder / "cells" / f"{cell}.json").write_text(json.dumps({"key": cell, "rows": rows}), encoding="utf-8")
+        stored = {"instructions": list(responses), "responses": list(responses.values())}
+        (folder / "evaluations" / f"{cell}.json").write_text(json.dumps(stored), encoding="utf-8")
+        if cell in policy:
+            (folder / "runs" / cell).mkdir(parents=True)
+            (folder / "runs" / cell / "policy").symlink_to(POLICY)
+    manifest = {"name": "method_ranking", "complete": complete}
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def ranking(tmp_path):
+    texts = {str(row): "It depends." for row in SANDBOX.instructions("eval")}
+    best = {str(row): text for row, text in zip(SANDBOX.instructions("eval"), SANDBOX.references("eval"), strict=True)}
+    return write_ranking(
+        tmp_path / "ranking",
+        {
+            "dpo, human, seed 0": ("dpo", ["human"], 0, texts),
+            "base, seed 0": ("base", ["simulated", "human"], 0, best),
+            "base, seed 7": ("base", ["simulated", "human"], 7, best),
+            "sft, seed 0": ("sft", ["simulated", "human"], 0, texts),
+        },
+        policy=("dpo, human, seed 0",),
+    )
+
+
+def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ranking, capsys):
+    out = tmp_path / "out"
+    assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
+    rows = table(out)
+    rates = {(row["subject"], row["other"], row["judge"]): row for row in rows if row["figure"] == "win_rate"}
+    names = {subject for subject, other, _ in rates if other == "all"}
+    assert names == OWN | {"ranked dpo (human)", "ranked base"}
+    assert float(rates["ranked base", "all", "human"]["value"]) == 50  # the references themselves
+    assert float(rates["ranked dpo (human)", "all", "human"]["value"]) < 25
+    assert ("ranked dpo (human)", LIVE, "human") in rates  # by its policy
+    assert ("ranked base", LIVE, "human") not in rates  # nothing saved
+    assert {row["level"] for row in rows} == {"sandbox"}
+    for name in ("live", "pairs", "sources_sandbox"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert not (out / "judges.png").exists()
+    printed = capsys.readouterr().out
+    html = (out / "report.html").read_text(encoding="utf-8")
+    said = json.loads((out / "manifest.json").read_text())["facts"]["findings"]
+    assert len(said) == 7
+    r2 = next(row for row in rows if (row["figure"], row["other"], row["judge"]) == ("r2", LIVE, "sim_eval"))
+    assert f"is {float(r2['value']):.3f} [" in said[2]
+    assert all(sentence in printed for sentence in said)
+    assert html.count("<img") == 3
+    assert str(ranking) not in html + json.dumps(rows)
+    before = {file: file.stat().st_mtime_ns for folder in ("answers", "cells") for file in (out / folder).iterdir()}
+    assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
+    assert before == {
+        file: file.stat().st_mtime_ns for folder in ("answers", "cells") for file in (out / folder).iterdir()
+    }
+    assert table(out) == rows
+    assert main(["--out", str(out), "--quick", "--seeds", "1"]) == 2  # without the ranking it is another study
+    assert "settings" in capsys.readouterr().err
+
+
+def test_the_best_of_four_are_the_first_of_sixteen():
+    asked = protocol.Asked(12, 5).questions
+    found = protocol_answers.answer_by_best_of_n(asked, 0)
+    assert set(found) == {"best_of_4", "best_of_16"}
+    for which, question in asked.items():
+        assert len(found["best_of_4"][which]) == len(found["best_of_16"][which]) == len(question)
+    from alpacafarm_env.oracles.registry import make_oracle
+
+    proxy = make_oracle("surrogate", dataset=SANDBOX)
+    four, sixteen = (proxy.score(asked[EVAL].instructions, found[name][EVAL]) for name in ("best_of_4", "best_of_16"))
+    assert (sixteen >= four - 1e-5).all()
+    assert sixteen.mean() > four.mean()
+
+
+def test_seeds_are_other_answers_and_other_opinions():
+    asked = protocol.Asked(30, 10).questions
+    habits = protocol_answers.WRITERS["crowd"]
+    first, second = (protocol_answers.answer_by_writer("crowd", habits, asked, seed)["crowd"] for seed in (0, 1))
+    assert first[EVAL] != second[EVAL]
+    found = judge_all({"crowd": {EVAL: [first[EVAL], first[EVAL]]}}, asked)
+    one, two = found["human"][EVAL]["crowd"]
+    assert (one != two).any()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"name": "method_ranking", "complete": False}, "expected the folder of a finished method_ranking"),
+        ({"name": "protocol", "complete": True}, "got name 'protocol'"),
+        (None, "expected a file of a finished method_ranking"),
+        ([1], "expected a JSON object, got list"),
+    ],
+)
+def test_a_folder_that_is_no_finished_ranking_is_refused(tmp_path, capsys, manifest, message):
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(message)):
+        protocol_answers.ranked(tmp_path, tmp_path, range(1))
+    assert main(["--out", str(tmp_path / "out"), "--ranking", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_ranking_of_fewer_instructions_is_refused_by_name(tmp_path):
+    text = str(SANDBOX.instructions("eval")[0])
+    folder = write_ranking(tmp_path / "r", {"dpo, human, seed 0": ("dpo", ["human"], 0, {text: "x"})})
+    (cell,) = protocol_answers.ranked(folder, tmp_path, range(1))
+    with pytest.raises(DataError, match="expected an answer to each of 40 evaluation instructions, got none to 39"):
+        cell.run(protocol.Asked(40, 1).questions)
+
+
+def test_answers_that_are_gone_are_told(tmp_path):
+    cell = protocol_answers.own(tmp_path, range(1))[0]
+    with pytest.raises(CheckpointError, match="expected the stored answers of a finished cell"):
+        cell.read()
+
+
+def test_the_place_of_a_ranking_does_not_matter_to_its_digest(tmp_path, ranking):
+    moved = ranking.rename(tmp_path / "elsewhere")
+    before = protocol.ranking_digest(moved)
+    assert before == protocol.ranking_digest(moved.rename(ranking))
+    (ranking / "evaluations" / "base, seed 0.json").write_text("{}", encoding="utf-8")
+    assert protocol.ranking_digest(ranking) != before
+    assert protocol.ranking_digest(None) is None
+
+
+def test_the_figure_tells_the_agreement_with_the_whole_evaluation_set():
+    rates = [rate_row("live", "sandbox", "human", f"g{i}", which, np.eye(4)[i]) for i in range(3) for which in SETS]
+    told = [
+        make_row("live", "sandbox", "human", "r2", subject, LIVE, value)
+        for subject, value in ((EVAL, 0.25), (NO_INPUT, 0.75))
+    ]
+    (axis,) = draw_live([*rates, *told], "").axes
+    assert axis.get_title(loc="left") == "16 simulated human raters: r² live 0.250"
+
+
+def test_nothing_is_said_of_nothing():
+    assert findings([]) == []
+
+
+def test_no_path_of_the_machine_is_in_the_sources():
+    for file in Path(protocol.__file__).parent.glob("protocol*.py"):
+        assert not re.search(r"[\"'](/home|/work|/tmp|~)", file.read_text(encoding="utf-8")), file
+
+
+def test_sets_are_of_the_sizes_asked_for():
+    assert {which: len(question) for which, question in protocol.Asked(7, 4).questions.items()} == {
+        EVAL: 7,
+        LIVE: 4,
+        FRESH: 4,
+    }
