@@ -28,7 +28,7 @@ def test_python_block_runs(block, capsys):
 
 def test_an_extension_takes_20_lines_or_fewer():
     extensions = re.findall(r"^```python\n(.*?)^```$", SECTIONS["Extend it"], re.MULTILINE | re.DOTALL)
-    assert len(extensions) == 3
+    assert len(extensions) == 4
     for block in extensions:
         code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
         assert len(code) <= 20, name_of(block)
@@ -62,7 +62,7 @@ def test_the_table_of_environments_is_the_registry():
 
 def test_every_command_exists():
     modules = set(re.findall(r"python -m ([\w.]+)", README))
-    assert len(modules) == 8
+    assert len(modules) == 10
     for module in modules:
         assert importlib.util.find_spec(module if module != "alpacafarm_env" else "alpacafarm_env.__main__"), module
 
