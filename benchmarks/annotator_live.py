@@ -48,7 +48,7 @@ class LivePool:
     ledger: Path | None = None
     budget_usd: float | None = None
     api_key_env: str = KEY_VARIABLE
-    max_concurrency: int = 32
+    max_concurrency: int = 64
     allow_insecure: bool = False
 
     def check(self) -> None:

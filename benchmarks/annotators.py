@@ -80,7 +80,7 @@ class AnnotatorsOptions(StudyOptions):
     """One model for all roles, instead of --models."""
     api_key_env: str = KEY_VARIABLE
     """The environment variable that holds the API key."""
-    max_concurrency: int = 32
+    max_concurrency: int = 64
     """Requests in flight at once; fewer when the server asks for it."""
     allow_insecure: bool = False
     """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""

@@ -33,6 +33,7 @@ PACKAGES = (
     "numpy",
     "scipy",
     "matplotlib",
+    "scikit-learn",
     "torch",
     "transformers",
     "accelerate",

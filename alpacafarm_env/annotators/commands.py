@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DATA_VARIABLE: Final = "ALPACAFARM_DATA"
 _OPENAI_KEY: Final = "OPENAI_API_KEY"
-_LIMITS: Final = {"max_concurrency": 32, "attempt_timeout_s": 60.0, "deadline_s": 300.0, "requests_per_minute": None}
+_LIMITS: Final = {"max_concurrency": 64, "attempt_timeout_s": 60.0, "deadline_s": 300.0, "requests_per_minute": None}
 """Options that go to the client as they are, and their defaults."""
 _EPILOG: Final = (
     "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is missing. "
@@ -245,7 +245,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     text = "what the ledger may have spent in all, US dollars; a request that could pass it is not sent"
     spending.add_argument("--budget-usd", type=real_number(), metavar="X", help=text)
     spending.add_argument("--replay", action="store_true", help="answer from the ledger alone, ask nothing")
-    text = "requests in flight at once; fewer when the server asks for it (default: 32)"
+    text = "requests in flight at once; fewer when the server asks for it (default: 64)"
     spending.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help=text)
     text = "requests started in a minute at most (default: any number)"
     spending.add_argument("--requests-per-minute", type=positive_number, metavar="X", help=text)

@@ -37,7 +37,7 @@ def make_pool(
     both_orders: bool = False,
     compat: Compat | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
-    max_concurrency: int = 32,
+    max_concurrency: int = ClientConfig.max_concurrency,
     requests_per_minute: float | None = None,
     attempt_timeout_s: float = 60.0,
     deadline_s: float = 300.0,

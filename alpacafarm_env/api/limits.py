@@ -24,7 +24,7 @@ PROBES_S = (1.0, 2.0, 4.0)
 class ClientConfig:
     """Limits of a client."""
 
-    max_concurrency: int = 32
+    max_concurrency: int = 64
     """Requests in flight at most; fewer while the server says that it is crowded."""
     max_attempts: int = 6
     """How often one request is sent at most."""

@@ -1,0 +1,326 @@
+"""Surrogates of recorded verdicts: what training may see, arithmetic by hand, a planted world, the whole command."""
+
+import csv
+import gzip
+import json
+import os
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
+
+from alpacafarm_env.benchmarks import recorded_surrogate_networks
+from alpacafarm_env.benchmarks.recorded_surrogate import main
+from alpacafarm_env.benchmarks.recorded_surrogate_data import POOLS, PROTOCOLS, Judged, parts
+from alpacafarm_env.benchmarks.recorded_surrogate_features import MEASURES, Features, measures
+from alpacafarm_env.benchmarks.recorded_surrogate_models import (
+    BASELINE,
+    CHOSEN,
+    Surrogate,
+    find_surrogate,
+    informativeness,
+    score,
+)
+from alpacafarm_env.benchmarks.recorded_surrogate_summary import (
+    JUDGE,
+    LONGEST,
+    accuracy_rows,
+    auc,
+    best_of_n_rows,
+    two_way_error,
+)
+from alpacafarm_env.data import load_dataset
+from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.errors import DataError, UnknownNameError
+from alpacafarm_env.seeding import keyed_rng
+
+M, N = 10, 60
+GOOD = "splendid answer"
+
+
+def world(seed=0, rate=lambda m: 0.3 + 0.07 * m):
+    """Models write filler of random length; the judge prefers whoever writes the good words, whatever the length."""
+    rng = keyed_rng(seed, "world")
+    good = rng.random((M, N)) < np.array([rate(m) for m in range(M)])[:, None]
+    outputs = tuple(
+        tuple("filler word " * int(rng.integers(1, 12)) + (GOOD if good[m, i] else "plain reply") for i in range(N))
+        for m in range(M)
+    )
+    return Judged(
+        tuple(f"model-{m}" for m in range(M)),
+        tuple(f"Question number {i}?" for i in range(N)),
+        tuple("some reference text here" for _ in range(N)),
+        outputs,
+        good.astype(np.float64),
+    )
+
+
+@pytest.fixture(scope="module")
+def planted():
+    judged = world()
+    return judged, Features(judged)
+
+
+@pytest.mark.parametrize("folds", [2, 5])
+def test_no_test_model_or_instruction_is_ever_trained_on(planted, folds):
+    judged, _ = planted
+    for protocol in (*PROTOCOLS, *POOLS):
+        tested = np.zeros((M, N), dtype=int)
+        for part in parts(judged, protocol, folds):
+            assert part.train.any()
+            assert part.test.any()
+            assert not (part.train.any(axis=1) & part.test.any(axis=1)).any(), "a model in both"
+            if protocol != "models":
+                assert not (part.train.any(axis=0) & part.test.any(axis=0)).any(), "an instruction in both"
+            tested += part.test
+        wanted = judged.members(protocol)[:, None] if protocol in POOLS else np.ones((M, 1))
+        assert (tested == wanted).all(), "each pair once"
+
+
+def test_the_diagonal_tests_one_fold_in_each_row_and_column(planted):
+    judged, _ = planted
+    tested = sum(part.test.astype(int) for part in parts(judged, "disjoint", 5, diagonal=True))
+    assert tested.max() == 1
+    assert tested.sum() == M * N / 5
+    assert (tested.sum(axis=1) > 0).all()
+
+
+def remember(features, rows, labels, weights):
+    """Knows the usual verdict on each instruction it saw, and reads nothing."""
+    count = len(features.judged.instructions)
+    wins = np.bincount(rows % count, labels - 0.5, minlength=count)
+    return lambda test: wins[test % count] + 1e-9
+
+
+def test_memory_of_instructions_helps_only_the_protocol_that_shares_them():
+    hard = keyed_rng(3, "hard").random(N) < 0.5
+    judged = world()
+    judged = Judged(judged.models, judged.instructions, judged.references, judged.outputs, np.tile(hard, (M, 1)) * 1.0)
+    memory = Surrogate("memory", "memory", remember)
+    verdicts = {}
+    for protocol in PROTOCOLS:
+        found = score(judged, Features(judged), memory, protocol, 5)
+        verdicts[protocol] = ((found > 0) == hard).mean()
+    assert verdicts["models"] == 1
+    assert verdicts["disjoint"] == pytest.approx(hard.mean())  # the twin remembers nothing there: it says one thing
+
+
+@pytest.mark.parametrize("name", ["trees", "linear", "words", "characters", "bag"])
+def test_surrogates_find_what_the_judge_likes_and_the_baselines_do_not(planted, name, monkeypatch):
+    monkeypatch.setitem(recorded_surrogate_networks.EPOCHS, "bag", 40)  # an epoch is five steps here
+    judged, features = planted
+    right = {}
+    for surrogate in (name, BASELINE, "longer"):
+        found = score(judged, features, find_surrogate(surrogate), "disjoint", 2)
+        tested = ~np.isnan(found)
+        right[surrogate] = ((found > 0) == (judged.credits == 1))[tested].mean()
+    assert right[name] > 0.9
+    assert right["longer"] < 0.7
+    assert right[BASELINE] < 0.8
+
+
+@pytest.mark.parametrize("encoder", ["bag", "transformer"])
+def test_networks_learn_alike_twice(planted, encoder, monkeypatch):
+    judged, features = planted
+    monkeypatch.setitem(recorded_surrogate_networks.EPOCHS, encoder, 1)
+    monkeypatch.setitem(recorded_surrogate_networks.LENGTHS, encoder, 24)
+    rows = np.flatnonzero(judged.decisive)
+    first, second = (
+        recorded_surrogate_networks.train(encoder, features, rows, judged.credits.ravel()[rows], np.ones(len(rows)))
+        for _ in range(2)
+    )
+    assert np.isfinite(first(rows)).all()
+    assert (first(rows) == second(rows)).all()
+    assert len(np.unique(first(rows))) > 10
+
+
+def test_identical_texts_have_no_difference_and_known_measures():
+    judged = world()
+    same = Judged(judged.models, judged.instructions, judged.references, (judged.references,) * M, judged.credits)
+    assert (Features(same).dense[:, : len(MEASURES)] == 0).all()
+    assert (Features(same).length_and_list == 0).all()
+    assert Features(same).words.nnz == 0 or np.abs(Features(same).words.data).max() == 0
+    found = dict(zip(MEASURES, measures("Name three colours", "I'm sorry, I can't: red\n- red blue 42"), strict=True))
+    assert found["refusal"] == found["refusal at the start"] == found["has a list"] == 1
+    assert found["log list items"] == pytest.approx(np.log(2))
+    assert found["instruction's words used"] == 0
+    assert found["digits"] == pytest.approx(2 / 37)
+    assert all(np.isfinite(measures("", ""))), "an empty response has measures"
+
+
+def test_a_model_that_always_wins_weighs_nothing():
+    judged = world()
+    credits = judged.credits.copy()
+    credits[0], credits[1] = 1, np.arange(N) % 2
+    judged = Judged(judged.models, judged.instructions, judged.references, judged.outputs, credits)
+    weights = informativeness(judged, judged.decisive)
+    assert len(weights) == M * N
+    assert (weights[:N] == 0).all()
+    assert (weights[N : 2 * N] == 1).all()
+
+
+def test_auc_counts_ties_half_and_agrees_with_the_library():
+    from sklearn.metrics import roc_auc_score
+
+    assert auc(np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])) == pytest.approx(0.75)
+    assert np.isnan(auc(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
+    rng = keyed_rng(0, "auc")
+    scores, labels, weights = rng.integers(0, 9, 200) * 1.0, rng.integers(0, 2, 200) * 1.0, rng.random(200)
+    assert auc(scores, labels, weights) == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights))
+
+
+def test_the_error_counts_models_and_instructions_as_clusters():
+    each = np.array([0.1, 0.4, 0.3, 0.9])
+    tested = np.ones((4, 50), dtype=bool)
+    by_model = np.tile(each[:, None], (1, 50))
+    assert two_way_error(by_model, tested) == pytest.approx(each.std(ddof=1) / 2)
+    # All models alike: the models alone would say 0, yet there are 50 instructions.
+    values = keyed_rng(0, "rows").random(50)
+    shared = np.tile(values, (4, 1))
+    assert two_way_error(shared, tested) == pytest.approx(values.std() / np.sqrt(50) * np.sqrt(3 / 4), rel=0.2)
+    assert np.isnan(two_way_error(shared[:1], tested[:1]))
+
+
+def test_best_of_n_equals_the_mean_over_all_subsets():
+    judged = world(rate=lambda m: 0.5)
+    credits = judged.credits.copy()
+    credits[2, 5] = np.nan  # an instruction where one candidate has no verdict is left out
+    judged = Judged(judged.models, judged.instructions, judged.references, judged.outputs, credits)
+    reward = keyed_rng(1, "reward").random((M, N))
+    scores = {(pool, name): reward for pool in POOLS for name in (CHOSEN, BASELINE)}
+    rows = {(r["pool"], r["chooser"], r["n"]): r for r in best_of_n_rows(judged, scores)}
+    members = np.flatnonzero(judged.near)
+    kept = [i for i in range(N) if not np.isnan(credits[members, i]).any()]
+    assert len(kept) == (N - 1 if 2 in members else N)
+    length = np.array([[len(text) for text in row] for row in judged.outputs])
+    for n in (1, 2, 3, len(members)):
+        for chooser, by in ((CHOSEN, reward), (JUDGE, credits)):
+            picks = [credits[max(group, key=lambda m: by[m, i]), i] for i in kept for group in combinations(members, n)]
+            row = rows["near_reference", chooser, n]
+            assert row["win_rate"] == pytest.approx(100 * np.mean(picks))
+            assert row["num_instructions"] == len(kept)
+        longest = [max(length[list(group), i]) for i in kept for group in combinations(members, n)]
+        assert rows["near_reference", LONGEST, n]["length"] == pytest.approx(np.mean(longest))
+    judge = [rows["near_reference", JUDGE, n]["win_rate"] for n in range(1, len(members) + 1)]
+    assert judge == sorted(judge)
+    assert {row["over_longest"] for key, row in rows.items() if key[1] == LONGEST} == {0}
+
+
+def test_each_surrogate_stands_beside_the_strongest_baseline_on_its_own_pairs():
+    judged = world()
+    truth = np.where(judged.credits == 1, 1.0, -1.0)
+    half = truth.copy()
+    half[:, ::2] *= -1
+    some = truth.copy()
+    some[:, 20:] = np.nan
+    scores = {("disjoint", "longer"): -truth, ("disjoint", "majority"): half, ("disjoint", "trees"): some}
+    rows = {(row["surrogate"], row["group"]): row for row in accuracy_rows(judged, scores)}
+    row = rows["trees", "all"]
+    assert (row["beside"], row["num_pairs"], row["models_ahead"]) == ("majority", 20 * M, M)
+    assert (row["accuracy"], row["auc"], row["difference"]) == (1, 1, pytest.approx(0.5))
+    assert rows["majority", "all"]["beside"] is None
+    assert rows["longer", "all"]["difference"] == pytest.approx(-0.5)
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, planted):
+    judged, _ = planted
+    path = tmp_path_factory.mktemp("recorded") / "data"
+    asked = [{"index": i, "instruction": text, "input": ""} for i, text in enumerate(judged.instructions)]
+    write_lines(path / "eval_instructions.jsonl.gz", asked)
+    texts = {"ref": judged.references, **dict(zip(judged.models, judged.outputs, strict=True))}
+    for name, column in texts.items():
+        rows = [{**row, "output": text, "generator": name} for row, text in zip(asked, column, strict=True)]
+        file = path / "davinci003.jsonl.gz" if name == "ref" else path / "outputs" / f"outputs_{name}.jsonl.gz"
+        write_lines(file, rows)
+    credits = zip(judged.models, judged.credits.tolist(), strict=True)
+    verdicts = [{"index": i, "generator": m, "preference": c} for m, row in credits for i, c in enumerate(row)]
+    write_lines(path / "preferences_my_judge.jsonl.gz", verdicts)
+    digest = reference_digest(judged.instructions, judged.references)
+    (path / "recorded.json").write_text(json.dumps({"reference_sha256": digest}))
+    return path
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
+    args = ["--data", str(folder), "--quick", "--surrogates", "trees", "--out", str(tmp_path / "out")]
+    assert main(args) == 0
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    table = {(row["protocol"], row["group"], row["surrogate"]): row for row in rows_of(out / "table.csv")}
+    best = table["disjoint", "near_reference", "trees"]
+    assert float(best["accuracy"]) > 0.9
+    assert float(best["z"]) > 2
+    assert f"{float(best['accuracy']):.1%} and AUC {float(best['auc']):.3f}" in printed
+    assert "1 of 1 surrogates tried are better" in printed
+    models = [
+        row for row in rows_of(out / "models.csv") if (row["protocol"], row["surrogate"]) == ("disjoint", "trees")
+    ]
+    near = [float(row["accuracy"]) for row in models if row["near_reference"] == "True"]
+    assert np.mean(near) == pytest.approx(float(best["accuracy"]))
+    drawn = rows_of(out / "best_of_n.csv")
+    assert {row["chooser"] for row in drawn} == {CHOSEN, BASELINE, LONGEST, JUDGE}
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("accuracy.png", "best_of_n.png"))
+    page = (out / "report.html").read_text(encoding="utf-8")
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["complete"]
+    assert manifest["facts"]["judge"] == "my_judge"
+    assert all(sentence.split("'")[0] in page for sentence in manifest["facts"]["findings"])
+    before = (out / "scores" / "disjoint-trees.npy").stat().st_mtime_ns, (out / "table.csv").read_bytes()
+    assert main(args) == 0
+    assert ((out / "scores" / "disjoint-trees.npy").stat().st_mtime_ns, (out / "table.csv").read_bytes()) == before
+    (out / "scores" / "disjoint-trees.npy").write_bytes(b"cut")
+    assert main(args) == 2
+    assert "expected the scores of a finished cell" in capsys.readouterr().err
+
+
+def test_bad_calls_say_what_to_do(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
+    assert main(["--out", str(tmp_path / "a")]) == 2
+    assert "ALPACAFARM_DATA" in capsys.readouterr().err
+    assert main(["--data", str(folder), "--surrogates", "tree", "--out", str(tmp_path / "b")]) == 2
+    assert "trees" in capsys.readouterr().err
+    with pytest.raises(UnknownNameError):
+        find_surrogate("forest")
+    judged = world()
+    with pytest.raises(DataError, match="4 or more models"):
+        Judged(judged.models[:3], judged.instructions, judged.references, judged.outputs[:3], judged.credits[:3])
+
+
+def test_without_the_library_the_command_says_what_to_install(folder, tmp_path, capsys, monkeypatch):
+    from alpacafarm_env.benchmarks import recorded_surrogate
+
+    finder = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(recorded_surrogate, "importlib", finder)
+    assert main(["--data", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "alpacafarm-env[recorded]" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded verdicts"
+)
+def test_the_published_verdicts_and_what_length_alone_says_of_them():
+    judged = Judged.of(load_dataset(os.environ["ALPACAFARM_DATA"]))
+    assert judged.credits.shape == (39, 805)
+    assert judged.decisive.sum() == 31_395 - 52 - 186
+    assert judged.near.sum() == 8
+    scores = {}
+    for name in ("majority", "longer", BASELINE):
+        scores["disjoint", name] = score(judged, Features(judged), find_surrogate(name), "disjoint", 5)
+    rows = {row["surrogate"]: row for row in accuracy_rows(judged, scores) if row["group"] == "near_reference"}
+    # Counted independently; another selection of eight models was published with 67.1 and 69.2 %.
+    assert rows["longer"]["accuracy"] == pytest.approx(0.675, abs=0.001)
+    assert rows[BASELINE]["accuracy"] == pytest.approx(0.697, abs=0.005)
+    assert rows[BASELINE]["auc"] == pytest.approx(0.752, abs=0.01)
