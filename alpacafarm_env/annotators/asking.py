@@ -20,7 +20,7 @@ from ..api import ledger_sql as sql
 from ..api.client import Client
 from ..api.replies import read_reply
 from ..api.requests import Request
-from ..errors import APIError, ContentRefusedError, ReplayMissError, TransientAPIError, UnparsableVerdictError
+from ..errors import ContentRefusedError, InvalidReplyError, ReplayMissError, TransientAPIError, UnparsableVerdictError
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from .config import AnnotatorConfig, ModelConfig, Prompt
@@ -229,7 +229,7 @@ class Asking:
                 reply = read_reply(served.model.kind, stored.raw)
                 score = parse(served.prompt.format, reply, stored.size)[stored.position]
                 self._settle([key], [Answer(score)])
-            except (UnparsableVerdictError, APIError) as error:
+            except (UnparsableVerdictError, InvalidReplyError) as error:
                 if stored.size == 1 and stored.tries >= MAX_TRIES:
                     self._settle([key], [Answer(reason=_unparsable(error))])
                 else:

@@ -13,7 +13,7 @@ from . import ledger_sql as sql
 from .endpoint import Endpoint
 from .failures import Failure
 from .ledger import Ledger
-from .prices import Prices, believable, doubts
+from .prices import Prices
 from .replies import Reply, raw_usage, told_usage
 from .requests import Request
 
@@ -69,7 +69,7 @@ class Booking:
             LedgerError: The ledger gives no leave.
         """
         request = job.request
-        job.reserve_usd = self._prices.upper_bound(request.model, request.body) if self._prices else None
+        job.reserve_usd = self._prices.upper_bound(request.model, request.bounds) if self._prices else None
         if self._ledger is None:
             return 0
         future = self._ledger.do(
@@ -94,7 +94,7 @@ class Booking:
     def answered(self, job: Job, attempt_id: int, raw: str, reply: Reply) -> Future[Any] | None:
         """Hand in the row of an attempt that brought an answer."""
         request = job.request
-        usage = believable(request.body, (reply.prompt_tokens, reply.completion_tokens))
+        usage = request.bounds.believable((reply.prompt_tokens, reply.completion_tokens))
         cost = self._cost(job, usage, raw)
         job.cost_usd += _nan_for_none(cost)
         if self._ledger is None:
@@ -118,9 +118,10 @@ class Booking:
         if self._prices is None:
             return None
         request = job.request
-        cost = self._prices.charge(request.model, request.body, usage)
-        if request.model not in self._doubted:
-            doubt = doubts(request.body, told_usage(raw))
+        cost = self._prices.charge(request.model, request.bounds, usage)
+        plain = None not in usage and (usage[0] or 0) >= request.bounds.fewest_prompt  # most are, and need no reading
+        if not plain and request.model not in self._doubted:
+            doubt = request.bounds.doubts(told_usage(raw))
             if doubt:
                 self._doubted.add(request.model)
                 charged = "nothing is charged, as it has no price" if cost is None else f"${cost:.6f} is charged"

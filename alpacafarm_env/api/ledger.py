@@ -33,7 +33,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
 from ..errors import LedgerError, ReplayMissError
@@ -43,7 +43,6 @@ from .process import identity
 
 __all__ = ["Ledger", "default_path", "shared_ledger"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 MAX_GROUP = 512
 """Operations committed together at most."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 from ..errors import PoolError
+from .tokens import TokenBounds, Usage
 
 SHIPPED = Path(__file__).with_name("prices.yaml")
 MAX_BYTES = 1 << 20
 MAX_USD_PER_MILLION = 1e6
-_BYTES_PER_TOKEN = 8
-"""Bytes of text that a token holds at most on average. English takes four to five, and Chinese three to six. Only runs
-of one character, such as blanks, take more; such a text is then charged too much, which no budget minds."""
 
 
 @dataclass(frozen=True)
@@ -80,91 +76,29 @@ class Prices:
         price = self.price(model)
         return None if price is None else price.of(prompt_tokens, completion_tokens)
 
-    def upper_bound(self, model: str, body: Mapping[str, Any]) -> float | None:
-        """The most a request can cost, in US dollars.
+    def upper_bound(self, model: str, bounds: TokenBounds) -> float | None:
+        """The most a request can cost, in US dollars; None: no price is known, or the request sets no limit."""
+        price = self.price(model)
+        if price is None or bounds.most_completion is None:
+            return None
+        return price.of(bounds.most_prompt, bounds.most_completion)
 
-        A token is at least one byte, so the body's size in UTF-8 bounds the prompt; the body's own limit bounds the
-        completions.
-
-        Returns:
-            The bound; None: no price is known, or the body sets no limit to the completion.
-        """
-        price, bounds = self.price(model), token_bounds(body)
-        return None if price is None or bounds is None else price.of(*bounds)
-
-    def charge(self, model: str, body: Mapping[str, Any], usage: tuple[int | None, int | None]) -> float | None:
+    def charge(self, model: str, bounds: TokenBounds, usage: Usage) -> float | None:
         """What to charge for a request that was answered.
 
         Args:
             model: The model's name.
-            body: The request.
+            bounds: What the request can have taken.
             usage: (prompt tokens, completion tokens) as the server reported them; None where it did not.
 
         Returns:
-            The cost of the usage if it is believable, that is within the request's bounds; else the upper bound. A
-            prompt is charged as `fewest_prompt_tokens` at least, whatever was reported. None as in `upper_bound`; a
-            request without a limit is charged what was reported.
+            The cost of the usage if it can be; else the upper bound. A prompt is charged as `fewest_prompt` at least,
+            whatever was reported. None as in `upper_bound`; a request without a limit is charged what was reported.
         """
-        prompt, completion = believable(body, usage)
+        prompt, completion = bounds.believable(usage)
         if prompt is None or completion is None:
-            return self.upper_bound(model, body)
-        return self.cost(model, max(prompt, fewest_prompt_tokens(body)), completion)
-
-
-def believable(body: Mapping[str, Any], usage: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
-    """The tokens that a server reported, None for each count that the request cannot have taken."""
-    bounds = token_bounds(body) or (math.inf, math.inf)
-    prompt, completion = usage
-    return (
-        prompt if _within(prompt, 1, bounds[0]) else None,
-        completion if _within(completion, 0, bounds[1]) else None,
-    )
-
-
-def doubts(body: Mapping[str, Any], reported: tuple[object, object]) -> str:
-    """What cannot be in a reported usage, with both numbers; "" where all of it can, or nothing was reported.
-
-    Args:
-        body: The request.
-        reported: (prompt tokens, completion tokens) as they stand in the reply, of whatever type.
-    """
-    most = token_bounds(body) or (math.inf, math.inf)
-    bounds = {"prompt": (max(1, fewest_prompt_tokens(body)), most[0]), "completion": (0, most[1])}
-    return ", ".join(
-        f"{str(count)[:40]} {name} tokens where {least:,} to {limit:,} can be"
-        for (name, (least, limit)), count in zip(bounds.items(), reported, strict=True)
-        if count is not None and not _within(count, least, limit)
-    )
-
-
-def fewest_prompt_tokens(body: Mapping[str, Any]) -> int:
-    """The fewest tokens that the texts of a request take: one for `_BYTES_PER_TOKEN` bytes."""
-    prompt = body.get("prompt")
-    texts = [message.get("content") for message in body.get("messages") or () if isinstance(message, dict)]
-    texts += prompt if isinstance(prompt, list) else [prompt]
-    parts = [part.get("text") for text in texts if isinstance(text, list) for part in text if isinstance(part, dict)]
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in [*texts, *parts] if isinstance(text, str))
-    return size // _BYTES_PER_TOKEN
-
-
-def token_bounds(body: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The most tokens a request can take: (prompt, completion); None if it sets no limit to the completion."""
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
-    if not limits or not all(_within(limit, 0, math.inf) for limit in limits):
-        return None
-    prompts = body.get("prompt")
-    several = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
-    choices = max(_count(body.get("n")), _count(body.get("best_of")))
-    text = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return len(text), max(limits) * choices * several
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 1 else 1
-
-
-def _within(value: object, least: float, most: float) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+            return self.upper_bound(model, bounds)
+        return self.cost(model, max(prompt, bounds.fewest_prompt), completion)
 
 
 def _read(path: Path) -> dict[Any, Any]:

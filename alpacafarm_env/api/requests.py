@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from .tokens import TokenBounds
+
 Kind = Literal["chat", "completion"]
 
 
@@ -31,6 +33,11 @@ class Request:
     def key(self) -> str:
         """SHA-256 of all of it, in hexadecimal: a request that differs in anything has another key."""
         return content_key({"base_url": self.base_url, "kind": self.kind, "body": self.body, "sample": self.sample})
+
+    @cached_property
+    def bounds(self) -> TokenBounds:
+        """The fewest and the most tokens it can take."""
+        return TokenBounds.of(self.body)
 
     @property
     def model(self) -> str:

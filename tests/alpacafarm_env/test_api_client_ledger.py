@@ -93,7 +93,7 @@ def test_every_attempt_has_a_row(ledger, fault):
 def test_absurd_usage_is_charged_within_the_bound(ledger):
     with WireServer(lambda seen, number: ok(usage=(-5, 10**12))) as server:
         answer = ask_one(server, ledger, prices=PRICES)
-        assert answer.cost_usd == PRICES.upper_bound("m-1", chat(server.url).body)
+        assert answer.cost_usd == PRICES.upper_bound("m-1", chat(server.url).bounds)
     assert answer.reply.prompt_tokens is None
 
 

@@ -6,11 +6,13 @@ import math
 import pytest
 import yaml
 
-from alpacafarm_env.api.prices import SHIPPED, Prices, doubts, fewest_prompt_tokens, token_bounds
+from alpacafarm_env.api.prices import SHIPPED, Prices
+from alpacafarm_env.api.tokens import TokenBounds
 from alpacafarm_env.errors import PoolError
 
 BODY = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "日本 “now” 🙂" * 50}], "max_tokens": 100}
 BYTES = len(json.dumps(BODY, ensure_ascii=False).encode())
+BOUNDS = TokenBounds.of(BODY)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +41,11 @@ def test_costs_by_hand(prices):
 
 
 def test_the_upper_bound_is_bytes_and_the_bodys_limit(prices):
-    assert token_bounds(BODY) == (BYTES, 100)
-    assert prices.upper_bound("gpt-4.1", BODY) == pytest.approx((BYTES * 2 + 100 * 8) / 1e6)
-    assert prices.upper_bound("unheard-of", BODY) is None
+    assert (BOUNDS.most_prompt, BOUNDS.most_completion) == (BYTES, 100)
+    assert prices.upper_bound("gpt-4.1", BOUNDS) == pytest.approx((BYTES * 2 + 100 * 8) / 1e6)
+    assert prices.upper_bound("unheard-of", BOUNDS) is None
     lone = {**BODY, "messages": [{"role": "user", "content": "\ud800"}]}
-    assert prices.upper_bound("gpt-4.1", lone) > 0
+    assert prices.upper_bound("gpt-4.1", TokenBounds.of(lone)) > 0
 
 
 @pytest.mark.parametrize(
@@ -59,15 +61,15 @@ def test_the_upper_bound_is_bytes_and_the_bodys_limit(prices):
     ],
 )
 def test_limits_that_multiply(change, completion):
-    assert token_bounds({**BODY, **change})[1] == completion
+    assert TokenBounds.of({**BODY, **change}).most_completion == completion
 
 
 @pytest.mark.parametrize("limit", [None, -1, "100", 1.5, True])
 def test_a_body_without_a_believable_limit_has_no_bound(prices, limit):
-    body = {**BODY, "max_tokens": limit}
-    assert prices.upper_bound("gpt-4.1", body) is None
-    assert prices.charge("gpt-4.1", body, (None, None)) is None
-    assert prices.charge("gpt-4.1", body, (150, 10)) == pytest.approx(380 / 1e6)
+    bounds = TokenBounds.of({**BODY, "max_tokens": limit})
+    assert prices.upper_bound("gpt-4.1", bounds) is None
+    assert prices.charge("gpt-4.1", bounds, (None, None)) is None
+    assert prices.charge("gpt-4.1", bounds, (150, 10)) == pytest.approx(380 / 1e6)
 
 
 SNAPSHOTS = [
@@ -102,20 +104,21 @@ FEWEST = len("日本 “now” 🙂".encode()) * 50 // 8
 def check_floor(prices):
     assert FEWEST > 100
     for told in (1, 10, FEWEST - 1, FEWEST):
-        assert prices.charge("gpt-4.1", BODY, (told, 5)) == pytest.approx((FEWEST * 2 + 5 * 8) / 1e6)
+        assert prices.charge("gpt-4.1", BOUNDS, (told, 5)) == pytest.approx((FEWEST * 2 + 5 * 8) / 1e6)
 
 
 def test_a_prompt_is_charged_by_its_bytes_at_least(prices):
     check_floor(prices)
     for body in ({"prompt": "x" * 80}, {"prompt": ["x" * 40] * 2}, {"prompt": list(range(80))}, {}):
-        assert fewest_prompt_tokens(body) == (10 if "x" in str(body) else 0)
+        assert TokenBounds.of(body).fewest_prompt == (10 if "x" in str(body) else 1)
     parts = [{"type": "text", "text": "x" * 80}, {"type": "image_url", "image_url": {"url": "y" * 800}}]
-    assert fewest_prompt_tokens({"messages": [{"role": "user", "content": parts}, {"role": "tool"}]}) == 10
+    messages = [{"role": "user", "content": parts}, {"role": "tool"}]
+    assert TokenBounds.of({"messages": messages}).fewest_prompt == 10
 
 
 def test_a_twin_that_believes_the_server_is_told_to_charge_nothing():
     class Believing(Prices):
-        def charge(self, model, body, usage):
+        def charge(self, model, bounds, usage):
             return self.cost(model, *usage)
 
     with pytest.raises(AssertionError):
@@ -123,22 +126,22 @@ def test_a_twin_that_believes_the_server_is_told_to_charge_nothing():
 
 
 def test_doubts_name_both_numbers():
-    assert doubts(BODY, (FEWEST, 100)) == doubts(BODY, (None, None)) == ""
-    assert doubts(BODY, (3, 5)) == f"3 prompt tokens where {FEWEST} to {BYTES:,} can be"
-    assert doubts(BODY, (-7, 10**12)) == (
+    assert BOUNDS.doubts((FEWEST, 100)) == BOUNDS.doubts((None, None)) == ""
+    assert BOUNDS.doubts((3, 5)) == f"3 prompt tokens where {FEWEST} to {BYTES:,} can be"
+    assert BOUNDS.doubts((-7, 10**12)) == (
         f"-7 prompt tokens where {FEWEST} to {BYTES:,} can be, 1000000000000 completion tokens where 0 to 100 can be"
     )
 
 
 @pytest.mark.parametrize("usage", [(FEWEST, 5), (BYTES, 0), (BYTES, 100)])
 def test_believable_usage_is_charged(prices, usage):
-    assert prices.charge("gpt-4.1", BODY, usage) == pytest.approx((usage[0] * 2 + usage[1] * 8) / 1e6)
-    assert prices.charge("unheard-of", BODY, usage) is None
+    assert prices.charge("gpt-4.1", BOUNDS, usage) == pytest.approx((usage[0] * 2 + usage[1] * 8) / 1e6)
+    assert prices.charge("unheard-of", BOUNDS, usage) is None
 
 
 def check_charge(prices, usage):
-    charge = prices.charge("gpt-4.1", BODY, usage)
-    assert charge == prices.upper_bound("gpt-4.1", BODY)
+    charge = prices.charge("gpt-4.1", BOUNDS, usage)
+    assert charge == prices.upper_bound("gpt-4.1", BOUNDS)
 
 
 LIES = [
@@ -154,7 +157,7 @@ def test_usage_that_cannot_be_is_charged_at_the_bound(prices, usage):
 
 def test_a_twin_that_believes_every_usage_fails():
     class Believing(Prices):
-        def charge(self, model, body, usage):
+        def charge(self, model, bounds, usage):
             return self.cost(model, *usage)
 
     believing = Believing.load()
