@@ -7,8 +7,6 @@ those of all its calls.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -25,7 +23,8 @@ from ..instructions import Instruction
 from .evaluation import Evaluation, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
-from .parallel import News, Tell
+from .own_modules import source_mark
+from .parallel import News, Tell, quiet
 from .study import Row
 
 ANSWERED_AT_ONCE = 161
@@ -99,7 +98,7 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     """
     from accelerate import PartialState
 
-    _quiet()
+    quiet()
     tell(News(plan.cell, 0))
     method, job = find_method(plan.method), plan.job()
     for folder in (job.folder / "answers", plan.evaluation_file.parent):
@@ -238,7 +237,7 @@ def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
     from ..agents import RewardModelingConfig
     from .reward_models import fit
 
-    _quiet()
+    quiet()
     job = Job(seed=plan.seed, folder=plan.out / "runs" / file_name(plan.cell), feedback=plan.feedback, quick=plan.quick)
     job.folder.mkdir(parents=True, exist_ok=True)
     spent = Spent(job.folder)
@@ -312,27 +311,9 @@ def fingerprint(model: str) -> str:
     return " ".join(digests) or model
 
 
-def source_mark(spec: str) -> str:
-    """Marks a method of one's own by a hash of its source: edited, it is another method. Nothing for ours."""
-    if ":" not in spec:
-        return ""
-    file = inspect.getsourcefile(importlib.import_module(spec.partition(":")[0]))
-    content = Path(file).read_bytes() if file else spec.encode()
-    return f" ({hashlib.sha256(content).hexdigest()[:8]})"
-
-
 def file_name(cell: str) -> str:
     """A cell's name as that of a file or folder."""
     return quote(cell, safe=" =,+()")
-
-
-def _quiet() -> None:
-    """One torch thread a process on a CPU, and no bar for every model file that is read or written."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    torch.set_num_threads(1)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _tokens(folder: Path) -> int:

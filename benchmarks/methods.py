@@ -5,7 +5,6 @@ A method of one's own is a `Method` in any importable module, named on the comma
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,6 +23,7 @@ from ..oracles.registry import make_oracle
 from ..sandbox import writers
 from ..sandbox.dataset import Sandbox
 from ..seeding import keyed_rng
+from .own_modules import find_attribute
 
 if TYPE_CHECKING:
     from ..agents import LanguageModel
@@ -370,12 +370,7 @@ def find_method(name: str) -> Method:
         if name not in by_name:
             raise did_you_mean("method", name, by_name)
         return by_name[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module of one's own can fail in any way
-        why = f"{type(error).__name__}: {error}"
-        raise UnknownNameError(f"Method {name!r}: expected module:attribute that can be imported, got {why}") from error
+    found = find_attribute("Method", name)
     if not isinstance(found, Method):
         raise UnknownNameError(f"Method {name!r}: expected a Method, got {type(found).__name__}")
     return found

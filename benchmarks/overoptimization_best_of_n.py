@@ -11,10 +11,10 @@ from ..agents import best_of_k, best_of_n_kl
 from .evaluation import SCORES, WIN_RATES
 from .method_runs import check_settings
 from .overoptimization_plans import BestOfNPlan, SamplesPlan
-from .overoptimization_runs import ask, describe, known_mean, make_row, quiet, write_evaluation
+from .overoptimization_runs import ask, describe, known_mean, make_row, write_evaluation
 from .overoptimization_samples import StoredSamples, read_samples
 from .overoptimization_treatments import DISAGREEMENT
-from .parallel import News, Tell
+from .parallel import News, Tell, quiet
 from .study import Row
 
 

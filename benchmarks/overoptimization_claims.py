@@ -20,8 +20,8 @@ from .overoptimization_fits import FORMS, Array, change_after, drop, gain_at, re
 from .overoptimization_results import Results, errors_text, fit_text, gold_text, seeds_text, story
 from .overoptimization_trends import trend
 
-NOISY, CLEAN, PLAIN = "ann", "gpt4", "none"
-"""p_sim^ann (25 % flips), p_sim^GPT-4 and p_sim^eval (no added noise)."""
+NOISY, CLEAN = "ann", "gpt4"
+"""p_sim^ann (25 % flips) and p_sim^GPT-4 (no added noise)."""
 FLIPS = ("none", "flip_175", "ann", "flip_35")
 """Treatments that differ in the share of flipped labels only."""
 CONSERVATIVE = ("wco_3", "uwo_3")

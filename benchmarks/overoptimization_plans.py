@@ -12,8 +12,9 @@ from ..errors import DataError
 from ..instructions import Instruction
 from ..seeding import keyed_rng
 from .evaluation import subset
-from .method_runs import file_name, fingerprint, source_mark
+from .method_runs import file_name, fingerprint
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
+from .own_modules import source_mark
 from .reward_models import LAST_FILE
 
 Kind = Literal["ppo", "best_of_n"]

@@ -22,8 +22,8 @@ from ..oracles.base import RewardOracle
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
 from .overoptimization_plans import PPOPlan, Sizes
-from .overoptimization_runs import assess, describe, make_row, quiet, read_evaluation, write_evaluation
-from .parallel import News, Tell
+from .overoptimization_runs import assess, describe, make_row, read_evaluation, write_evaluation
+from .parallel import News, Tell, quiet
 from .study import Row
 from .win_rate_runs import answer
 

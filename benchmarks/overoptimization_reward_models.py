@@ -15,8 +15,7 @@ from ..sandbox.dataset import Sandbox, label
 from .fresh_pairs import MAX_RESPONSE_TOKENS, fresh_pairs
 from .method_runs import check_settings, file_name
 from .overoptimization_plans import RewardModelPlan
-from .overoptimization_runs import quiet
-from .parallel import News, Tell
+from .parallel import News, Tell, quiet
 from .reward_model_accuracy import hits, predicted, reliability
 from .reward_models import fit, sample
 from .study import Row

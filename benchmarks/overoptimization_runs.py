@@ -117,14 +117,5 @@ def describe(cell: str, rows: Sequence[Row]) -> str:
     return f"{cell}: {gold}; proxy {_shown(first['proxy'])} to {_shown(last['proxy'])}; KL {_shown(last['kl'])}"
 
 
-def quiet() -> None:
-    """One torch thread a process, and no bar for every model file that is read or written."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    torch.set_num_threads(1)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
 def _shown(value: float | None) -> str:
     return "unknown" if value is None or value != value else f"{value:.2f}"

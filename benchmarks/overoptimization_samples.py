@@ -24,8 +24,7 @@ from .evaluation import evaluate, judges_of
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
 from .overoptimization_plans import SamplesPlan
-from .overoptimization_runs import quiet
-from .parallel import News, Tell
+from .parallel import News, Tell, quiet
 from .study import Row
 
 JUDGED = ("gold", "win_rate_simulated", "win_rate_human")

@@ -6,7 +6,6 @@ A treatment is data; everything else of the study is held fixed. One of your own
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -24,6 +23,7 @@ from ..instructions import Instruction
 from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
 from ..oracles.judges import Flip
 from ..oracles.registry import make_oracle
+from .own_modules import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
 DISAGREEMENT: Final = "disagreement"
@@ -217,14 +217,7 @@ def find_treatment(name: str) -> Treatment:
         if name not in by_name:
             raise did_you_mean("treatment", name, by_name)
         return by_name[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module of one's own can fail in any way
-        why = f"{type(error).__name__}: {error}"
-        raise UnknownNameError(
-            f"Treatment {name!r}: expected module:attribute that can be imported, got {why}"
-        ) from error
+    found, attribute = find_attribute("Treatment", name), name.partition(":")[2]
     if isinstance(found, Treatment):
         return found
     # A class has its instances' attributes too, but is no oracle.

@@ -29,6 +29,16 @@ _CLEAR = "\r\x1b[K"
 """Takes a terminal back to the start of its line and empties it."""
 
 
+def quiet() -> None:
+    """One torch thread in this process, and no bar for every model file that is read or written."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    torch.set_num_threads(1)
+    # Such bars would bury the progress report.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class News:
     """What a running cell tells: how many of its units of work are done, and perhaps a line worth reading."""

@@ -22,6 +22,7 @@ from ..data.files import write_atomic
 from ..errors import CheckpointError, DataError
 from ..sandbox import writers
 from .methods import StandIn
+from .parallel import quiet
 from .protocol_live import EVAL, Question
 from .study import Row
 
@@ -103,7 +104,7 @@ def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
     from ..agents import BestOfN, BestOfNConfig
     from ..oracles.registry import make_oracle
 
-    _quiet()
+    quiet()
     config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_TOKENS, batch_size=512)
     agent = BestOfN(
         _policy(sandbox.POLICY), make_oracle("surrogate", dataset=sandbox.SANDBOX), config=config, seed=seed
@@ -121,7 +122,7 @@ def answer_by_policy(folder: Path, asked: Mapping[str, Question], seed: int) -> 
     """A saved policy's answers at temperature 0.7."""
     from ..agents import PolicyActor
 
-    _quiet()
+    quiet()
     actor = PolicyActor(_policy(folder), seed=seed)
     return {which: list(actor.act(question.instructions)) for which, question in asked.items()}
 
@@ -190,14 +191,6 @@ def _policy(folder: Path) -> Any:
     from ..agents import LanguageModel
 
     return LanguageModel.from_pretrained(folder, max_response_tokens=MAX_TOKENS)
-
-
-def _quiet() -> None:
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    torch.set_num_threads(1)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from ..data import load_dataset
 from ..data.files import write_atomic
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
-from .parallel import News, Tell
+from .parallel import News, Tell, quiet
 from .study import Row
 from .win_rate_inputs import prompt_limit
 from .win_rate_summary import COLUMNS, number
@@ -120,12 +120,7 @@ class RunPlan:
 
 def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
     """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    torch.set_num_threads(1)
-    # A bar for every model file that is read or written would bury the progress report.
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    quiet()
     plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
     agent = make_agent(plan)
     judges = judges_of(load_dataset(plan.dataset), proxy=plan.proxy)
