@@ -6,20 +6,17 @@ would agree with people. The paper's figures stand beside a pool of the same str
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import sys
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from ..errors import AlpacaFarmError, DataError, PoolError, PriceError
+from ..api.endpoint import OPENAI_KEY, Endpoint, require_key_variable
+from ..errors import DataError, PoolError, PriceError
 from ..oracles.base import PreferenceOracle
 from .annotator_sandbox import Question, human_majority
 from .annotator_targets import COST, SPENT, complete, make_row, rows_of, targets_of
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from ..api.ledger import Ledger
 
 LEVEL: Final = "live"
-KEY_VARIABLE: Final = "OPENAI_API_KEY"
 OF_MEMBERS: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists", COST)
 """What is told of each annotator of a pool."""
 _NO_NOISE, _NOISE = 0.0, 0.25
@@ -47,7 +43,7 @@ class LivePool:
     model: str | None = None
     ledger: Path | None = None
     budget_usd: float | None = None
-    api_key_env: str = KEY_VARIABLE
+    api_key_env: str = OPENAI_KEY
     max_concurrency: int = 64
     allow_insecure: bool = False
 
@@ -58,28 +54,15 @@ class LivePool:
             AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a price that the budget
                 needs, or the ledger.
         """
-        from ..api.endpoint import Endpoint
         from ..api.ledger import Ledger
         from ..api.prices import Prices
 
         try:
-            endpoint = Endpoint(self.base_url, api_key_env=self.api_key_env, allow_insecure=True)
+            endpoint = Endpoint(self.base_url, api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
         except ValueError as error:
             raise PoolError(f"--base-url: {str(error).rstrip('.')}.") from error
-        if not self.allow_insecure:
-            try:
-                Endpoint(self.base_url)
-            except ValueError as error:  # what was refused is only that it is not encrypted
-                raise PoolError(
-                    f"--base-url: http:// to {endpoint.host}, so anybody on the way could read the key and the texts. "
-                    "Use https://, or --allow-insecure on a network that you trust."
-                ) from error
         self.digest()
-        if self.api_key_env != KEY_VARIABLE and not os.environ.get(self.api_key_env, "").strip():
-            raise AlpacaFarmError(
-                "--api-key-env: expected the name of an environment variable that holds a key, got one that is not "
-                "set. (Its name is not printed, in case it is the key itself.)"
-            )
+        require_key_variable(self.api_key_env, "--api-key-env")
         endpoint.key()
         prices = Prices.load()
         for model in self.played.values() if self.budget_usd is not None else ():
@@ -149,11 +132,7 @@ class LivePool:
     @property
     def host(self) -> str:
         """Where it is, without what else an address may hold."""
-        try:
-            parts = urlsplit(self.base_url)
-            return f"{parts.hostname}{f':{parts.port}' if parts.port else ''}"
-        except ValueError:
-            return "unreadable"
+        return Endpoint(self.base_url, allow_insecure=True).host
 
     def digest(self) -> str:
         """Hash of what changes the answers: address, annotators, what their prompts say, models, noise.
@@ -162,6 +141,7 @@ class LivePool:
             PoolError: A file of the pool, a prompt or the models is missing or not well written.
         """
         from ..annotators.config import load_prompt
+        from ..api.requests import content_key
 
         pool = self.config
         members = [
@@ -169,8 +149,7 @@ class LivePool:
             for member in pool.annotators
         ]
         models = {role: model.model_dump(mode="json") for role, model in self.played.items()}
-        content = json.dumps([self.base_url, self.pool, pool.stream, pool.flip, members, models], sort_keys=True)
-        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+        return content_key([self.base_url, self.pool, pool.stream, pool.flip, members, models])[:16]
 
     def rows(self, question: Question) -> list[Row]:
         """Asks for one seed's opinions; the rows of the pool, then of each annotator that gave any.

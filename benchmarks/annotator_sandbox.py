@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -59,6 +59,20 @@ class Question:
         """A seed's opinions."""
         return ask(pairs, judge_of, self.seeds(seed))
 
+    @cached_property
+    def humans(self) -> list[Array]:
+        """`human_majority` of each seed. Asked once: every judge is compared with them.
+
+        Raises:
+            DataError: The pairs are not of the sandbox's world.
+        """
+        return [human_majority(self.pairs, self.seeds(seed)) for seed in range(self.num_seeds)]
+
+    @cached_property
+    def human_rates(self) -> list[Array]:
+        """`win_rates` by the human raters, one array a seed."""
+        return [win_rates(partial(sandbox.judge, "human"), self, seed) for seed in range(self.num_seeds)]
+
 
 def load_pairs(data: Sandbox, num_pairs: int | None = None) -> Pairs:
     """The unequal ones of the stored preference pairs, all or `num_pairs` of them evenly spread."""
@@ -86,16 +100,14 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
     Raises:
         DataError: The pairs are not of the sandbox's world.
     """
-    humans = [human_majority(question.pairs, question.seeds(seed)) for seed in range(question.num_seeds)]
     if judge != SINGLE:
-        return _rows(judge, partial(sandbox.judge, judge), question, humans)
-    members = [_figures(SINGLE, partial(_alone, index), question, humans) for index in range(len(POOL))]
+        return _rows(judge, partial(sandbox.judge, judge), question)
+    members = [_figures(SINGLE, partial(_alone, index), question) for index in range(len(POOL))]
     mean = [
         {name: mean_known(np.array([member[seed][name] for member in members])) for name in members[0][seed]}
         for seed in range(question.num_seeds)
     ]
-    rates = human_win_rates(question)
-    ranks = [correlations(partial(_alone, index), question, rates) for index in range(len(POOL))]
+    ranks = [correlations(partial(_alone, index), question) for index in range(len(POOL))]
     rows = rows_of(SINGLE, mean, LEVEL, targets_of(SINGLE)) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
     for annotator, found, rank in zip(POOL, members, ranks, strict=True):
         rows += rows_of(annotator.name, found, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
@@ -119,32 +131,27 @@ def win_rates(judge_of: JudgeOf, question: Question, seed: int) -> Array:
     return np.append(credit.reshape(len(WRITERS), -1).mean(axis=1), 0.5)
 
 
-def human_win_rates(question: Question) -> list[Array]:
-    """`win_rates` by the human raters, one array a seed."""
-    return [win_rates(partial(sandbox.judge, "human"), question, seed) for seed in range(question.num_seeds)]
-
-
-def correlations(judge_of: JudgeOf, question: Question, human: Sequence[Array]) -> list[float]:
+def correlations(judge_of: JudgeOf, question: Question) -> list[float]:
     """Spearman's correlation of the judge's win rates with the humans', one a seed; NaN where all are equal."""
     found = []
-    for seed, wanted in enumerate(human):
+    for seed, wanted in enumerate(question.human_rates):
         judged = win_rates(judge_of, question, seed)
         varied = min(np.ptp(judged), np.ptp(wanted)) > 0
         found.append(float(stats.spearmanr(judged, wanted).statistic) if varied else math.nan)
     return found
 
 
-def _rows(judge: str, judge_of: JudgeOf, question: Question, humans: Sequence[Array]) -> list[Row]:
-    rows = rows_of(judge, _figures(judge, judge_of, question, humans), LEVEL, targets_of(judge))
+def _rows(judge: str, judge_of: JudgeOf, question: Question) -> list[Row]:
+    rows = rows_of(judge, _figures(judge, judge_of, question), LEVEL, targets_of(judge))
     if judge == "human":
         return rows
-    return rows + _rank_rows(judge, correlations(judge_of, question, human_win_rates(question)))
+    return rows + _rank_rows(judge, correlations(judge_of, question))
 
 
-def _figures(judge: str, judge_of: JudgeOf, question: Question, humans: Sequence[Array]) -> list[dict[str, Array]]:
+def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str, Array]]:
     """Of each seed."""
     found = []
-    for seed, human in enumerate(humans):
+    for seed, human in enumerate(question.humans):
         opinions = question.ask(question.pairs, judge_of, seed)
         require_verdicts(question.pairs, opinions, judge)
         found.append(figures(opinions, question.pairs, human, is_human=judge == "human"))

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ..data import RecordedDataset, load_dataset
+from ..data import RecordedDataset
 from ..data.dataset import data_files
 from ..data.files import read_records
 from ..data.recorded import INDEX, JUDGEMENT
@@ -33,20 +33,6 @@ _FIRST = Field("first_shown", '"model" or "reference"', lambda value: value in (
 
 Judgements = dict[tuple[str, int], Record]
 """(generator, index of the instruction) -> the stored record."""
-
-
-def load(folder: str | Path) -> RecordedDataset:
-    """The folder of recorded judgements.
-
-    Raises:
-        DataError: It is none, or a file is faulty.
-    """
-    dataset = load_dataset(folder)
-    if not isinstance(dataset, RecordedDataset):
-        raise DataError(
-            f"{folder}: expected a folder with recorded judgements (a file preferences_<judge>), got none there."
-        )
-    return dataset
 
 
 def digest(dataset: RecordedDataset) -> str:

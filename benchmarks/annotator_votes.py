@@ -25,7 +25,7 @@ LENGTH_GAP: Final = 8
 PUBLISHED_LENGTH_GAP: Final = 30
 """Characters in the released analysis, for the longer responses of real models."""
 
-_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 _PUBLISHED_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 Array = NDArray[np.float64]
@@ -130,7 +130,7 @@ def require_verdicts(pairs: Pairs, opinions: Opinions, judge: str) -> None:
 
 def has_list(response: str, *, published: bool = False) -> bool:
     """Whether a line starts with a bullet or a number, or by the released analysis's definition also with a letter."""
-    return (_PUBLISHED_LIST if published else _LIST).search(response) is not None
+    return (_PUBLISHED_LIST if published else LIST_ITEM).search(response) is not None
 
 
 def majority(votes: Array) -> Array:

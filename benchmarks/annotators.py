@@ -43,15 +43,16 @@ from typing import Final
 
 import tyro
 
+from ..api.endpoint import OPENAI_KEY
 from ..errors import AlpacaFarmError, DataError
 from ..sandbox.dataset import ASSETS, Sandbox
 from . import annotator_figure, annotator_recorded, annotator_report, annotator_two_judges, plots, report
-from .annotator_live import KEY_VARIABLE, LEVEL, LivePool
+from .annotator_live import LEVEL, LivePool
 from .annotator_sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
 from .annotator_targets import COLUMNS, SMALL
 from .annotator_votes import LENGTH_GAP, PUBLISHED_LENGTH_GAP
 from .evaluation import subset
-from .leaderboard import DATA_VARIABLE
+from .leaderboard import DATA_VARIABLE, recorded_dataset
 from .study import Row, Study, StudyOptions, run_command
 from .win_rate_report import SIMULATION, text_table
 
@@ -78,7 +79,7 @@ class AnnotatorsOptions(StudyOptions):
     """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
     model: str | None = None
     """One model for all roles, instead of --models."""
-    api_key_env: str = KEY_VARIABLE
+    api_key_env: str = OPENAI_KEY
     """The environment variable that holds the API key."""
     max_concurrency: int = 64
     """Requests in flight at once; fewer when the server asks for it."""
@@ -109,23 +110,14 @@ class AnnotatorsOptions(StudyOptions):
         if self.model is not None and self.models is not None:
             raise DataError("--model, one model for all roles: expected without --models, got both.")
         if self.base_url is None:
-            given = [f"--{name}" for name in ("pool", "models", "model") if getattr(self, name) != _DEFAULTS[name]]
+            given = [f"--{name.replace('_', '-')}" for name in _LIVE if getattr(self, name) != _DEFAULTS[name]]
             if given:
                 raise DataError(f"{', '.join(given)}: expected with --base-url, the address of the judge; got none.")
             return None
-        return LivePool(
-            self.base_url,
-            self.pool,
-            self.models,
-            self.model,
-            self.ledger,
-            self.budget_usd,
-            self.api_key_env,
-            self.max_concurrency,
-            self.allow_insecure,
-        )
+        return LivePool(**{name: getattr(self, name) for name in _LIVE})
 
 
+_LIVE: Final = tuple(field.name for field in fields(LivePool))
 _DEFAULTS: Final = {field.name: field.default for field in fields(AnnotatorsOptions)}
 Cells = dict[str, Callable[[], Sequence[Row]]]
 
@@ -138,7 +130,7 @@ def cells(options: AnnotatorsOptions, question: Question) -> Cells:
     """
     found: Cells = {f"{judge}, seeds={question.num_seeds}": partial(judge_rows, judge, question) for judge in MEANINGS}
     if folder := options.data or os.environ.get(DATA_VARIABLE):
-        dataset = annotator_two_judges.load(folder)
+        dataset = recorded_dataset(folder)
         found[f"recorded {annotator_two_judges.digest(dataset)[:16]}"] = lambda: [
             *annotator_recorded.cross_rows(dataset.path),
             *annotator_two_judges.judge_rows(dataset),
@@ -235,7 +227,7 @@ def main(args: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if args is None else args
     if any(text.split("=")[0].replace("_", "-") == "--api-key" for text in given):
         # Without this the key would be printed, as an option that is not known.
-        print(f"error: --api-key: a key is never an argument; put it into ${KEY_VARIABLE}.", file=sys.stderr)
+        print(f"error: --api-key: a key is never an argument; put it into ${OPENAI_KEY}.", file=sys.stderr)
         return 2
     options = tyro.cli(AnnotatorsOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
     return run_command(partial(run, options))

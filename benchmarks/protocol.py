@@ -31,7 +31,7 @@ import tyro
 from ..sandbox import POLICY, REWARD_MODEL, SANDBOX
 from ..sandbox.dataset import Sandbox
 from . import annotator_two_judges, protocol_answers, protocol_recorded, protocol_report, protocol_sandbox
-from .leaderboard import DATA_VARIABLE
+from .leaderboard import DATA_VARIABLE, recorded_dataset
 from .method_runs import fingerprint
 from .protocol_answers import Answering
 from .protocol_live import Question, questions
@@ -98,7 +98,7 @@ def run(options: ProtocolOptions) -> int:
     asked = Asked(options.pick(NUM_EVAL), options.pick(NUM_LIVE))
     cells = answerings(options, out)
     folder = options.data or os.environ.get(DATA_VARIABLE)
-    dataset = annotator_two_judges.load(folder) if folder else None
+    dataset = recorded_dataset(folder) if folder else None
     config = {
         "num_eval": options.pick(NUM_EVAL),
         "num_live": options.pick(NUM_LIVE),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ..statistics import win_rate
+from .annotator_votes import mean_known
 from .method_agreement import FEWEST, Bootstrap, kendall_rows, spearman_rows
 from .study import Row
 
@@ -75,12 +76,7 @@ def make_row(
 
 def over_seeds(seeds: Sequence[Array]) -> Array:
     """Mean credit of each instruction [B] over the seeds; NaN where no seed has a verdict."""
-    table = np.stack(seeds)
-    known = ~np.isnan(table)
-    total = np.where(known, table, 0).sum(axis=0)
-    mean = np.full(len(total), np.nan)
-    np.divide(total, known.sum(axis=0), out=mean, where=known.any(axis=0))
-    return mean
+    return mean_known(np.stack(seeds))
 
 
 def rate_row(part: str, level: str, judge: str, subject: str, other: str, credits: Array) -> Row:

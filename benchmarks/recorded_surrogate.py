@@ -28,8 +28,8 @@ import tyro
 
 from ..data.files import write_atomic
 from ..errors import CheckpointError, DataError
-from . import annotator_two_judges, recorded_surrogate_report
-from .leaderboard import DATA_VARIABLE
+from . import recorded_surrogate_report
+from .leaderboard import DATA_VARIABLE, recorded_dataset
 from .recorded_surrogate_data import POOLS, PROTOCOLS, Array, Judged
 from .recorded_surrogate_features import Features
 from .recorded_surrogate_models import QUICK, SURROGATES, find_surrogate, score
@@ -79,7 +79,7 @@ def run(options: SurrogateOptions) -> int:
         raise DataError(f"--data: expected a folder of recorded judgements, got none; set it, or {DATA_VARIABLE}.")
     if importlib.util.find_spec("sklearn") is None:
         raise DataError(f'{NAME}: needs the package scikit-learn. Install it: pip install "alpacafarm-env[recorded]"')
-    dataset = annotator_two_judges.load(folder)
+    dataset = recorded_dataset(folder)
     judged = Judged.of(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}

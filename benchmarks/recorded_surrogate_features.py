@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from .annotator_votes import has_list
+from .annotator_votes import LIST_ITEM, has_list
 from .recorded_surrogate_data import Array, Indices, Judged
 
 _WORD: Final = re.compile(r"[^\W_]+(?:'\w+)?")
 _SENTENCE: Final = re.compile(r"[.!?](?:\s|$)")
-_ITEM: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 _REFUSAL: Final = re.compile(
     r"\b(?:as an ai|i(?: am|'m) (?:sorry|unable)|i can(?:not|'t)|i apologi[sz]e|i do(?: not|n't) have|"
     r"(?:un|not )able to)\b",
@@ -174,7 +173,7 @@ MEASURES: Final[dict[str, Callable[[_Text], float]]] = {
     "characters up to 1500": lambda t: min(len(t.text), 1500) / 1500,
     "log words": lambda t: np.log1p(len(t.words)),
     "has a list": lambda t: has_list(t.text),
-    "log list items": _count(_ITEM),
+    "log list items": _count(LIST_ITEM),
     "log sentences": _count(_SENTENCE),
     "words a sentence": lambda t: len(t.words) / max(1, len(_SENTENCE.findall(t.text))),
     "type-token ratio": lambda t: len(t.known) / max(1, len(t.words)),

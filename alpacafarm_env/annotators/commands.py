@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from ..api.endpoint import OPENAI_KEY, require_key_variable
 from ..arguments import positive_number, real_number, whole_number
 from ..errors import AlpacaFarmError, DataError, LedgerError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .judged import Judged
 
 DATA_VARIABLE: Final = "ALPACAFARM_DATA"
-_OPENAI_KEY: Final = "OPENAI_API_KEY"
 _LIMITS: Final = {"max_concurrency": 64, "attempt_timeout_s": 60.0, "deadline_s": 300.0, "requests_per_minute": None}
 """Options that go to the client as they are, and their defaults."""
 _EPILOG: Final = (
@@ -159,7 +159,8 @@ def ledger(options: argparse.Namespace) -> Report:
 def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
     from .judged import judge_pairs
 
-    _check_key(options)
+    if not options.replay:
+        require_key_variable(options.api_key_env, "--api-key-env")
     _check_times(options)
     return judge_pairs(
         pairs,
@@ -220,7 +221,8 @@ def _command(
 def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     options = parser.add_argument_group("the annotators")
     text = (
-        "ann (13 prompts, 25 %% noise), eval or alpaca_farm (without), greedy, weighted, or a YAML file (default: eval)"
+        "ann (13 annotators, 25 %% noise), eval or alpaca_farm (without), greedy, weighted, or a YAML file "
+        "(default: eval)"
     )
     options.add_argument("--pool", default="eval", metavar="NAME", help=text)
     text = "the server's address up to /v1 (default: $OPENAI_BASE_URL, or OpenAI's own)"
@@ -253,8 +255,8 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     spending.add_argument("--timeout-s", type=positive_number, dest="attempt_timeout_s", metavar="S", help=text)
     text = "seconds for one request, its repeats and waits included (default: 300)"
     spending.add_argument("--deadline-s", type=positive_number, metavar="S", help=text)
-    text = f"the environment variable that holds the API key (default: {_OPENAI_KEY})"
-    spending.add_argument("--api-key-env", default=_OPENAI_KEY, metavar="NAME", help=text)
+    text = f"the environment variable that holds the API key (default: {OPENAI_KEY})"
+    spending.add_argument("--api-key-env", default=OPENAI_KEY, metavar="NAME", help=text)
     parser.set_defaults(**_LIMITS)
     parser.add_argument("--api-key", nargs="?", action=_RefuseKey, help=argparse.SUPPRESS)
 
@@ -265,18 +267,7 @@ class _RefuseKey(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.error(
             "a key is never an argument, where the list of processes shows it: put it into the environment variable "
-            f"{_OPENAI_KEY}, or into another one and name that by --api-key-env"
-        )
-
-
-def _check_key(options: argparse.Namespace) -> None:
-    """The name itself is not printed: somebody may have put the key there. A replay needs no key."""
-    if options.replay or options.api_key_env == _OPENAI_KEY:
-        return
-    if not os.environ.get(options.api_key_env, "").strip():
-        raise AlpacaFarmError(
-            "--api-key-env: expected the name of an environment variable that holds a key, got one that is not set. "
-            "(Its name is not printed, in case it is the key itself.)"
+            f"{OPENAI_KEY}, or into another one and name that by --api-key-env"
         )
 
 

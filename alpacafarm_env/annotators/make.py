@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..api.client import ClientConfig
-from ..api.endpoint import OPENAI_KEY
+from ..api.endpoint import OPENAI_KEY, require_key_variable
 from ..api.requests import content_key
 from ..errors import PoolError
 from ..oracles.base import PreferenceOracle
@@ -77,11 +77,8 @@ def make_pool(
         raise PoolError(f"Give models or model, not both; got models={models!r} and model={model!r}.")
     if both_orders and compat:
         raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
-    if api_key_env != OPENAI_KEY and not replay and not os.environ.get(api_key_env, "").strip():
-        # Its name is not printed, in case it is the key itself.
-        raise PoolError(
-            "api_key_env: expected the name of an environment variable that holds a key, got one that is not set."
-        )
+    if not replay:
+        require_key_variable(api_key_env)
     config = load_pool(pool)
     client = ClientConfig(
         max_concurrency=max_concurrency,

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Self
 from urllib.parse import quote, urlsplit
 
-from ..errors import PermanentAPIError
+from ..errors import PermanentAPIError, PoolError
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -22,6 +22,19 @@ _SHORTEST_SECRET = 12
 """A shorter key may stand in a model's answer by chance ("ollama"), so that answers are not searched for it."""
 _LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "stamina")
 _LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
+
+
+def require_key_variable(name: str, option: str = "api_key_env") -> None:
+    """Check that the environment variable somebody named holds something; the usual one need not, for a local server.
+
+    Raises:
+        PoolError: It does not. Its name is not in the message, in case it is the key itself.
+    """
+    if name != OPENAI_KEY and not os.environ.get(name, "").strip():
+        raise PoolError(
+            f"{option}: expected the name of an environment variable that holds a key, got one that is not set. (Its "
+            "name is not printed, in case it is the key itself.)"
+        )
 
 
 class Endpoint:

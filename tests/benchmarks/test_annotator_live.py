@@ -108,12 +108,6 @@ def test_what_changes_the_answers_is_another_study(tmp_path):
     assert LivePool("http://127.0.0.1:9/v1", pool, str(models)).digest() == digests[0]
     named = [LivePool(f"http://127.0.0.1:{port}/v1", name).digest() for port in (8, 9) for name in ("eval", "ann")]
     assert len({*named, *digests}) == 8
-    # The twin that reads the pool's file alone takes a changed prompt for the same.
-    texts = []
-    for said in ("Which is better?", "And now?"):
-        write_pool(tmp_path, said=said)
-        texts.append((tmp_path / "pool.yaml").read_bytes())
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.usefixtures("offline")
@@ -127,7 +121,7 @@ def test_what_changes_the_answers_is_another_study(tmp_path):
         ("http://127.0.0.1:9/v1", ("--model", "m", "--budget-usd", "1"), "got 'm', which has none. A --models file"),
         ("http://127.0.0.1:9/v1", ("--ledger", "."), "ledger"),
         ("http://127.0.0.1:9/v1", ("--api-key-env", "sk-canary"), "--api-key-env: expected the name"),
-        ("http://example.org/v1", (), "--base-url: http:// to example.org"),
+        ("http://example.org/v1", (), "--base-url: base_url is http:// to example.org"),
         ("https://example.org/v1", (), "example.org has no key"),
         ("http://example.org/v1", ("--allow-insecure",), "example.org has no key"),
     ],
@@ -227,10 +221,6 @@ def test_progress_tells_pairs_time_and_cost(capsys):
         "opinion 3: 8 of 8 pairs, 0 s left, $2.0000 so far",
         "opinion 3: 8 of 8 pairs, 0 s left, price unknown",
     ]
-
-
-def test_the_host_of_an_address_that_is_none():
-    assert LivePool("http://[::1", models="openai").host == "unreadable"
 
 
 @pytest.mark.usefixtures("offline")

@@ -12,6 +12,7 @@ from alpacafarm_env.benchmarks import annotator_two_judges
 from alpacafarm_env.benchmarks.annotator_recorded import CROSS, HUMAN, cross_rows, longest, published_targets
 from alpacafarm_env.benchmarks.annotator_two_judges import agreement_rows, decisive, kappa, own_rows
 from alpacafarm_env.benchmarks.annotator_votes import Pairs
+from alpacafarm_env.benchmarks.leaderboard import recorded_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.sandbox.dataset import write_rows
 
@@ -23,7 +24,7 @@ needs_data = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def recorded():
     folder = Path(os.environ["ALPACAFARM_DATA"])
-    rows = cross_rows(folder) + annotator_two_judges.judge_rows(annotator_two_judges.load(folder))
+    rows = cross_rows(folder) + annotator_two_judges.judge_rows(recorded_dataset(str(folder)))
     assert len({(row["judge"], row["figure"]) for row in rows}) == len(rows)
     return {(row["judge"], row["figure"]): row for row in rows}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks import protocol_recorded
-from alpacafarm_env.benchmarks.annotator_two_judges import load
+from alpacafarm_env.benchmarks.leaderboard import recorded_dataset as load
 from alpacafarm_env.benchmarks.protocol_recorded import (
     EARLY,
     copied,
