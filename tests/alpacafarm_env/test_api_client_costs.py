@@ -1,7 +1,9 @@
 """What an `ask` says that it cost: all its attempts, as the ledger counts them; and usage that cannot be."""
 
 import logging
+import socket
 from math import isnan
+from types import SimpleNamespace
 
 import pytest
 from api_asks import ask, chat
@@ -29,6 +31,7 @@ ENDS = {
     "free failures first": ([failed(500, retry_after_ms=1), failed(429, retry_after_ms=1), ok()], BILLED),
     "a billed failure first": ([ok(None), ok()], 2 * BILLED),
     "maybe billed first": ([[ok()[:150], None], ok()], RESERVE + BILLED),
+    "hung up on first": ([[None], ok()], RESERVE + BILLED),
     "never an answer": ([ok(None)] * 3, 3 * BILLED),
     "filtered": ([http(200, b"cut"), ok("No.", reason="content_filter")], RESERVE + BILLED),
     "refused": ([failed(504, retry_after_ms=1), failed(413)], RESERVE),
@@ -51,6 +54,16 @@ def test_all_attempts_are_in_the_cost(tmp_path, end):
     assert counted == pytest.approx(expected, abs=1e-8)
     kinds = {"never an answer": TransientAPIError, "filtered": ContentRefusedError, "refused": ContentRefusedError}
     assert isinstance(result, kinds[end]) if end in kinds else result.attempts == len(responses)
+
+
+def test_what_never_left_costs_nothing(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        nobody = SimpleNamespace(url=url)
+        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config={"max_attempts": 2})
+        assert isinstance(result, TransientAPIError)
+        assert result.cost_usd == ledger.do(sql.spending).result().total.usd == 0
 
 
 def test_twin_that_tells_the_last_attempt_alone(tmp_path, monkeypatch):

@@ -62,7 +62,17 @@ def everything(error):
 def written(fault, endpoint_class, tmp_path, caplog):
     """Everything that a client writes while a server quotes its key."""
     caplog.set_level(logging.DEBUG)
-    for name in ("openai", "httpx", "httpx2", "httpcore2", "httpcore2.http11", "asyncio", "stamina"):
+    for name in (
+        "openai",
+        "httpx",
+        "httpx2",
+        "httpcore2",
+        "httpcore2.http11",
+        "aiohttp",
+        "aiohttp.client",
+        "asyncio",
+        "stamina",
+    ):
         caplog.set_level(logging.DEBUG, name)
     texts = []
 
@@ -141,10 +151,10 @@ def test_redirects_to_another_host_are_not_followed(status):
 
 def test_twin_that_follows_reaches_the_other_host(monkeypatch):
     class Following(Sender):
-        def _connection(self):
-            http = super()._connection()
-            http.follow_redirects = True
-            return http
+        def connect(self):
+            library = super().connect()
+            library._client.follow_redirects = True
+            return library
 
     monkeypatch.setattr("alpacafarm_env.api.client.Sender", Following)
     _, seen = visits(307, Client)
@@ -162,6 +172,19 @@ def test_local_servers_are_asked_without_the_proxy(monkeypatch):
 
         assert run(main()).reply.text == "Yes."
     assert not proxy.seen
+
+
+def test_other_machines_are_asked_through_the_proxy(monkeypatch):
+    with WireServer() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.removesuffix("/v1"))
+        endpoint = Endpoint("http://judge.example/v1", KEY, allow_insecure=True)
+
+        async def main():
+            async with Client(endpoint) as client:
+                return await client.ask(chat(endpoint.base_url))
+
+        assert run(main()).reply.text == "Yes."
+    assert len(proxy.seen) == 1
 
 
 def test_the_sources_know_neither_http_library():
