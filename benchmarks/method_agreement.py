@@ -23,6 +23,8 @@ from .win_rate_summary import number
 RESAMPLES = 2_000
 FEWEST = 3
 """Methods below which a rank correlation says nothing."""
+TAILS = (2.5, 97.5)
+"""Percentiles at the ends of a 95 % interval."""
 
 Array = NDArray[np.float64]
 
@@ -77,9 +79,7 @@ class Bootstrap:
         return cls(found)
 
 
-def agreement(
-    one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap, confidence: float = 0.95
-) -> Agreement | None:
+def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap) -> Agreement | None:
     """Agreement of two win rates over the methods that have both; None for fewer than three methods.
 
     Args:
@@ -87,35 +87,51 @@ def agreement(
         two: Method -> win rate, of another judge or published.
         *bootstraps: The resamples of `one`, and of `two` if it has any; without a second `two` is taken as exact, and
             without any there is no interval.
-        confidence: Of the intervals.
     """
-    from scipy import stats
-
     names = tuple(name for name in one if name in two)
     if len(names) < FEWEST:
         return None
     x, y = (np.array([values[name] for name in names], dtype=np.float64) for values in (one, two))
-    # Where all are equal there is no ranking: the coefficient is NaN, which scipy would warn about.
-    varied = bool(np.ptp(x) > 0 and np.ptp(y) > 0)
-    rho = float(stats.spearmanr(x, y).statistic) if varied else math.nan
-    tau = float(stats.kendalltau(x, y, variant="b").statistic) if varied else math.nan
+    rho, tau = correlation("spearman", x, y), correlation("kendall", x, y)
     if not bootstraps:
         return Agreement(Coefficient(rho), Coefficient(tau), names)
     num = len(next(iter(bootstraps[0].win_rates.values())))
     columns = [np.stack([bootstrap.win_rates[name] for name in names], axis=1) for bootstrap in bootstraps]
     xs, ys = columns if len(columns) == 2 else (columns[0], np.broadcast_to(y, (num, len(names))))
-    tail = (1 - confidence) / 2
-    bounds = [_bounds(values, tail) for values in (spearman_rows(xs, ys), kendall_rows(xs, ys))]
+    bounds = [percentiles(values) for values in (spearman_rows(xs, ys), kendall_rows(xs, ys))]
     return Agreement(Coefficient(rho, *bounds[0]), Coefficient(tau, *bounds[1]), names)
+
+
+def correlation(figure: str, x: Array, y: Array) -> float:
+    """One of r2, spearman, kendall (tau-b) of x and y [M] by scipy; NaN where one of them is constant."""
+    from scipy import stats
+
+    # Where all are equal there is no ranking, which scipy would warn about.
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan
+    if figure == "r2":
+        return float(stats.pearsonr(x, y).statistic) ** 2
+    if figure == "spearman":
+        return float(stats.spearmanr(x, y).statistic)
+    return float(stats.kendalltau(x, y, variant="b").statistic)
+
+
+def pearson_rows(x: Array, y: Array) -> Array:
+    """Pearson's correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
+    # A constant row less its rounded mean would be crumbs, which correlate with anything.
+    one, two = (
+        np.where(np.ptp(values, axis=1, keepdims=True) > 0, values - values.mean(axis=1, keepdims=True), 0)
+        for values in (x, y)
+    )
+    return _cosine(one, two)
 
 
 def spearman_rows(x: Array, y: Array) -> Array:
     """Spearman's rank correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
     from scipy.stats import rankdata
 
-    ranks = [np.asarray(rankdata(values, axis=1), dtype=np.float64) for values in (x, y)]
-    one, two = (values - values.mean(axis=1, keepdims=True) for values in ranks)
-    return _cosine(one, two)
+    one, two = (np.asarray(rankdata(values, axis=1), dtype=np.float64) for values in (x, y))
+    return pearson_rows(one, two)
 
 
 def kendall_rows(x: Array, y: Array) -> Array:
@@ -123,6 +139,15 @@ def kendall_rows(x: Array, y: Array) -> Array:
     first, second = np.triu_indices(x.shape[1], 1)
     one, two = (np.sign(values[:, first] - values[:, second]) for values in (x, y))
     return _cosine(one, two)
+
+
+def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
+    """Of the values that are known: the ends of their middle 95 %, or others in [0, 100]; NaN where none is known."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return [math.nan] * len(at)
+    found: list[float] = np.percentile(known, at).tolist()
+    return found
 
 
 def agreement_note() -> str:
@@ -147,11 +172,3 @@ def _cosine(one: Array, two: Array) -> Array:
     found = np.full(len(one), np.nan)
     np.divide((one * two).sum(axis=1), np.sqrt(squares), out=found, where=squares > 0)
     return found
-
-
-def _bounds(values: Array, tail: float) -> tuple[float, float]:
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return math.nan, math.nan
-    low, high = np.quantile(known, [tail, 1 - tail])
-    return float(low), float(high)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from .method_agreement import FEWEST
 from .method_summary import FEEDBACKS, JUDGED_BY, Estimate, MethodFacts, Summary
-from .plots import COLORS, write_png
+from .plots import COLORS, titled, write_png
 from .report import Figure
 from .win_rate_report import Provenance
 
@@ -117,7 +116,8 @@ def draw_win_rates(summary: Summary, methods: Sequence[MethodFacts], note: str) 
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
     bars = _by_seeds(summary, "bars are 95 % t-intervals over seeds")
-    _finish(figure, axis, f"Win rates of all methods; {bars}", note)
+    axis.spines[["top", "right"]].set_visible(False)
+    titled(figure, f"Win rates of all methods; {bars}", note)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, frameon=False)
     return figure
 
@@ -145,7 +145,8 @@ def draw_scatter(summary: Summary, methods: Sequence[MethodFacts], note: str) ->
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     bars = _by_seeds(summary, "bars are one standard error over seeds")
-    _finish(figure, axis, f"Human against simulated win rate; {bars}", note)
+    axis.spines[["top", "right"]].set_visible(False)
+    titled(figure, f"Human against simulated win rate; {bars}", note)
     place_labels(figure, axis, both)
     return figure
 
@@ -246,13 +247,6 @@ def _overlap(one: Bbox, two: Bbox) -> float:
     """Area that two boxes share, in square pixels."""
     width, height = min(one.x1, two.x1) - max(one.x0, two.x0), min(one.y1, two.y1) - max(one.y0, two.y0)
     return float(max(width, 0.0) * max(height, 0.0))
-
-
-def _finish(figure: Drawing, axis: Axes, title: str, note: str) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
-    figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")
 
 
 def _has_any(summary: Summary, method: MethodFacts) -> bool:

@@ -33,17 +33,12 @@ from .overoptimization_plans import (
     TreatmentPlan,
 )
 from .overoptimization_treatments import TREATMENTS, find_treatment
-from .overoptimization_writing import write_results
 from .parallel import Tell, run_cells
 from .study import Row, Study, StudyOptions, run_command
 
 NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")
 """Treatments of --quick."""
-QUICK_NOTE = (
-    "Quick run: to see that everything works, not to tell treatments apart. Reward models learn from 2,000 of the "
-    "10,000 pairs, PPO makes 6 steps, best-of-n has 64 samples."
-)
 KNOWN = {treatment.name for treatment in TREATMENTS}
 
 
@@ -116,9 +111,21 @@ def run(options: OveroptimizationOptions) -> int:
     models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
     run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
     rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
-    if rows:
-        write_results(study, plans, rows, models, notes=(QUICK_NOTE,) if options.quick else ())
-    return study.finish() if rows else study.exit_status
+    if not rows:
+        return study.exit_status
+    from .overoptimization_writing import write_results
+
+    write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
+    return study.finish()
+
+
+def quick_note(sizes: Sizes) -> str:
+    """What a quick study is good for, and its sizes."""
+    return (
+        "Quick run: to see that everything works, not to tell treatments apart. Reward models learn from at most "
+        f"{sizes.num_labels:,} labelled pairs, PPO makes {sizes.ppo_steps} steps, best-of-n has {sizes.num_samples} "
+        "samples."
+    )
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
@@ -150,7 +157,7 @@ def run_plans(
     return run_cells(study, cells, units, processes=min(processes, len(plans)))
 
 
-# A process that only waits for others imports no torch: these are the doors to the modules that do.
+# The doors to the modules that import torch: --help and the error about a mistyped option do not wait for it.
 
 
 def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:

@@ -30,6 +30,8 @@ KLS = (0.5, 1.0, 2.0, 4.0)
 """Nats at which best-of-n and PPO are compared."""
 FITTED = 0.9
 """R^2 that a fit of a mean curve should exceed."""
+ONE_SEED = "One seed has no standard error."
+"""Why a claim that needs an error cannot be judged."""
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be judged"}
 
 
@@ -62,7 +64,12 @@ def claims(results: Results) -> list[Claim]:
 
 
 def falls_with_noise(results: Results, method: str) -> Claim:
-    """Claim 1: with 25 % flips gold falls from its peak by more than two standard errors, the proxy still rising."""
+    """Claim 1: with 25 % flips gold falls from its peak while the proxy still rises.
+
+    Both are asked of the 95 % t-intervals, which must be above 0. The claim as it is usually put asks for more than two
+    standard errors; with few seeds the t-interval is the stricter of the two: 4.3 standard errors for 3 seeds, 2.8 for
+    5.
+    """
     title = (
         f"With {_flips(results, NOISY)} gold falls from its peak while the proxy keeps rising ({METHOD_WORDS[method]})"
     )
@@ -73,7 +80,7 @@ def falls_with_noise(results: Results, method: str) -> Claim:
     risen = change_after(curves["proxy"], fallen.peaks)
     text = story(curves, fallen)
     if fallen.estimate.num < 2:
-        return Claim(title, None, f"{text} One seed has no standard error.")
+        return Claim(title, None, f"{text} {ONE_SEED}")
     return Claim(title, fallen.clear and rises(risen), text)
 
 
@@ -90,12 +97,12 @@ def holds_without_noise(results: Results, method: str) -> Claim:
         gap = Estimate.of(both[1][0] - both[1][1])
         text += f" With {results.title(NOISY)} it falls by {gold_text(gap)} more ({errors_text(gap)}, paired by seed)."
     if fallen.estimate.num < 2:
-        return Claim(title, None, f"{text} One seed has no standard error.")
+        return Claim(title, None, f"{text} {ONE_SEED}")
     return Claim(title, fallen.estimate.mean <= fallen.estimate.standard_error, text)
 
 
 def grows_with_flips(results: Results, method: str) -> Claim:
-    """Claim 3: the mean drop grows from each share of flips to the next, and its slope is clearly above 0."""
+    """Claim 3: the mean drop grows from each share of flips to the next, and its slope is above 0 (t-interval)."""
     title = f"The drop grows with the share of flipped labels ({METHOD_WORDS[method]})"
     found = results.drops(FLIPS, method)
     if found is None:
@@ -105,16 +112,16 @@ def grows_with_flips(results: Results, method: str) -> Claim:
     means = ", ".join(
         f"{100 * share:g} %: {gold_text(Estimate.of(drops))}" for share, drops in zip(shares, found[1], strict=True)
     )
-    often = (
-        "" if math.isnan(rank.monotone_share) else f", rising all along in {100 * rank.monotone_share:.0f} % of them"
+    resampled = "all equal" if math.isnan(rank.spearman.value) else "no interval"
+    if not math.isnan(rank.spearman.low):
+        resampled = f"interval over resampled seeds, rising all along in {100 * rank.monotone_share:.0f} % of them"
+    text = (
+        f"Mean drops in gold units by flips, {seeds_text(rank.slope.num)}: {means}. Spearman of the means "
+        f"{coefficient_text(rank.spearman)} ({resampled}); slope {gold_text(rank.slope)} for 10 points of flips."
     )
-    resampled = "one seed, no interval" if math.isnan(rank.spearman.low) else f"interval over resampled seeds{often}"
-    return Claim(
-        title,
-        rank.monotone and rises(rank.slope) if rank.slope.num > 1 else None,
-        f"Mean drops in gold units by flips, {seeds_text(found[1].shape[1])}: {means}. Spearman of the means "
-        f"{coefficient_text(rank.spearman)} ({resampled}); slope {gold_text(rank.slope)} for 10 points of flips.",
-    )
+    if rank.slope.num < 2:
+        return Claim(title, None, f"{text} {ONE_SEED}")
+    return Claim(title, rank.monotone and rises(rank.slope), text)
 
 
 def ensemble_cuts(results: Results, name: str, method: str) -> Claim:
@@ -134,16 +141,18 @@ def ensemble_cuts(results: Results, name: str, method: str) -> Claim:
         f"Gold at the peak less SFT's is {gold_text(gains[0])} with one model and {gold_text(gains[1])} with the "
         f"ensemble; KL at the end {ends[0]:.1f} and {ends[1]:.1f} nats."
     )
-    if not (rises(before) or (before.num < 2 and before.mean > 0)):
+    told = f"The drop goes from {gold_text(before)} to {gold_text(after)} gold units ({seeds_text(before.num)})"
+    if before.num < 2:
+        return Claim(title, None, f"{told}. {kept} {ONE_SEED}")
+    if not rises(before):
         return Claim(
             title,
             None,
             f"One model's gold does not clearly fall ({gold_text(before)}): there is nothing to cut. {kept}",
         )
     text = (
-        f"The drop goes from {gold_text(before)} to {gold_text(after)} gold units ({seeds_text(before.num)}), a cut of "
-        f"{100 * (1 - after.mean / before.mean):.0f} %; half of the first less the second is {gold_text(spare)} "
-        f"({errors_text(spare)}). {kept}"
+        f"{told}, a cut of {100 * (1 - after.mean / before.mean):.0f} %; half of the first less the second is "
+        f"{gold_text(spare)} ({errors_text(spare)}). {kept}"
     )
     return Claim(title, spare.mean >= 0, text)
 
@@ -174,8 +183,8 @@ def less_efficient(results: Results) -> Claim:
         f"{'; at ' + '; at '.join(told) if told else ''}. Each method on its own instructions, against its own start."
     )
     if gaps.num < 2:
-        return Claim(title, None, f"{text} One seed has no standard error.")
-    return Claim(title, gaps.mean < 0 and gaps.clear, text)
+        return Claim(title, None, f"{text} {ONE_SEED}")
+    return Claim(title, gaps.interval.high < 0, text)
 
 
 def fits_well(results: Results, method: str) -> Claim:
@@ -184,7 +193,7 @@ def fits_well(results: Results, method: str) -> Claim:
     found = {name: results.fit(name, method) for name, kind in results.curves if kind == method}
     fitted = {name: each for name, each in found.items() if each is not None}
     if not fitted:
-        return Claim(title, None, "Every curve has too few evaluations to fit.")
+        return Claim(title, None, "No curve can be fitted: too few evaluations, or gold the same at all of them.")
     below = [name for name, each in fitted.items() if not each.r_squared > FITTED]
     lowest = min(fitted, key=lambda name: fitted[name].r_squared)
     which = f"{len(fitted) - len(below)} of {len(fitted)} curves do"
@@ -211,4 +220,5 @@ def _flips(results: Results, name: str) -> str:
 
 def _missing(title: str, results: Results, *names: str) -> Claim:
     wanted = ", ".join(results.title(name) for name in names)
-    return Claim(title, None, f"It needs rows of {wanted}, which are not all there.")
+    alike = " of the same seeds" if len(names) > 1 else ""
+    return Claim(title, None, f"It needs rows{alike} of {wanted}, which are not all there.")

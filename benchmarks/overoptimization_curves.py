@@ -132,6 +132,17 @@ class Curves:
         roots: Array = np.sqrt(np.maximum(self.values["kl"], 0))
         return roots
 
+    @property
+    def disagrees(self) -> bool:
+        """Whether the reward is an ensemble's, whose members can disagree."""
+        return self.has("disagreement") and bool(self.values["disagreement"].any())
+
+    @property
+    def along(self) -> tuple[str, Array]:
+        """The axis along optimization: its label, and [K] PPO steps or log2 n."""
+        places = np.array(self.positions, dtype=np.float64)
+        return ("PPO step", places) if self.method == "ppo" else ("log₂ n", np.log2(places))
+
     def place(self, index: int) -> str:
         """For instance "step 10" or "n = 16"."""
         return f"step {self.positions[index]}" if self.method == "ppo" else f"n = {self.positions[index]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +12,10 @@ from matplotlib.figure import Figure as Drawing
 from .method_summary import Estimate
 from .overoptimization_claims import FLIPS
 from .overoptimization_curves import METHOD_WORDS, METHODS, Curves
-from .overoptimization_fits import Array, drop, peak
+from .overoptimization_fits import Array, drop, mean_distance, peak
 from .overoptimization_results import Results
 from .overoptimization_trends import by_seed, warning_place
-from .plots import COLORS, band
+from .plots import COLORS, band, titled
 from .study import Row
 
 FITTED = ("none", "ann", "gpt4", "human")
@@ -31,6 +30,8 @@ def draw_drops(results: Results, title: str, note: str) -> Drawing:
     for place, method in enumerate(results.methods):
         found = [(results.facts[name].flip, results.get(name, method)) for name in FLIPS if name in results.facts]
         points = [(100 * flip, drop(curves["gold"])) for flip, curves in found if curves is not None]
+        if not points:
+            continue
         x = np.array([flip for flip, _ in points]) + 0.6 * (place - 0.5)  # side by side, so that bars can be told apart
         _bars(axis, x, [fallen.estimate for _, fallen in points], place, METHOD_WORDS[method])
         for at, (_, fallen) in zip(x, points, strict=True):
@@ -52,9 +53,9 @@ def draw_reward_models(results: Results, rows: Sequence[Row], title: str, note: 
         (right, "calibration_error", "calibration error"),
     )
     for place, (axis, measure, label) in enumerate(shown):
-        found = [by_seed(rows, name, measure) for name in names]
+        found = [Estimate.of(100 * by_seed(rows, name, measure)) for name in names]
         shift = 0.3 * (2 * place - 1) if axis is left else 0.0
-        _bars(axis, flips + shift, [_times(100, each) for each in found], place, label)
+        _bars(axis, flips + shift, found, place, label)
     left.set(xlabel="flipped labels (%)", ylabel="pairs ordered alike (%)")
     right.set(xlabel="flipped labels (%)", ylabel="mean |confidence − agreement| (points)")
     right.set_ylim(bottom=0)
@@ -82,7 +83,7 @@ def draw_fits(results: Results, title: str, note: str) -> Drawing:
 
 
 def _draw_fit(axis: Axes, results: Results, curves: Curves, place: int) -> None:
-    color, x = COLORS[place], curves.root_kl.mean(axis=0)
+    color, x = COLORS[place], mean_distance(curves["kl"])  # where the fit has its points
     mean, low, high = band(curves["gold"] - curves["gold"][:, :1])
     order = np.argsort(x, kind="stable")
     axis.fill_between(x[order], low[order], high[order], color=color, alpha=0.18, linewidth=0)
@@ -99,8 +100,7 @@ def draw_warnings(results: Results, shown: Sequence[Curves], title: str, note: s
     figure = Drawing(figsize=(1.2 + 4.2 * len(shown), 6.4), dpi=150, layout="constrained")
     axes = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row")
     for column, curves in enumerate(shown):
-        x = np.array(curves.positions, dtype=np.float64)
-        x = x if curves.method == "ppo" else np.log2(x)
+        label, x = curves.along
         top, first = peak(curves["gold"]), warning_place(curves["disagreement"])
         for row, (measure, color) in enumerate((("gold", COLORS[0]), ("disagreement", COLORS[1]))):
             axis = axes[row, column]
@@ -114,17 +114,12 @@ def draw_warnings(results: Results, shown: Sequence[Curves], title: str, note: s
                 axis.axvline(x[first], color=COLORS[1], linestyle=":", linewidth=1.8, label=words)
             _plain(axis)
         axes[0, column].set_title(results.title(curves.treatment), fontsize=10)
-        axes[1, column].set_xlabel("PPO step" if curves.method == "ppo" else "log₂ n")
+        axes[1, column].set_xlabel(label)
         axes[0, column].legend(fontsize=8, frameon=False, title=None if first is not None else "no warning")
     axes[0, 0].set_ylabel("gold reward (gold units)")
     axes[1, 0].set_ylabel("members' disagreement, std\n(reward-model units)")
-    words = "Warning: the first evaluation at which disagreement is above its start by more than 2 standard errors."
-    return _titled(figure, title, f"{words} {note}")
-
-
-def disagrees(curves: Curves) -> bool:
-    """Whether the reward is an ensemble's, whose members can disagree."""
-    return curves.has("disagreement") and bool(curves["disagreement"].any())
+    words = "Warning: the first evaluation at which disagreement less that at the start has a 95 % t-interval above 0."
+    return titled(figure, title, f"{words} {note}")
 
 
 def _bars(axis: Axes, x: Array, found: Sequence[Estimate], place: int, label: str) -> None:
@@ -132,12 +127,6 @@ def _bars(axis: Axes, x: Array, found: Sequence[Estimate], place: int, label: st
     means = [each.mean for each in found]
     marker, color = MARKERS[place % len(MARKERS)], COLORS[place]
     axis.errorbar(x, means, yerr=half, color=color, marker=marker, markersize=5, capsize=3, linewidth=1.5, label=label)
-
-
-def _times(factor: float, estimate: Estimate) -> Estimate:
-    found = estimate.interval
-    scaled = type(found)(factor * found.mean, factor * found.low, factor * found.high, found.num)
-    return Estimate(scaled, factor * estimate.standard_error)
 
 
 def _figure(columns: int) -> Drawing:
@@ -148,17 +137,10 @@ def _finish(figure: Drawing, title: str, note: str) -> Drawing:
     for axis in figure.axes:
         _plain(axis)
         axis.legend(fontsize=8, frameon=False)
-    return _titled(figure, title, note)
+    return titled(figure, title, note)
 
 
 def _plain(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
-
-
-def _titled(figure: Drawing, title: str, note: str) -> Drawing:
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
-    figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")
-    return figure

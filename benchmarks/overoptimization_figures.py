@@ -12,8 +12,9 @@ from matplotlib.figure import Figure as Drawing
 
 from .overoptimization_claims import FLIPS, NOISY
 from .overoptimization_curves import METHOD_WORDS, METHODS, Curves
-from .overoptimization_drawings import FITTED, disagrees, draw_drops, draw_fits, draw_reward_models, draw_warnings
+from .overoptimization_drawings import FITTED, draw_drops, draw_fits, draw_reward_models, draw_warnings
 from .overoptimization_fits import Array
+from .overoptimization_plans import TEMPERATURE
 from .overoptimization_results import Results
 from .overoptimization_trends import length_residual
 from .plots import Curve, Panel, draw, write_png
@@ -23,13 +24,13 @@ from .study import Row
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
     "labellers": ("Who labels", ("ann", "human", "none", "gpt4")),
-    "labels": ("Number of labels", ("ann", "labels_2500")),
+    "sizes": ("Number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
     "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn beside `NOISY`."""
 
 
-LEFT_OUT: Final = {"win rates": ("labels", "ensembles"), "length": ("labels", "labellers")}
+LEFT_OUT: Final = {"win rates": ("sizes", "ensembles"), "length": ("sizes", "labellers")}
 """Section -> groups that are not drawn in it: their numbers stand in table.csv, and a report has an end."""
 FRESH = (
     "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
@@ -40,14 +41,12 @@ FRESH = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What stands under every figure and table: level, n, temperature."""
+    """What stands under every figure and table: how much was measured."""
 
     num_instructions: Mapping[str, int]
     """Method -> eval instructions that it is measured on."""
     num_seeds: int
     """Seeds that were meant to run."""
-    temperature: float = 1.0
-    level: str = "sandbox"
 
     def label(self, *methods: str) -> str:
         """Level, judges, n, seeds and interval, in one or two lines."""
@@ -58,10 +57,9 @@ class Setting:
         seeds = (
             "1 seed, no interval" if self.num_seeds == 1 else f"{self.num_seeds} seeds, 95 % t-intervals of the mean"
         )
-        kind = "sandbox (simulation)" if self.level == "sandbox" else self.level
         return (
-            f"Level: {kind}; {counts}, the same for all treatments, temperature {self.temperature:g}; {seeds}. Proxy: "
-            "each treatment's own reward, in its own units. Gold: the sandbox's true reward."
+            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
+            f"{seeds}. Proxy: each treatment's own reward, in its own units. Gold: the sandbox's true reward."
         )
 
 
@@ -112,7 +110,8 @@ def _all(results: Results, where: Setting, reward_models: Sequence[Row], length_
                 name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
                 yield section, name, full, draw(make(shown), full, where.label(method)), (method,)
     if any(results.get(name, method) for name in FITTED for method in METHODS):
-        title = "Gold gained against the distance from SFT, both methods, with fits (dashed)"
+        methods = " and ".join(METHOD_WORDS[method] for method in results.methods)
+        title = f"Gold gained against the distance from SFT, {methods}, with fits (dashed)"
         yield "fits", "fits", title, draw_fits(results, title, where.label()), results.methods
     if any(sum(results.get(name, method) is not None for name in FLIPS) > 1 for method in results.methods):
         title = "Drop of gold from its peak to the end against flipped labels"
@@ -121,7 +120,7 @@ def _all(results: Results, where: Setting, reward_models: Sequence[Row], length_
         title = "Reward models against flipped labels"
         yield "noise", "reward_models", title, draw_reward_models(results, reward_models, title, FRESH), ()
     for method in results.methods:
-        shown = [each for each in results.curves.values() if each.method == method and disagrees(each)]
+        shown = [each for each in results.curves.values() if each.method == method and each.disagrees]
         if shown:
             title = f"Ensembles: members' disagreement beside gold, {METHOD_WORDS[method]}"
             drawing = draw_warnings(results, shown, title, where.label(method))
@@ -129,17 +128,20 @@ def _all(results: Results, where: Setting, reward_models: Sequence[Row], length_
 
 
 def _groups(results: Results, method: str) -> Iterator[tuple[str, str, list[Curves]]]:
-    """File name, title and curves of every group of which there is more than the treatment to compare with."""
+    """File name, title and curves of every group, less those that show nothing that another does not show too."""
     known = {name for _, names in GROUPS.values() for name in names}
     rest = [name for name, kind in results.curves if kind == method and name not in known]
     groups = dict(GROUPS)
     # Palettes end, and so does the eye: a few of one's own treatments in each figure.
     for number in range(0, len(rest), 3):
         groups[f"own_{number // 3}" if number else "own"] = ("Own treatments", (NOISY, *rest[number : number + 3]))
-    for group, (title, names) in groups.items():
-        shown = [curves for name in names if (curves := results.get(name, method)) is not None]
-        if shown and (len(shown) > 1 or shown[0].treatment != NOISY or len(results.curves) <= len(METHODS)):
-            yield group, title, shown
+    present = {group: [name for name in names if results.get(name, method)] for group, (_, names) in groups.items()}
+    told: list[set[str]] = []
+    for group, names in present.items():
+        shown = set(names)
+        if names and shown not in told and not any(shown < set(others) for others in present.values()):
+            told.append(shown)
+            yield group, groups[group][0], [results.curves[name, method] for name in names]
 
 
 def _root_kl(curves: Curves) -> tuple[str, Array]:
@@ -147,9 +149,8 @@ def _root_kl(curves: Curves) -> tuple[str, Array]:
 
 
 def _position(curves: Curves) -> tuple[str, Array]:
-    places = np.array(curves.positions, dtype=np.float64)
-    x = places if curves.method == "ppo" else np.log2(places)
-    return "PPO step" if curves.method == "ppo" else "log₂ n", np.broadcast_to(x, curves["gold"].shape)
+    label, x = curves.along
+    return label, np.broadcast_to(x, curves["gold"].shape)
 
 
 def _pair(results: Results, group: Sequence[Curves], axis: Callable[[Curves], tuple[str, Array]]) -> list[Panel]:

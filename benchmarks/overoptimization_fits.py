@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..statistics import Interval
-from .method_summary import CLEAR, Estimate
+from .method_summary import Estimate
 
 FORMS: Final = {"best_of_n": "d(a - b d)", "ppo": "d(a - b log d)"}
 """Method -> form of R(d), the gold gained over SFT at distance d = sqrt(KL), natural logarithm (Gao et al. 2022)."""
@@ -69,8 +69,8 @@ def drop(gold: Array) -> Drop:
 
     The drops of the seeds share parts of their choice, so sd / sqrt(S) is too small where nothing falls: in simulations
     of flat noise (14 evaluations) 2 standard errors were exceeded in 10 % of studies of 5 seeds instead of the nominal
-    6 %. `Drop.clear` asks the t-interval too, with which it is 5 % (3 seeds: 4 %, 10 seeds: 7 %), and less for curves
-    that rise or for noise that lasts over evaluations.
+    6 %. With the t-interval, which `Drop.clear` asks, it is 5 % (3 seeds: 4 %, 10 seeds: 7 %), and less for curves that
+    rise or for noise that lasts over evaluations.
     """
     peaks = other_peaks(gold)
     return Drop(gold[np.arange(len(gold)), peaks] - gold[:, -1], peaks)
@@ -82,8 +82,11 @@ def change_after(values: Array, places: NDArray[np.intp]) -> Estimate:
 
 
 def rises(estimate: Estimate) -> bool:
-    """Whether a mean is above 0 by more than two standard errors and by all of its t-interval; never for one seed."""
-    return estimate.mean > CLEAR * estimate.standard_error and estimate.interval.low > 0
+    """Whether the 95 % t-interval of a mean is above 0; never for one seed, which has none (NaN).
+
+    For 2 to 60 seeds this is stricter than a mean of more than two standard errors.
+    """
+    return estimate.interval.low > 0
 
 
 # --------------------------------------------------------------------------------------------------------------- fits
@@ -99,7 +102,7 @@ class Fit:
     b: Interval
     """Gold units per nat (best-of-n), or per sqrt(nat) (PPO)."""
     r_squared: float
-    """1 - sum of squared residuals / sum of squares about the mean, over the points after the start."""
+    """1 - sum of squared residuals / sum of squares about the mean, over the points after the start; 1 at most."""
     num_points: int
     measured: float
     """The largest d of the mean curve."""
@@ -142,8 +145,14 @@ def basis(distance: Array, form: str) -> Array:
     return np.stack([distance, -bend], axis=-1)
 
 
+def mean_distance(kl: Array) -> Array:
+    """[K] d = sqrt(mean KL) of kl [S, K]; an estimate of KL that comes out a little below 0 counts as 0."""
+    distance: Array = np.sqrt(np.maximum(kl.mean(axis=0), 0))
+    return distance
+
+
 def fit(kl: Array, gold: Array, form: str) -> Fit | None:
-    """Least-squares fit to the mean curve: d = sqrt(mean KL), R = mean of (gold - gold at the start).
+    """Least-squares fit to the mean curve: d = `mean_distance`, R = mean of (gold - gold at the start).
 
     Intervals resample the seeds by leaving out one at a time: with pseudo-values S theta - (S - 1) theta_(-s), theta
     +- t(.975, S - 1) sd / sqrt(S). For best-of-n, where all seeds have the same KL, this is exactly the t-interval over
@@ -155,7 +164,8 @@ def fit(kl: Array, gold: Array, form: str) -> Fit | None:
         form: One of `FORMS`.
 
     Returns:
-        None for fewer than three points after the start, or where the points do not tell a and b apart.
+        None for fewer than three points after the start, where these do not tell a and b apart, or where gold is the
+        same at all of them: there is nothing to explain.
     """
     found = _fit_mean(kl, gold, form)
     if found is None:
@@ -173,22 +183,21 @@ def fit(kl: Array, gold: Array, form: str) -> Fit | None:
             Interval(float(value), float(value) - half, float(value) + half, count)
             for value, half in zip(whole, [(each.high - each.low) / 2 for each in spread], strict=True)
         ]
-    measured = float(np.sqrt(np.maximum(kl.mean(axis=0), 0)).max())
-    return Fit(form, intervals[0], intervals[1], r_squared, num, measured)
+    return Fit(form, intervals[0], intervals[1], r_squared, num, float(mean_distance(kl).max()))
 
 
 def _fit_mean(kl: Array, gold: Array, form: str) -> tuple[Array, float, int] | None:
     """The fit (a, b) [2], R^2 and the number of points after the start, of the mean curve."""
-    distance = np.sqrt(np.maximum(kl.mean(axis=0), 0))
+    distance = mean_distance(kl)
     gain = (gold - gold[:, :1]).mean(axis=0)
     kept = (np.arange(len(distance)) > 0) & (distance > 0)
     x, y = basis(distance[kept], form), gain[kept]
-    if len(y) < FEWEST_POINTS or np.linalg.matrix_rank(x) < 2:
+    if len(y) < FEWEST_POINTS or np.linalg.matrix_rank(x) < 2 or not np.ptp(y) > 0:
         return None
     solution = np.asarray(np.linalg.lstsq(x, y, rcond=None)[0], dtype=np.float64)
     total = float(((y - y.mean()) ** 2).sum())
     residual = float(((y - x @ solution) ** 2).sum())
-    return solution, 1 - residual / total if total > 0 else math.nan, len(y)
+    return solution, 1 - residual / total, len(y)
 
 
 # ------------------------------------------------------------------------------------------------------ KL efficiency

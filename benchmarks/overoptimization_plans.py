@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from .. import sandbox
 from ..errors import DataError
@@ -15,9 +15,10 @@ from .evaluation import subset
 from .method_runs import file_name, fingerprint
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
 from .own_modules import source_mark
-from .reward_models import LAST_FILE
 
 Kind = Literal["ppo", "best_of_n"]
+TEMPERATURE: Final = 1.0
+"""Of all responses that are measured: that of PPO's training, at which its KL is penalised."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Sizes:
     """... and this many after it."""
     rollouts: int = 256
     """Responses of a PPO step."""
-    kl_coef: float = 0.02
+    kl_coef: float = 0.01
     """PPO's KL penalty: small enough to let the policy go past the peak. The sandbox's preset, 0.05, holds it back."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < (name not in ("often_until", "kl_coef")):
-                raise ValueError(f"Sizes.{name}: expected 1 or more, got {value!r}")
+            least = 0 if name in ("often_until", "kl_coef") else 1
+            if not value >= least:
+                raise ValueError(f"Sizes.{name}: expected {least} or more, got {value!r}")
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -107,6 +109,8 @@ class RewardModelPlan:
     @property
     def done(self) -> bool:
         """Whether the reward model is whole."""
+        from .reward_models import LAST_FILE  # that module imports torch
+
         return (self.folder / LAST_FILE).is_file()
 
     @property
@@ -166,14 +170,23 @@ class TreatmentPlan:
         return find_treatment(self.treatment)
 
     @property
+    def labels(self) -> Labels:
+        """What its reward models learn from, no more labels than the sizes allow."""
+        return self.found.labels(self.sizes.num_labels)
+
+    @property
+    def as_run(self) -> Treatment:
+        """The treatment with the number of labels that it really has."""
+        return replace(self.found, num_labels=self.labels.num_labels)
+
+    @property
     def folder(self) -> Path:
         """The cell's own."""
         return self.out / "runs" / file_name(self.cell)
 
     def reward_models(self) -> list[RewardModelPlan]:
         """The members, to be trained first."""
-        labels = self.found.labels(self.sizes.num_labels)
-        return [RewardModelPlan(labels, i, self.seed, self.out, self.sizes) for i in range(self.found.members)]
+        return [RewardModelPlan(self.labels, i, self.seed, self.out, self.sizes) for i in range(self.found.members)]
 
     def trained(self) -> Cell:
         """What the treatment makes its reward from.

@@ -21,18 +21,15 @@ from ..agents.rollouts import micro_batches, segment_sum
 from ..oracles.base import RewardOracle
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
-from .overoptimization_plans import PPOPlan, Sizes
+from .overoptimization_plans import TEMPERATURE, PPOPlan, Sizes
 from .overoptimization_runs import assess, describe, make_row, read_evaluation, write_evaluation
 from .parallel import News, Tell, quiet
 from .study import Row
 from .win_rate_runs import answer
 
-TEMPERATURE = 1.0
-"""Of evaluated responses: that of training, at which the KL is penalised."""
-
 
 def ppo_config(sizes: Sizes) -> PPOConfig:
-    """The sandbox's preset with the study's number of steps, rollouts and KL penalty."""
+    """The sandbox's preset with the study's number of steps, rollouts and KL penalty, at a constant learning rate."""
     return replace(
         PPOConfig.sandbox(),
         total_steps=sizes.ppo_steps,
@@ -40,6 +37,7 @@ def ppo_config(sizes: Sizes) -> PPOConfig:
         rollout_batch_size=sizes.rollouts,
         minibatch_size=min(PPOConfig.sandbox().minibatch_size, sizes.rollouts),
         kl_coef=sizes.kl_coef,
+        schedule="constant",  # a rate that falls to 0 stops the policy where it is: near the peak
         save_every=10,
         keep_checkpoints=1,
     )

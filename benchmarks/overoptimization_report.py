@@ -21,6 +21,7 @@ from .overoptimization_gallery import Run, gallery_table
 from .overoptimization_results import Results, gold_text
 from .overoptimization_summary import missing, others, warnings
 from .overoptimization_trends import by_seed, length_residual
+from .overoptimization_tried import Tried
 from .report import Section, Table
 from .study import Row
 from .win_rate_report import SIMULATION, settings_table
@@ -28,17 +29,16 @@ from .win_rate_summary import interval_text, number, signed
 
 RULES = (
     "A fall is measured for each seed from the peak of the mean curve of the other seeds to the end, so that a lucky "
-    "evaluation does not pass for a peak. It is called a fall where its mean over the seeds is more than two standard "
-    "errors above 0 and its 95 % t-interval is above 0 too; a rise of the proxy likewise. Errors and intervals are "
-    "over seeds, the instructions being the same: they say how much another run would differ, not how much other "
-    "instructions would."
+    "evaluation does not pass for a peak. It is called clear where the 95 % t-interval of its mean over the seeds is "
+    "above 0, and so are a rise of the proxy and an ensemble's warning. Errors and intervals are over seeds, the "
+    "instructions being the same: they say how much another run would differ, not how much other instructions would."
 )
-"""How the claims are judged."""
+"""How claims and warnings are judged."""
 FIGURES = {
     "noise": "Noise",
     "along optimization": "Gold and proxy along optimization",
     "against KL": "Gold and proxy against the distance from SFT",
-    "fits": "PPO and best-of-n on the same axes, with fits",
+    "fits": "Gold gained against the distance from SFT, with fits",
     "win rates": "Win rates",
     "warning": "Early warning by an ensemble",
     "length": "Length",
@@ -55,10 +55,9 @@ def write(
     reward_models: Sequence[Row] = (),
     gallery: Sequence[Run] = (),
     length_slope: float | None = None,
-    tried: Sequence[str] = (),
+    tried: Sequence[Tried] = (),
     configuration: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
-    extra_sections: Sequence[Section] = (),
 ) -> tuple[list[Section], Table, list[str]]:
     """Writes the figures and returns the report's sections, the table to print, and the findings in sentences.
 
@@ -66,24 +65,22 @@ def write(
         out: Folder of the study, for the PNG files.
         rows: Of table.csv.
         treatments: All that were meant to run.
-        where: Level, n, seeds and temperature, that stand under every figure and table.
-        reward_models: Rows treatment, seed, accuracy_gold, accuracy_judge (shares of pairs), calibration_error (in
-            [0, 1]); several of a seed are an ensemble's members.
+        where: Instructions and seeds that were meant to be measured; it stands under every figure and table.
+        reward_models: Rows treatment, seed, num_trained (labels without the ties), accuracy_gold and accuracy_judge
+            (shares of pairs), calibration_error (in [0, 1]); several of a seed are an ensemble's members.
         gallery: Runs whose most hacked responses are printed.
         length_slope: What one character more is worth in gold among SFT's responses (`trends.length_slope`).
-        tried: The log of what was tried, one text a paragraph.
+        tried: The log of what was tried.
         configuration: Names and values.
         versions: Of packages.
-        extra_sections: Of the command; they come before the appendix.
 
     Raises:
         ValueError: Rows are faulty, or of an unknown treatment.
     """
     results = Results.of(rows, treatments)
     judged = claims(results)
-    found = missing(results, where.num_seeds) + [claim.sentence for claim in judged]
-    found += others(results) + warnings(results)
-    sentences = ([SIMULATION] if where.level == "sandbox" else []) + found
+    sentences = [SIMULATION, *missing(results, where.num_instructions, where.num_seeds)]
+    sentences += [claim.sentence for claim in judged] + others(results) + warnings(results)
     table = results_table(results, where)
     figures = write_figures(out, results, where, reward_models=reward_models, length_slope=length_slope)
     tables = {
@@ -104,8 +101,7 @@ def write(
         *(Section(f"Reward hacking: {run.title}", [], gallery_table(run)) for run in gallery),
         Section("What the columns mean", meanings(where)),
         Section("Treatments", [], treatment_table(results)),
-        *extra_sections,
-        Section("Appendix: what was tried", list(tried)),
+        Section("Appendix: what was tried", [], tried_table(tried)),
     ]
     if configuration:
         sections.append(Section("Configuration", [], settings_table(configuration)))
@@ -129,7 +125,7 @@ def results_table(results: Results, where: Setting) -> Table:
     rows = []
     for (name, method), curves in results.curves.items():
         gold, top, fallen = curves["gold"], peak(curves["gold"]), drop(curves["gold"])
-        ends = [interval_text(Estimate.of(gold[:, place]).interval, "") for place in (0, top, -1)]
+        ends = [gold_text(Estimate.of(gold[:, place])) for place in (0, top, -1)]
         risen = change_after(curves["proxy"], fallen.peaks)
         kl = number(float(curves["kl"][:, top].mean()))
         rows.append(
@@ -160,9 +156,7 @@ def gains_table(results: Results, where: Setting) -> Table:
     rows = []
     for (name, method), curves in results.curves.items():
         gains = gain_at(curves["kl"], curves["gold"], (*KLS, 8.0))
-        cells = [
-            interval_text(Estimate.of(column).interval, "") if np.isfinite(column).all() else "–" for column in gains.T
-        ]
+        cells = [gold_text(Estimate.of(column)) if np.isfinite(column).all() else "–" for column in gains.T]
         rows.append((results.title(name), METHOD_WORDS[method], *cells, str(len(curves.seeds))))
     header = ("treatment", "method", *(f"at {kl:g} nats" for kl in (*KLS, 8.0)), "n seeds")
     caption = f"Gold gained over SFT where KL first reaches so much. {where.label(*results.methods)}"
@@ -195,10 +189,13 @@ def reward_model_table(results: Results, rows: Sequence[Row]) -> Table | None:
     cells = []
     for name in dict.fromkeys(str(row["treatment"]) for row in rows):
         found = [by_seed(rows, name, measure) for measure in measures]
-        texts = [_percent(each) for each in found]
-        cells.append((results.title(name), *texts, str(found[0].num)))
-    header = ("reward models of", "right about gold, %", "agree with their judge, %", "calibration error, points", "n")
-    return Table(header, cells, f"Mean over n seeds [95 % t-interval]. {FRESH}") if cells else None
+        texts = [interval_text(Estimate.of(100 * each).interval, "%") for each in found]
+        learnt = f"{by_seed(rows, name, 'num_trained').mean():,.0f}"
+        cells.append((results.title(name), learnt, *texts, str(len(found[0]))))
+    measured = ("right about gold, %", "agree with their judge, %", "calibration error, points")
+    header = ("reward models of", "labels", *measured, "n seeds")
+    caption = f"Mean over seeds [95 % t-interval]; labels: that they learn from, without the ties. {FRESH}"
+    return Table(header, cells, caption) if cells else None
 
 
 def length_table(results: Results, slope: float, where: Setting) -> Table:
@@ -216,21 +213,26 @@ def length_table(results: Results, slope: float, where: Setting) -> Table:
 
 
 def treatment_table(results: Results) -> Table:
-    """What each treatment is, as it was told to run."""
-    header = ("name", "title", "labels by", "flips, %", "labels", "models", "combined by")
+    """What each treatment is, as it ran."""
+    header = ("name", "title", "labels by", "flips, %", "labelled pairs", "models", "combined by")
     rows = [
         (
             each.name,
             each.title,
             each.judge if each.members else "–",
-            f"{100 * each.flip:g}",
-            f"{each.num_labels}" if each.members else "–",
+            f"{100 * each.flip:g}" if each.members else "–",
+            f"{each.num_labels:,}" if each.members else "–",
             str(each.members),
             each.combine if each.members > 1 else "–",
         )
         for each in results.facts.values()
     ]
     return Table(header, rows)
+
+
+def tried_table(tried: Sequence[Tried]) -> Table | None:
+    """What was tried on the way to the settings of the study, and what came out; None for nothing."""
+    return Table(("tried", "found"), [(each.what, each.found) for each in tried]) if tried else None
 
 
 # -------------------------------------------------------------------------------------------------------------- words
@@ -264,8 +266,3 @@ def _length_words(slope: float | None) -> str:
 
 def _ratio(estimate: Estimate) -> str:
     return signed(estimate.ratio, "%")
-
-
-def _percent(estimate: Estimate) -> str:
-    found = estimate.interval
-    return interval_text(type(found)(100 * found.mean, 100 * found.low, 100 * found.high, found.num), "%")

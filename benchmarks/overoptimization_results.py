@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -108,13 +107,7 @@ def _change(estimate: Estimate) -> str:
 
 def gold_text(estimate: Estimate) -> str:
     """For instance "1.25 [1.02, 1.48]"; the mean alone for one seed."""
-    return f"{number(estimate.mean)}{bounds_text(estimate)}"
-
-
-def bounds_text(estimate: Estimate) -> str:
-    """The interval with a blank before it; empty for one seed."""
-    found = estimate.interval
-    return "" if math.isnan(found.low) else f" [{number(found.low)}, {number(found.high)}]"
+    return interval_text(estimate.interval, "")
 
 
 def errors_text(estimate: Estimate) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .. import sandbox
 from ..agents import LanguageModel, RewardModeling, RewardModelingConfig
+from ..errors import DataError
 from ..instructions import Instruction, Preference
 from ..sandbox.dataset import Sandbox, label
 from .fresh_pairs import MAX_RESPONSE_TOKENS, fresh_pairs
@@ -31,7 +33,7 @@ def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
     tell(News(plan.cell, 0))
     folder = plan.out / "runs" / file_name(plan.cell)
     folder.mkdir(parents=True, exist_ok=True)
-    check_settings(folder, {**asdict(plan.labels), "seed": plan.seed, "member": plan.member, **asdict(plan.sizes)})
+    check_settings(folder, {**asdict(plan.sizes), **asdict(plan.labels), "seed": plan.seed, "member": plan.member})
     preferences = labelled(plan)
     if not plan.done:
         train(plan, preferences, folder, lambda share: tell(News(plan.cell, int(0.8 * share * plan.units))))
@@ -55,12 +57,30 @@ def train(
     """Trains, sets the scale by the SFT policy's answers and saves into the plan's folder."""
     config = replace(RewardModelingConfig.sandbox(), keep_checkpoints=1)
     val = sandbox.SANDBOX.instructions("val")[: plan.sizes.num_val]
-    trunk, target = sandbox.POLICY, plan.folder
-    if plan.labels.trunk is not None:
-        trunk, target = Path(plan.labels.trunk), folder / "own_scale"
+    trunk, target = Path(plan.labels.trunk or sandbox.POLICY), plan.folder
+    if plan.labels.layers is not None:
+        trunk = shallow(trunk, plan.labels.layers, folder / "trunk")
+    if trunk != sandbox.POLICY:
+        target = folder / "own_scale"
     fit(trunk, preferences, target, val=val, config=config, seed=plan.training_seed, out=folder, tell=tell)
     if target != plan.folder:  # the scale is that of its trunk's answers, and must be that of SFT's as for all others
         rescale(target, plan.folder, preferences[:1], val)
+
+
+def shallow(trunk: Path, layers: int, folder: Path) -> Path:
+    """Saves a language model with only its first layers, as the start of a smaller reward model; returns `folder`.
+
+    Raises:
+        DataError: It has fewer layers.
+    """
+    language_model = LanguageModel.from_pretrained(trunk)
+    model: Any = language_model.model
+    if layers > len(model.model.layers):
+        raise DataError(f"layers: expected at most the {len(model.model.layers)} of {trunk}, got {layers}.")
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    language_model.save(folder)
+    return folder
 
 
 def rescale(source: Path, target: Path, any_pair: Sequence[Preference], val: Sequence[Instruction]) -> None:

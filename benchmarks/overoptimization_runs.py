@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from .. import sandbox
 from ..data.files import write_atomic
+from ..errors import DataError
 from ..oracles.base import RewardOracle, judge
 from .evaluation import SCORES, Evaluation, evaluate, judges_of
-from .overoptimization_curves import COLUMNS
+from .overoptimization_curves import COLUMNS, REQUIRED
 from .overoptimization_plans import TreatmentPlan
 from .overoptimization_treatments import DISAGREEMENT
 from .study import Row
@@ -83,7 +84,12 @@ def known_mean(values: NDArray[np.float64]) -> float | None:
 def make_row(
     plan: TreatmentPlan, *, kl: float, means: Mapping[str, float | None], step: int | None = None, n: int | None = None
 ) -> Row:
-    """A row of `COLUMNS`."""
+    """A row of `COLUMNS`.
+
+    Raises:
+        DataError: Its KL, proxy or gold is not a finite number: nothing can be said of a curve with a gap, so that the
+            cell fails and not the report of all others.
+    """
     facts: Row = {
         "treatment": plan.found.name,
         "method": plan.method,
@@ -92,7 +98,12 @@ def make_row(
         "n": n,
         "kl": kl,
     }
-    return {name: {**facts, **means}[name] for name in COLUMNS}
+    row = {name: {**facts, **means}[name] for name in COLUMNS}
+    for name in REQUIRED:
+        if row[name] is None or not math.isfinite(row[name]):
+            where = f"step {step}" if n is None else f"n {n}"
+            raise DataError(f"{plan.cell}, {where}: expected a {name} of one response at least, got none.")
+    return row
 
 
 def write_evaluation(plan: TreatmentPlan, number: int, row: Row, content: dict[str, list[Any]]) -> None:

@@ -23,7 +23,7 @@ from ..sandbox.dataset import read_rows, write_rows
 from .evaluation import evaluate, judges_of
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
-from .overoptimization_plans import SamplesPlan
+from .overoptimization_plans import TEMPERATURE, SamplesPlan
 from .parallel import News, Tell, quiet
 from .study import Row
 
@@ -59,7 +59,7 @@ def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_settings(plan.folder, {"seed": plan.seed, **asdict(plan.sizes)})
     policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
-    config = BestOfNConfig(num_samples=plan.sizes.num_samples, batch_size=512)
+    config = BestOfNConfig(num_samples=plan.sizes.num_samples, temperature=TEMPERATURE, batch_size=512)
     instructions = plan.sizes.instructions(plan.sizes.num_prompts)
     numbers: dict[tuple[int, str], int] = {}
     index = np.empty((len(instructions), plan.sizes.num_samples), np.int32)
@@ -95,14 +95,15 @@ def read_samples(plan: SamplesPlan) -> StoredSamples:
         raise CheckpointError(f"{file}: expected the samples of seed {plan.seed}, found none. Choose another --out.")
     rows = read_rows(plan.folder / "texts.jsonl.gz")
     index = np.load(file, allow_pickle=False).astype(np.int64)
-    if index.shape != (plan.sizes.num_prompts, plan.sizes.num_samples) or index.max() + 1 != len(rows):
+    instructions = tuple(plan.sizes.instructions(plan.sizes.num_prompts))
+    if index.shape != (len(instructions), plan.sizes.num_samples) or index.max() + 1 != len(rows):
         raise CheckpointError(
-            f"{plan.folder}: expected {plan.sizes.num_prompts} x {plan.sizes.num_samples} samples, got {index.shape}, "
+            f"{plan.folder}: expected {len(instructions)} x {plan.sizes.num_samples} samples, got {index.shape}, "
             f"of {len(rows)} texts. Choose another --out, or remove that folder and the cell {plan.cell!r}."
         )
     columns = {name: np.array([row[name] for row in rows], np.float64) for name in (*JUDGED, "length")}
     return StoredSamples(
-        instructions=tuple(plan.sizes.instructions(plan.sizes.num_prompts)),
+        instructions=instructions,
         prompt=np.array([row["prompt"] for row in rows]),
         texts=tuple(row["text"] for row in rows),
         measures=columns,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from .overoptimization_claims import CLEAN, NOISY, claims
+from collections.abc import Iterable
+
+from .overoptimization_claims import CLEAN, NOISY
 from .overoptimization_curves import METHOD_WORDS
 from .overoptimization_fits import drop, peak
 from .overoptimization_results import Results, gold_text, seeds_text
 from .overoptimization_trends import warning_place
 
 
-def missing(results: Results, num_seeds: int) -> list[str]:
-    """What was meant to run and has no rows: treatments and methods, and seeds of the others."""
+def missing(results: Results, methods: Iterable[str], num_seeds: int) -> list[str]:
+    """What was meant to run and has no rows: treatments of the `methods`, and seeds of those that have some."""
     told = []
-    for method in results.methods:
+    for method in methods:
         gone = [results.title(name) for name in results.facts if results.get(name, method) is None]
         if gone:
             told.append(f"No rows of {METHOD_WORDS[method]} for: {'; '.join(gone)}.")
@@ -26,25 +28,21 @@ def missing(results: Results, num_seeds: int) -> list[str]:
     return told
 
 
-def summary(results: Results) -> list[str]:
-    """The claims in sentences, then what else the curves say."""
-    return [claim.sentence for claim in claims(results)] + others(results) + warnings(results)
-
-
 def others(results: Results) -> list[str]:
     """The drops of the treatments that no claim singles out, in one sentence a method."""
     sentences = []
     for method in results.methods:
-        groups: dict[str, list[str]] = {"falls clearly": [], "does not clearly fall": []}
+        groups: dict[str, list[str]] = {"falls clearly": [], "does not clearly fall": [], "one seed, not judged": []}
         for name in results.facts:
             curves = results.get(name, method)
             if curves is None or name in (NOISY, CLEAN):
                 continue
             fallen = drop(curves["gold"])
             words = f"{results.title(name)} {gold_text(fallen.estimate)} (n = {fallen.estimate.num})"
-            groups["falls clearly" if fallen.clear else "does not clearly fall"].append(words)
-        told = "; ".join(f"{verdict}: {', '.join(members) or 'none'}" for verdict, members in groups.items())
-        if any(groups.values()):
+            verdict = "falls clearly" if fallen.clear else "does not clearly fall"
+            groups[verdict if fallen.estimate.num > 1 else "one seed, not judged"].append(words)
+        told = "; ".join(f"{verdict}: {', '.join(members)}" for verdict, members in groups.items() if members)
+        if told:
             sentences.append(f"Drop of gold from peak to end, other treatments ({METHOD_WORDS[method]}): {told}.")
     return sentences
 
@@ -53,7 +51,7 @@ def warnings(results: Results) -> list[str]:
     """How early an ensemble's disagreement tells that gold will fall."""
     sentences = []
     for (name, method), curves in results.curves.items():
-        if not curves.has("disagreement") or not curves["disagreement"].any():
+        if not curves.disagrees:
             continue
         start, top = f"{results.title(name)} ({METHOD_WORDS[method]})", peak(curves["gold"])
         place, falls = warning_place(curves["disagreement"]), drop(curves["gold"]).clear
@@ -62,12 +60,12 @@ def warnings(results: Results) -> list[str]:
         if len(curves.seeds) < 2:
             sentences.append(f"{start}: {told}; one seed has no standard error to judge a warning by.")
         elif place is None:
-            sentences.append(f"{start}: {told}; it never exceeds its start by two standard errors: no warning.")
+            sentences.append(f"{start}: {told}; it is never clearly above its start: no warning.")
         else:
             alarm = "" if falls else "; a false alarm: gold does not clearly fall"
             when = "before" if place < top else "after" if place > top else "at"
             sentences.append(
-                f"{start}: {told} and exceeds its start by two standard errors from {curves.place(place)} on, {when} "
-                f"the peak of gold ({curves.place(top)}){alarm}."
+                f"{start}: {told} and is first clearly above its start (95 % t-interval above 0) at "
+                f"{curves.place(place)}, {when} the peak of gold ({curves.place(top)}){alarm}."
             )
     return sentences

@@ -44,12 +44,15 @@ class Labels:
     """Pairs that are labelled."""
     trunk: str | None = None
     """Folder of the model that a reward model starts from; None for the SFT policy."""
+    layers: int | None = None
+    """How many of its layers it keeps, the first ones; None for all."""
 
     @property
     def name(self) -> str:
-        """For cells, folders and tables: "sim_eval, flip 0.25, 10000 labels"."""
+        """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
         trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name}"
-        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{trunk}"
+        layers = "" if self.layers is None else f", layers {self.layers}"
+        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{trunk}{layers}"
 
     def annotator(self, seed: int) -> PreferenceOracle:
         """The judge with its noise: the pairs that get a coin at 17.5 % are among those that get one at 25 %."""
@@ -78,8 +81,8 @@ class Treatment:
     """Who labels the pairs: a judge of the sandbox."""
     flip: float = 0.0
     """Noise added to the labels: the share that is flipped, 0 to 0.5."""
-    num_labels: int = 10_000
-    """Pairs that are labelled, of the sandbox's 10,000; ties are left out."""
+    num_labels: int = 2_000
+    """Pairs that are labelled, of the sandbox's 10,000; ties are left out. With all of them the noise averages out."""
     members: int = 1
     """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
     an `oracle`: none is trained."""
@@ -90,6 +93,8 @@ class Treatment:
     0.5 for best-of-n and 0.1 for PPO; here both methods have one reward."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
+    layers: int | None = None
+    """Layers that the reward models keep of it, from the embedding on: smaller ones. None: all (the policy has 3)."""
     wrap: Callable[[Env], Env] | None = None
     """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the one that the members make. It decides the
     reward in training; responses are scored by stepping it."""
@@ -104,13 +109,14 @@ class Treatment:
         require(bool(self.name) and not set(self.name) & set(":,/"), "name", "a text without ':', ',' and '/'")
         require(0 <= self.flip <= 0.5, "flip", "from 0 to 0.5")
         require(self.num_labels >= 1, "num_labels", "1 or more")
+        require(self.layers is None or self.layers >= 1, "layers", "1 or more, or None")
         require(self.combine in ("mean", "min", "uwo"), "combine", "'mean', 'min' or 'uwo'")
         require(0 <= self.uwo_weight < math.inf, "uwo_weight", "0 or more")
         require(self.members >= (self.oracle is None), "members", "1 or more (0 only with an oracle of your own)")
 
     def labels(self, most: int | None = None) -> Labels:
         """What its reward models learn from; `most` labels at most."""
-        return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk)
+        return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk, self.layers)
 
     def settings(self) -> dict[str, Any]:
         """All that decides its reward, JSON-able; of callables whether there is one."""
@@ -195,12 +201,13 @@ TREATMENTS: Final = (
     Treatment("flip_35", "35 % flips", flip=0.35),
     Treatment("gpt4", "one greedy annotator (p_sim^GPT-4)", judge="sim_gpt4"),
     Treatment("human", "human raters", judge="human"),
-    Treatment("labels_2500", "25 % flips, 2,500 labels", flip=0.25, num_labels=2500),
+    Treatment("labels_10000", "25 % flips, 10,000 labels", flip=0.25, num_labels=10_000),
+    Treatment("layers_1", "25 % flips, reward model of 1 layer", flip=0.25, layers=1),
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
 )
-"""The sweep: noise, label counts and ensembles."""
+"""The sweep: noise, label counts, model sizes and ensembles."""
 
 
 def find_treatment(name: str) -> Treatment:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..seeding import keyed_rng
-from .method_agreement import RESAMPLES, Coefficient, spearman_rows
+from .method_agreement import RESAMPLES, Coefficient, percentiles, spearman_rows
 from .method_summary import Estimate
 from .overoptimization_fits import rises
 
@@ -38,7 +38,7 @@ class Trend:
         return bool(self.spearman.value > 1 - 1e-9)
 
 
-def trend(flips: Sequence[float], drops: Array, *, seed: int = 0) -> Trend:
+def trend(flips: Sequence[float], drops: Array) -> Trend:
     """Of drops [T, S] at T shares of flips in [0, 1], seeds paired: column s is the same seed of all treatments.
 
     Raises:
@@ -48,17 +48,16 @@ def trend(flips: Sequence[float], drops: Array, *, seed: int = 0) -> Trend:
     if len(x) < 3 or drops.ndim != 2 or len(drops) != len(x) or not drops.size:
         raise ValueError(f"expected drops [T, S] at T >= 3 shares of flips, got {drops.shape} at {tuple(flips)}")
     count = drops.shape[1]
-    drawn = keyed_rng(seed, "over-optimization", "drops").integers(0, count, (RESAMPLES, count))
+    drawn = keyed_rng(0, "over-optimization", "drops").integers(0, count, (RESAMPLES, count))
     means = drops[:, drawn].mean(axis=2).T
     table = np.concatenate([drops.mean(axis=1)[None], means])
     rho = spearman_rows(np.broadcast_to(x, table.shape), table)
-    known = rho[1:][~np.isnan(rho[1:])]
     # One seed has nothing to resample.
-    bounds = np.quantile(known, [0.025, 0.975]) if count > 1 and len(known) else (math.nan, math.nan)
+    low, high = percentiles(rho[1:]) if count > 1 else (math.nan, math.nan)
     centred = 10 * (x - x.mean())
     slopes = centred @ drops / (centred @ centred)
-    share = float((known > 1 - 1e-9).sum() / RESAMPLES) if count > 1 else math.nan
-    return Trend(Coefficient(float(rho[0]), float(bounds[0]), float(bounds[1])), share, Estimate.of(slopes))
+    share = float((rho[1:] > 1 - 1e-9).mean()) if count > 1 else math.nan
+    return Trend(Coefficient(float(rho[0]), low, high), share, Estimate.of(slopes))
 
 
 def warning_place(disagreement: Array) -> int | None:
@@ -100,10 +99,10 @@ def length_residual(gold: Array, length: Array, slope: float) -> Array:
     return gold - slope * (length - length[:, :1])
 
 
-def by_seed(rows: Sequence[Mapping[str, Any]], treatment: str, measure: str) -> Estimate:
-    """Mean over seeds of a reward models' measure; the members of an ensemble are first averaged within a seed."""
+def by_seed(rows: Sequence[Mapping[str, Any]], treatment: str, measure: str) -> Array:
+    """[S] a measure of a treatment's reward models, one value a seed: the mean over an ensemble's members."""
     found: dict[int, list[float]] = {}
     for row in rows:
         if row["treatment"] == treatment and row[measure] is not None:
             found.setdefault(int(row["seed"]), []).append(float(row[measure]))
-    return Estimate.of(np.array([np.mean(values) for values in found.values()], dtype=np.float64))
+    return np.array([np.mean(values) for values in found.values()], dtype=np.float64)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 
-from .overoptimization_curves import COLUMNS, METHOD_WORDS, Key, all_curves
+from .overoptimization_curves import COLUMNS, METHOD_WORDS, POSITION, Key, all_curves
 from .overoptimization_figures import Setting
 from .overoptimization_fits import peak
 from .overoptimization_gallery import Run
@@ -15,6 +16,7 @@ from .overoptimization_runs import read_evaluation
 from .overoptimization_samples import read_samples
 from .overoptimization_treatments import Labels, Treatment
 from .overoptimization_trends import length_slope
+from .overoptimization_tried import TRIED
 from .report import Section, write_report
 from .study import Row, Study, versions, write_csv
 from .win_rate_report import text_table
@@ -37,12 +39,14 @@ def write_results(
         notes: Sentences that come first.
     """
     places = {plan.found.name: place for place, plan in enumerate(plans.treatments)}
-    rows = sorted(rows, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], _position(row)))
+    rows = sorted(
+        rows, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[POSITION[row["method"]]])
+    )
     study.write_table(rows, COLUMNS)
     used = reward_models_of(plans, models)
     if used:
         write_csv(study.out / "reward_models.csv", used)
-    treatments = tuple({plan.found.name: plan.found for plan in plans.treatments}.values())
+    treatments = tuple({plan.found.name: plan.as_run for plan in plans.treatments}.values())
     where = setting(study, plans)
     sections, table, sentences = write(
         study.out,
@@ -52,23 +56,25 @@ def write_results(
         reward_models=used,
         gallery=gallery(study, plans, rows),
         length_slope=slope(study, plans),
+        tried=TRIED,
         configuration={**study.config, "seeds": study.seeds, "treatments": described(treatments)},
         versions=versions(),
     )
     if notes:
         sections, sentences = [Section("A quick run", list(notes)), *sections], [*notes, *sentences]
-    study.note(level=where.level, label=where.label(), findings=sentences)
+    study.note(level="sandbox", label=where.label(), findings=sentences)
     write_report(study.out / "report.html", TITLE, sections)
     print(text_table(table), *sentences, where.label(), sep="\n")
-    print(f"Written to {study.out}: report.html, table.csv, reward_models.csv, manifest.json, figures and evaluations.")
+    print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures and evaluations.")
 
 
 def setting(study: Study, plans: Plans) -> Setting:
     """What stands under every figure."""
     sizes = plans.treatments[0].sizes
-    instructions = {"ppo": len(sizes.instructions(sizes.num_eval)), "best_of_n": sizes.num_prompts}
-    present = {plan.method for plan in plans.treatments}
-    return Setting({name: num for name, num in instructions.items() if name in present}, len(study.seeds))
+    wanted = {"ppo": sizes.num_eval, "best_of_n": sizes.num_prompts}
+    meant = {plan.method for plan in plans.treatments}
+    counts: dict[str, int] = {name: len(sizes.instructions(num)) for name, num in wanted.items() if name in meant}
+    return Setting(counts, len(study.seeds))
 
 
 def described(treatments: Sequence[Treatment]) -> dict[str, dict[str, object]]:
@@ -91,12 +97,17 @@ def reward_models_of(plans: Plans, models: Sequence[Row]) -> list[Row]:
 
 
 def slope(study: Study, plans: Plans) -> float | None:
-    """What one character more is worth in gold among the first seed's samples; None without samples."""
+    """What one character more is worth in gold among the first seed's samples.
+
+    None without samples, and where all that answer an instruction have one length.
+    """
     for plan in plans.samples:
         if plan.cell in study.done:
             found = read_samples(plan)
             index = found.index.ravel()
-            return length_slope(found.measures["gold"][index], found.measures["length"][index], found.prompt[index])
+            gold, length = (found.measures[name][index] for name in ("gold", "length"))
+            worth = length_slope(gold, length, found.prompt[index])
+            return None if math.isnan(worth) else worth
     return None
 
 
@@ -115,7 +126,3 @@ def gallery(study: Study, plans: Plans, rows: Sequence[Row]) -> list[Run]:
         where = (curves.place(chosen[0]), curves.place(chosen[1]), curves.place(chosen[2]))
         runs.append(Run.of(title, where, start, middle, end))
     return runs
-
-
-def _position(row: Row) -> int:
-    return int(row["step"] if row["n"] is None else row["n"])

@@ -64,10 +64,15 @@ def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
     """
     # Figure, not pyplot: no global state, no backend to choose, nothing to close.
     figure = Figure(figsize=(1.2 + 4.6 * len(panels), 4.4), dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_panel(axis, panel)
+    return titled(figure, title, note)
+
+
+def titled(figure: Figure, title: str, note: str = "") -> Figure:
+    """Writes the title above the figure and the note in small print below, both from the left; returns the figure."""
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     if note:
         lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
         figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from .. import sandbox
 from ..data.files import write_atomic
 from ..errors import CheckpointError, DataError
 from ..sandbox import writers
+from .fresh_pairs import MAX_RESPONSE_TOKENS
+from .method_runs import file_name
 from .methods import StandIn
 from .parallel import quiet
 from .protocol_live import EVAL, Question
@@ -35,7 +36,6 @@ SHARED: Final = ("sft", "gpt4", "chatgpt", "davinci001")
 """Methods of a ranking that are generators here already."""
 RANKED: Final = "ranked "
 """How the names of generators from a ranking begin."""
-MAX_TOKENS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Answering:
     @property
     def file(self) -> Path:
         """Where the answers are kept."""
-        return self.out / "answers" / f"{quote(self.cell, safe=' =,+()')}.json"
+        return self.out / "answers" / f"{file_name(self.cell)}.json"
 
     def run(self, asked: Mapping[str, Question]) -> list[Row]:
         """Answers and stores; a cell without rows of its own."""
@@ -105,7 +105,7 @@ def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
     from ..oracles.registry import make_oracle
 
     quiet()
-    config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_TOKENS, batch_size=512)
+    config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_RESPONSE_TOKENS, batch_size=512)
     agent = BestOfN(
         _policy(sandbox.POLICY), make_oracle("surrogate", dataset=sandbox.SANDBOX), config=config, seed=seed
     )
@@ -142,19 +142,20 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
             f"--ranking {folder}: expected the folder of a finished {RANKING}, got name {manifest.get('name')!r}, "
             f"complete {manifest.get('complete')!r}. Run that command to its end first."
         )
-    return list(_ranked_cells(folder, out, seeds))
+    return list(_ranked_cells(folder, manifest["cells"]["done"], out, seeds))
 
 
-def _ranked_cells(folder: Path, out: Path, seeds: Sequence[int]) -> Iterator[Answering]:
-    for path in sorted((folder / "evaluations").glob("*.json")):
-        rows = _read(folder / "cells" / path.name).get("rows") or [{}]
-        row = rows[0]
-        if row.get("seed") not in seeds or row.get("method") in (*SHARED, None):
+def _ranked_cells(folder: Path, done: Sequence[str], out: Path, seeds: Sequence[int]) -> Iterator[Answering]:
+    for path in sorted((folder / "cells").glob("*.json")):
+        content = _read(path)
+        key, rows = content["key"], content["rows"]
+        # Of a method of one's own that was edited since, the folder has the cells of its earlier sources too.
+        if key not in done or not rows or rows[0].get("method") in (*SHARED, None) or rows[0]["seed"] not in seeds:
             continue
         # A method that learns from no feedback has a row for each and one run for both.
-        name = f"{RANKED}{row['method']}" + (f" ({row['feedback']})" if len(rows) == 1 else "")
-        policy = folder / "runs" / path.stem / "policy"
-        yield Answering(name, row["seed"], out, partial(answer_as_ranked, name, path, policy))
+        name = f"{RANKED}{rows[0]['method']}" + (f" ({rows[0]['feedback']})" if len(rows) == 1 else "")
+        stored, policy = folder / "evaluations" / f"{file_name(key)}.json", folder / "runs" / file_name(key) / "policy"
+        yield Answering(name, rows[0]["seed"], out, partial(answer_as_ranked, name, stored, policy))
 
 
 def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, Question], seed: int) -> Answers:
@@ -176,13 +177,13 @@ def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, 
     return {name: {EVAL: [known[text] for text in wanted], **more}}
 
 
-def collect(cells: Sequence[Answering]) -> dict[str, dict[str, list[list[str]]]]:
-    """Generator -> set -> answers of each seed, of the finished cells."""
-    found: dict[str, dict[str, list[list[str]]]] = {}
+def collect(cells: Sequence[Answering]) -> dict[str, dict[str, dict[int, list[str]]]]:
+    """Generator -> set -> seed -> answers, of the finished cells."""
+    found: dict[str, dict[str, dict[int, list[str]]]] = {}
     for cell in cells:
         for name, by_set in cell.read().items():
             for which, answers in by_set.items():
-                found.setdefault(name, {}).setdefault(which, []).append(answers)
+                found.setdefault(name, {}).setdefault(which, {})[cell.seed] = answers
     return found
 
 
@@ -190,7 +191,7 @@ def collect(cells: Sequence[Answering]) -> dict[str, dict[str, list[list[str]]]]
 def _policy(folder: Path) -> Any:
     from ..agents import LanguageModel
 
-    return LanguageModel.from_pretrained(folder, max_response_tokens=MAX_TOKENS)
+    return LanguageModel.from_pretrained(folder, max_response_tokens=MAX_RESPONSE_TOKENS)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure as Drawing
 from ..statistics import Interval
 from .method_figures import place_labels
 from .method_summary import Estimate
-from .plots import COLORS
+from .plots import COLORS, titled
 from .protocol_answers import RANKED
 from .protocol_live import EVAL, FRESH, LIVE
 from .protocol_pairs import ALL, SETS, UPSTREAM, WANTED
@@ -49,7 +48,7 @@ def draw_sources(rows: Sequence[Row], level: str, note: str) -> Drawing:
     figure = Drawing(figsize=(1 + 6.2 * len(judges), 2.0 + 0.27 * tallest), dpi=150, layout="constrained")
     for axis, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
         _draw_sources(axis, select(found, judge=judge), judge_name(judge))
-    return _finish(figure, f"Win rate by source; bars are one standard error ({level})", note)
+    return titled(figure, f"Win rate by source; bars are one standard error ({level})", note)
 
 
 def _draw_sources(axis: Axes, rows: Sequence[Row], title: str) -> None:
@@ -92,7 +91,7 @@ def draw_live(rows: Sequence[Row], note: str) -> Drawing:
         told = {row["other"]: row for row in select(rows, part="live", figure="r2", judge=judge, subject=EVAL)}
         words = [f"r² {which} {told[which]['value']:.3f}" for which in (LIVE, FRESH) if which in told]
         axis.set_title(f"{judge_name(judge)}: {', '.join(words)}", fontsize=10, loc="left")
-    figure = _finish(figure, "Win rates on held-out instructions against those on the evaluation set", note)
+    figure = titled(figure, "Win rates on held-out instructions against those on the evaluation set", note)
     for axis, points in labelled:
         place_labels(figure, axis, points)
     return figure
@@ -152,13 +151,14 @@ def draw_judges(rows: Sequence[Row], note: str) -> Drawing:
         )  # fmt: skip
         points |= {name: (_estimate(one[name]), _estimate(two[name])) for name in both}
     axis.plot([0, 100], [0, 100], color="#bbbbbb", linestyle="--", linewidth=1, zorder=0)
-    axis.set(xlim=(5, 103), ylim=(5, 103), aspect="equal")
+    low = min((estimate.mean for point in points.values() for estimate in point), default=0.0)
+    axis.set(xlim=(max(-3.0, low - 8), 103), ylim=(max(-3.0, low - 8), 103), aspect="equal")
     axis.set(xlabel="win rate by GPT-4 (%)", ylabel="win rate by Claude (%)")
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
-    figure = _finish(figure, "The same models by two judges; bars are one standard error (recorded)", note)
+    figure = titled(figure, "The same models by two judges; bars are one standard error (recorded)", note)
     place_labels(figure, axis, points)
     return figure
 
@@ -175,7 +175,7 @@ def draw_pairs(rows: Sequence[Row], note: str) -> Drawing:
         _draw_pairs(axis, select(found, judge=judge), f"{judge_name(judge)} ({select(found, judge=judge)[0]['level']})")
     for axis in axes[len(judges) :]:
         axis.set_visible(False)
-    return _finish(figure, "Pairs of models told apart by a paired t-test, p < .05", note)
+    return titled(figure, "Pairs of models told apart by a paired t-test, p < .05", note)
 
 
 def _draw_pairs(axis: Axes, rows: Sequence[Row], title: str) -> None:
@@ -201,13 +201,6 @@ def _draw_pairs(axis: Axes, rows: Sequence[Row], title: str) -> None:
 def _estimate(row: Row) -> Estimate:
     error = row["standard_error"]
     return Estimate(Interval(row["value"], math.nan, math.nan, row["n"] or 0), math.nan if error is None else error)
-
-
-def _finish(figure: Drawing, title: str, note: str) -> Drawing:
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
-    figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")
-    return figure
 
 
 def spread(rows: Sequence[Row]) -> tuple[Row, Row] | None:

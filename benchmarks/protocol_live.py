@@ -68,10 +68,10 @@ def questions(data: Sandbox, num_eval: int, num_others: int) -> dict[str, Questi
     }
 
 
-def draw_fresh(num: int, known: Iterable[str], seed: int = SEED + 1) -> tuple[Instruction, ...]:
+def draw_fresh(num: int, known: Iterable[str]) -> tuple[Instruction, ...]:
     """The evaluation set drawn with another seed, without what is known, thinned out evenly to `num`."""
     taken = set(known)
-    rows = [row for row in _another(seed) if str(row) not in taken]
+    rows = [row for row in _another_evaluation() if str(row) not in taken]
     return tuple(rows[index] for index in subset(len(rows), num))
 
 
@@ -154,10 +154,8 @@ def shares(rows: Sequence[Instruction]) -> dict[tuple[str, str], float]:
 def distances(one: Sequence[Instruction], two: Sequence[Instruction]) -> dict[str, float]:
     """Property -> total variation between two sets: 0 for equal shares, 1 for no value in common."""
     a, b = shares(one), shares(two)
-    return {
-        name: sum(abs(a.get(key, 0) - b.get(key, 0)) for key in a.keys() | b.keys() if key[0] == name) / 2
-        for name in PROPERTIES
-    }
+    keys = sorted(a.keys() | b.keys())  # a sum in one order: a set's differs between processes
+    return {name: sum(abs(a.get(key, 0) - b.get(key, 0)) for key in keys if key[0] == name) / 2 for name in PROPERTIES}
 
 
 def _chance(row: Instruction) -> float:
@@ -172,8 +170,8 @@ def _chance(row: Instruction) -> float:
 
 
 @cache
-def _another(seed: int) -> tuple[Instruction, ...]:
-    return tuple(generate(seed)[EVAL])
+def _another_evaluation() -> tuple[Instruction, ...]:
+    return tuple(generate(SEED + 1)[EVAL])
 
 
 @cache

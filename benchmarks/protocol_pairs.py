@@ -19,7 +19,9 @@ import numpy as np
 from scipy import stats
 
 from ..seeding import keyed_rng
-from .protocol_statistics import Array, make_row, percentiles
+from .method_agreement import percentiles
+from .protocol_statistics import Array, make_row
+from .reward_model_accuracy import wilson
 from .study import Row
 
 SIZES: Final = (25, 50, 100, 150, 200, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700, 750, 805)
@@ -49,7 +51,7 @@ def differences(credits: Mapping[str, Array]) -> Array:
     return np.stack([credits[one] - credits[two] for one, two in combinations(credits, 2)], axis=1)
 
 
-def p_values(gaps: Array, sizes: Sequence[int], repeats: int, *, seed: int = 0) -> Array:
+def p_values(gaps: Array, sizes: Sequence[int], repeats: int) -> Array:
     """Two-sided p of paired t-tests on the first instructions of `repeats` shuffles: [repeats, sizes, pairs].
 
     A row without a verdict for one of the two is left out of that pair; without spread p is 1 for equal means, else 0.
@@ -58,12 +60,11 @@ def p_values(gaps: Array, sizes: Sequence[int], repeats: int, *, seed: int = 0) 
         gaps: Differences [B, pairs], NaN = one of the two has no verdict.
         sizes: Rising numbers of instructions, the last at most B.
         repeats: Number of shuffles.
-        seed: Picks the shuffles.
     """
     found = np.empty((repeats, len(sizes), gaps.shape[1]))
     starts = [0, *sizes[:-1]]
     for repeat in range(repeats):
-        drawn = gaps[keyed_rng(seed, "paired tests", repeat).permutation(len(gaps))[: sizes[-1]]]
+        drawn = gaps[keyed_rng(0, "paired tests", repeat).permutation(len(gaps))[: sizes[-1]]]
         known = ~np.isnan(drawn)
         filled = np.where(known, drawn, 0)
         # Sums over the instructions between two sizes, then their running totals.
@@ -81,14 +82,14 @@ def p_values(gaps: Array, sizes: Sequence[int], repeats: int, *, seed: int = 0) 
     return found
 
 
-def needed(shares: Array, sizes: Sequence[int], wanted: float = WANTED) -> Array:
-    """The least size from which on the share stays at `wanted` or above, of each row [R, sizes]; inf if never."""
-    stays = np.logical_and.accumulate((shares >= wanted)[:, ::-1], axis=1)[:, ::-1]
+def needed(shares: Array, sizes: Sequence[int]) -> Array:
+    """The least size from which on the share stays at `WANTED` or above, of each row [R, sizes]; inf if never."""
+    stays = np.logical_and.accumulate((shares >= WANTED)[:, ::-1], axis=1)[:, ::-1]
     return np.where(stays.any(axis=1), np.array(sizes, dtype=float)[stays.argmax(axis=1)], np.inf)
 
 
 def pair_rows(level: str, judge: str, credits: Sequence[Mapping[str, Array]], *, repeats: int) -> list[Row]:
-    """All rows about telling models apart.
+    """All rows about telling models apart; none without two models.
 
     Args:
         level: sandbox or recorded.
@@ -96,14 +97,17 @@ def pair_rows(level: str, judge: str, credits: Sequence[Mapping[str, Array]], *,
         credits: Credits [B] of each model, once for each evaluation (seed); pairs are of one evaluation.
         repeats: Shuffles.
     """
+    if not credits or len(credits[0]) < 2:
+        return []
     num = len(next(iter(credits[0].values())))
     sizes = sizes_of(num)
     gaps = np.concatenate([differences(one) for one in credits], axis=1)
     p = p_values(gaps, sizes, repeats)
     width = 100 * np.abs(np.nanmean(gaps, axis=0))
     rows = curve_rows(level, judge, ALL, p, sizes)
-    for low, high in BANDS:
-        chosen = (width >= low) & (width < high)
+    band = np.digitize(width, [low for low, _ in BANDS[1:]])
+    for place, (low, high) in enumerate(BANDS):
+        chosen = band == place
         if chosen.any():
             rows += curve_rows(level, judge, f"gap {low:g} to {high:g} points", p[:, :, chosen], sizes)
     rows += [_power_row(level, judge, gaps, size) for size in dict.fromkeys((min(UPSTREAM, num), num))]
@@ -176,18 +180,17 @@ def _set_rows(level: str, judge: str, p: Array, sizes: Sequence[int], num_models
         for place, size in enumerate(sizes)
     ]  # fmt: skip
     reached = float((needed(table, sizes) <= UPSTREAM).mean())
-    count = NUM_SETS
-    half = stats.binomtest(round(reached * count), count).proportion_ci(method="wilson")
     rows.append(
         make_row(
             "pairs", level, judge, "sets_that_need_300_or_fewer", SETS, "", reached,
-            bounds=(float(half.low), float(half.high)), n=UPSTREAM, models=count,
+            bounds=wilson(NUM_SETS * reached, NUM_SETS), n=UPSTREAM, models=NUM_SETS,
         )
     )  # fmt: skip
     return rows
 
 
-def by_seed(credits: Mapping[str, Sequence[Array]]) -> list[dict[str, Array]]:
-    """Generator -> seeds, turned into one evaluation a seed, of the seeds that all have."""
-    num = min(len(seeds) for seeds in credits.values())
-    return [{name: seeds[seed] for name, seeds in credits.items()} for seed in range(num)]
+def by_seed(credits: Mapping[str, Mapping[int, Array]]) -> list[dict[str, Array]]:
+    """Generator -> seed -> credits, turned into one evaluation a seed, of the seeds that all have."""
+    first = next(iter(credits.values()))
+    common = [seed for seed in first if all(seed in seeds for seeds in credits.values())]
+    return [{name: seeds[seed] for name, seeds in credits.items()} for seed in common]

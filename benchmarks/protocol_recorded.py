@@ -24,6 +24,7 @@ from ..data.recorded import INDEX, JUDGEMENT
 from ..data.schema import TEXT, Field, check_rows, is_text
 from ..errors import DataError
 from ..seeding import keyed_rng
+from ..statistics import win_rate
 from .annotator_recorded import LEVEL
 from .method_agreement import FEWEST
 from .protocol_pairs import pair_rows
@@ -160,9 +161,9 @@ def leaderboard_rows(
 
 
 def recorded_rates(credits: Mapping[str, Array]) -> Rates:
-    """Win rates with standard errors from verdicts."""
-    rows = {name: rate_row("", "", "", name, "", row) for name, row in credits.items()}
-    return {name: (row["value"], row["standard_error"] or 0.0) for name, row in rows.items()}
+    """Win rates with standard errors from verdicts, of the models that have two or more."""
+    found = {name: win_rate(row) for name, row in credits.items()}
+    return {name: (each.win_rate, each.standard_error) for name, each in found.items() if each.num_total > 1}
 
 
 def table_rows(names: tuple[str, str], one: Rates, two: Rates, resamples: int) -> list[Row]:

@@ -117,15 +117,16 @@ def _source_sentences(rows: Sequence[Row]) -> list[str]:
     sentences = []
     for level, judge in dict.fromkeys((row["level"], row["judge"]) for row in found):
         mine = select(found, level=level, judge=judge)
-        rest = select(mine, figure="r2", other="the other sources")
-        if not rest:
-            continue
-        best, worst = (pick(rest, key=lambda row: float(row["value"])) for pick in (max, min))
+        rest = [row for row in select(mine, figure="r2", other="the other sources") if row["value"] is not None]
         rates = [row for row in select(mine, figure="win_rate") if row["other"] != "all"]
         by_model = [protocol_figures.spread(select(rates, subject=name)) for name in {row["subject"] for row in rates}]
-        low, high = max((pair for pair in by_model if pair), key=lambda pair: pair[1]["value"] - pair[0]["value"])
+        known = [pair for pair in by_model if pair]
+        if not rest or not known:
+            continue
+        low, high = max(known, key=lambda pair: pair[1]["value"] - pair[0]["value"])
+        best, worst = (pick(rest, key=lambda row: float(row["value"])) for pick in (max, min))
         sentences.append(
-            f"{_at(level, judge)}: r² of a source with the other four over {best['models']} generators is between "
+            f"{_at(level, judge)}: r² of a source with all others over {best['models']} generators is between "
             f"{_with_interval(worst)} ({worst['subject']}, n = {worst['n']}) and {_with_interval(best)} "
             f"({best['subject']}, n = {best['n']}). The widest apart is {low['subject']}: {low['value']:.1f} % ± "
             f"{low['standard_error']:.1f} on {low['other']}, {high['value']:.1f} % ± {high['standard_error']:.1f} on "

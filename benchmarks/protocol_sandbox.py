@@ -26,10 +26,10 @@ NO_INPUT: Final = f"{EVAL} without inputs"
 """The evaluation instructions that have no input, as nearly all live ones: what the share of inputs alone does."""
 CROSS: Final = "sim_eval on eval, human on live"
 
-Texts = Mapping[str, Mapping[str, Sequence[Sequence[str]]]]
-"""Generator -> set of instructions -> answers of each seed."""
-Judged = dict[str, dict[str, dict[str, list[Array]]]]
-"""Judge -> set of instructions -> generator -> credits [B] of each seed."""
+Texts = Mapping[str, Mapping[str, Mapping[int, Sequence[str]]]]
+"""Generator -> set of instructions -> seed -> answers."""
+Judged = dict[str, dict[str, dict[str, dict[int, Array]]]]
+"""Judge -> set of instructions -> generator -> seed -> credits [B]."""
 
 
 def judge_all(answers: Texts, asked: Mapping[str, Question]) -> Judged:
@@ -39,10 +39,10 @@ def judge_all(answers: Texts, asked: Mapping[str, Question]) -> Judged:
         for generator, by_set in answers.items():
             for which, seeds in by_set.items():
                 question = asked[which]
-                found[judge][which][generator] = [
-                    compare(sandbox.judge(judge, seed), question.instructions, question.references, texts).scores
-                    for seed, texts in enumerate(seeds)
-                ]
+                found[judge][which][generator] = {
+                    seed: compare(sandbox.judge(judge, seed), question.instructions, question.references, texts).scores
+                    for seed, texts in seeds.items()
+                }
     return found
 
 
@@ -56,19 +56,27 @@ def rows_of(answers: Texts, asked: Mapping[str, Question], *, repeats: int, resa
         resamples: For the intervals of agreements.
     """
     judged = judge_all(answers, asked)
+    # Most figures are over a generator's seeds, whichever they are.
+    credits = {
+        judge: {
+            which: {name: list(seeds.values()) for name, seeds in generators.items()}
+            for which, generators in sets.items()
+        }
+        for judge, sets in judged.items()
+    }
     sources = [row.source for row in asked[EVAL].instructions]
     rows = mixture_rows(asked)
-    for judge, sets in judged.items():
+    for judge, sets in credits.items():
         rows += source_rows(LEVEL, judge, sets[EVAL], sources, resamples)
         rows += live_rows(judge, sets, resamples)
         rows += agreement_rows(
             "live", LEVEL, judge, (NO_INPUT, LIVE), without_inputs(sets[EVAL], asked), sets[LIVE], resamples=resamples
         )
-        rows += pair_rows(LEVEL, judge, by_seed(sets[EVAL]), repeats=repeats)
+        rows += pair_rows(LEVEL, judge, by_seed(judged[judge][EVAL]), repeats=repeats)
         # Two seeds of a ranked method are two trainings, which may differ in truth.
         same = {name: seeds for name, seeds in sets[EVAL].items() if not name.startswith(RANKED)}
         rows += null_rows(LEVEL, judge, same, repeats=repeats)
-    simulated, human = (judged[judge] for judge in JUDGES)
+    simulated, human = (credits[judge] for judge in JUDGES)
     names = (EVAL, LIVE)
     return rows + agreement_rows("live", LEVEL, CROSS, names, simulated[EVAL], human[LIVE], resamples=resamples)
 

@@ -21,7 +21,16 @@ from scipy import stats
 
 from ..statistics import win_rate
 from .annotator_votes import mean_known
-from .method_agreement import FEWEST, Bootstrap, kendall_rows, spearman_rows
+from .method_agreement import (
+    FEWEST,
+    TAILS,
+    Bootstrap,
+    correlation,
+    kendall_rows,
+    pearson_rows,
+    percentiles,
+    spearman_rows,
+)
 from .study import Row
 
 Array = NDArray[np.float64]
@@ -32,7 +41,6 @@ COLUMNS: Final = (
     "paper",
 )  # fmt: skip
 CONFIDENCE: Final = 0.95
-TAILS: Final = (2.5, 97.5)
 NEARLY_1: Final = 1 - 1e-9
 """Correlations are kept below this one, of which Fisher's z is finite."""
 
@@ -46,7 +54,7 @@ def make_row(
     other: str,
     value: float,
     *,
-    bounds: tuple[float, float] = (math.nan, math.nan),
+    bounds: Sequence[float] = (math.nan, math.nan),
     standard_error: float = math.nan,
     n: int | None = None,
     models: int | None = None,
@@ -185,48 +193,13 @@ def correlation_rows(
     ]  # fmt: skip
 
 
-def correlation(figure: str, x: Array, y: Array) -> float:
-    """One of r2, spearman, kendall (tau-b) by scipy; NaN where a column is constant."""
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return math.nan
-    if figure == "r2":
-        return float(stats.pearsonr(x, y).statistic) ** 2
-    if figure == "spearman":
-        return float(stats.spearmanr(x, y).statistic)
-    return float(stats.kendalltau(x, y).statistic)
-
-
-def pearson_rows(x: Array, y: Array) -> Array:
-    """Pearson's correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
-    one, two = (values - values.mean(axis=1, keepdims=True) for values in (x, y))
-    squares = (one**2).sum(axis=1) * (two**2).sum(axis=1)
-    found = np.full(len(x), np.nan)
-    np.divide((one * two).sum(axis=1), np.sqrt(squares), out=found, where=squares > 0)
-    return found
-
-
-def bounds_of(figure: str, x: Array, y: Array, resampled: tuple[Array, Array]) -> tuple[float, float]:
+def bounds_of(figure: str, x: Array, y: Array, resampled: tuple[Array, Array]) -> Sequence[float]:
     """The 95 % interval of an agreement of x and y [M] from their resamples [R, M]; NaN where nothing is known."""
     if figure != "r2":
         return percentiles((spearman_rows if figure == "spearman" else kendall_rows)(*resampled))
     measured = float(pearson_rows(x[None], y[None])[0])
-    low, middle, high = (float(np.arctanh(np.clip(end, -NEARLY_1, NEARLY_1))) for end in _quantiles(*resampled))
+    ends = percentiles(pearson_rows(*resampled), (TAILS[0], 50, TAILS[1]))
+    low, middle, high = (float(np.arctanh(np.clip(end, -NEARLY_1, NEARLY_1))) for end in ends)
     shift = float(np.arctanh(np.clip(measured, -NEARLY_1, NEARLY_1))) - middle
-    ends = sorted(np.tanh([low + shift, high + shift]).tolist(), key=abs)
-    return 0.0 if low + shift < 0 < high + shift else ends[0] ** 2, ends[1] ** 2
-
-
-def _quantiles(x: Array, y: Array) -> Array:
-    """Lower end, median and upper end of the resampled correlations."""
-    known = pearson_rows(x, y)
-    known = known[~np.isnan(known)]
-    return np.percentile(known, (TAILS[0], 50, TAILS[1])) if len(known) else np.full(3, np.nan)
-
-
-def percentiles(values: Array) -> tuple[float, float]:
-    """Of a 95 % interval, over the values that are known."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return math.nan, math.nan
-    low, high = np.percentile(known, TAILS)
-    return float(low), float(high)
+    near, far = sorted(np.tanh([low + shift, high + shift]).tolist(), key=abs)
+    return 0.0 if low + shift < 0 < high + shift else near**2, far**2

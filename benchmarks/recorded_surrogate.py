@@ -49,11 +49,18 @@ class SurrogateOptions(StudyOptions):
     """Learns reward models from recorded judgements and tests them on models that they never saw."""
 
     seeds: int = 1
-    """No effect: the folds and the fits are always the same. Accepted because every benchmark command takes it."""
+    """1 alone: the folds and the fits are always the same, so a repetition would say the same again."""
     data: str | None = None
     """The folder with responses and judgements. Default: the environment variable ALPACAFARM_DATA."""
     surrogates: tuple[str, ...] = ()
     """Which to try beside the baselines. Default: all; with --quick without the slowest two."""
+
+    def __post_init__(self) -> None:
+        if self.seeds != 1:
+            raise ValueError(
+                f"--seeds: expected 1, got {self.seeds!r}: the folds and the fits are always the same, so a repetition "
+                "would say the same again."
+            )
 
 
 def plans(options: SurrogateOptions, judged: Judged) -> list[tuple[str, str]]:

@@ -81,10 +81,15 @@ class Judged:
             np.array([dataset.judgements(model)[rows] for model in dataset.judged]),
         )
 
-    @property
+    @cached_property
     def decisive(self) -> Mask:
         """[M, N] where the judge preferred one of the two texts: what is trained on and tested."""
         return np.asarray((self.credits == 0) | (self.credits == 1))
+
+    @cached_property
+    def lengths(self) -> Array:
+        """[M, N] characters of the responses."""
+        return np.array([[len(text) for text in row] for row in self.outputs], dtype=np.float64)
 
     @cached_property
     def win_rates(self) -> Array:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from .annotator_votes import LIST_ITEM, has_list
-from .recorded_surrogate_data import Array, Indices, Judged
+from .recorded_surrogate_data import Array, Indices, Judged, Mask
 
 _WORD: Final = re.compile(r"[^\W_]+(?:'\w+)?")
 _SENTENCE: Final = re.compile(r"[.!?](?:\s|$)")
@@ -39,30 +39,30 @@ class Features:
 
     def __init__(self, judged: Judged) -> None:
         self.judged = judged
-
-    @cached_property
-    def length_and_list(self) -> Array:
-        """[M N, 3]: log ratio of the lengths, tanh of their difference, list in the response less in the reference."""
-        texts = [[text for row in self.judged.outputs for text in row], self._repeated(self.judged.references)]
-        length, reference = (np.array([len(text) for text in side], dtype=np.float64) for side in texts)
-        listed, other = (np.array([has_list(text) for text in side], dtype=np.float64) for side in texts)
-        ratio = np.log1p(length) - np.log1p(reference)
-        return np.stack([ratio, np.tanh((length - reference) / LENGTH_SCALE), listed - other], axis=1)
+        self._tokens: dict[tuple[int, int], tuple[Indices, Indices, Indices]] = {}
 
     @cached_property
     def lengths(self) -> Array:
         """[M N, 2]: characters of the response and of the reference."""
-        references = self._repeated(self.judged.references)
-        flat = [text for row in self.judged.outputs for text in row]
-        return np.array([(len(a), len(b)) for a, b in zip(flat, references, strict=True)], dtype=np.float64)
+        return self._beside(self.judged.lengths, [len(text) for text in self.judged.references])
+
+    @cached_property
+    def lists(self) -> Array:
+        """[M N, 2]: 1 where the response, and where the reference, has a list."""
+        own = np.array([[has_list(text) for text in row] for row in self.judged.outputs])
+        return self._beside(own, [has_list(text) for text in self.judged.references])
+
+    @cached_property
+    def length_and_list(self) -> Array:
+        """[M N, 3]: log ratio of the lengths, tanh of their difference, list in the response less in the reference."""
+        (length, reference), (listed, other) = self.lengths.T, self.lists.T
+        ratio = np.log1p(length) - np.log1p(reference)
+        return np.stack([ratio, np.tanh((length - reference) / LENGTH_SCALE), listed - other], axis=1)
 
     @cached_property
     def length_and_list_raw(self) -> Array:
         """[M N, 7]: `length_and_list`, the two lengths, and the two lists: all that a model of length could use."""
-        references = self._repeated(self.judged.references)
-        flat = [text for row in self.judged.outputs for text in row]
-        lists = np.array([(has_list(a), has_list(b)) for a, b in zip(flat, references, strict=True)], dtype=np.float64)
-        return np.hstack([self.length_and_list, self.lengths, lists])
+        return np.hstack([self.length_and_list, self.lengths, self.lists])
 
     @cached_property
     def dense(self) -> Array:
@@ -75,22 +75,28 @@ class Features:
 
     @cached_property
     def words(self) -> Any:
-        """[M N, HASHED] sparse: hashed word 1- and 2-grams of the response less the reference's, each of norm 1."""
+        """[M N, HASHED + 3] sparse: hashed word 1- and 2-grams of the response less the reference's, each of norm 1.
+
+        `length_and_list` stands beside them, at its own scale: rows of norm 1 cannot say how long a text is.
+        """
         return self._hashed("word", (1, 2))
 
     @cached_property
     def characters(self) -> Any:
-        """[M N, HASHED] sparse: as `words`, of character 3- to 5-grams within words."""
+        """[M N, HASHED + 3] sparse: as `words`, of character 3- to 5-grams within words."""
         return self._hashed("char_wb", (3, 5))
 
     def tokens(self, buckets: int, length: int) -> tuple[Indices, Indices, Indices]:
         """Words hashed to 1 .. buckets - 1, cut or padded with 0, [., length]: instructions, references, responses."""
-        table = (self.judged.instructions, self.judged.references, [y for row in self.judged.outputs for y in row])
-        x, r, y = (np.array([_token_row(text, buckets, length) for text in side], dtype=np.int64) for side in table)
-        return x, r, y
+        if (buckets, length) not in self._tokens:
+            table = (self.judged.instructions, self.judged.references, [y for row in self.judged.outputs for y in row])
+            x, r, y = (np.array([_token_row(text, buckets, length) for text in side], dtype=np.int64) for side in table)
+            self._tokens[buckets, length] = x, r, y
+        return self._tokens[buckets, length]
 
-    def _repeated(self, texts: Sequence[str]) -> list[str]:
-        return list(texts) * len(self.judged.models)
+    def _beside(self, own: Array | Mask, reference: Sequence[int]) -> Array:
+        """Values of the responses [M, N] beside those of the references [N], as [M N, 2]."""
+        return np.stack([own.ravel(), np.tile(reference, len(own))], axis=1).astype(np.float64)
 
     def _hashed(self, analyzer: str, ngrams: tuple[int, int]) -> Any:
         from scipy import sparse
@@ -101,7 +107,8 @@ class Features:
         )
         response = vectorizer.transform([text for row in self.judged.outputs for text in row])
         reference = vectorizer.transform(self.judged.references)
-        return sparse.csr_matrix(response - sparse.vstack([reference] * len(self.judged.models)))
+        grams = response - sparse.vstack([reference] * len(self.judged.models))
+        return sparse.csr_matrix(sparse.hstack([grams, sparse.csr_matrix(self.length_and_list)]))
 
     def _meetings(self) -> Array:
         """Cosines of response and instruction, response and reference, reference and instruction; the last's length."""

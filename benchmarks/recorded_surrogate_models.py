@@ -116,11 +116,9 @@ def _trees(columns: Callable[[Features], Array]) -> Fit:
 
 def _ngrams(columns: Callable[[Features], Any]) -> Fit:
     def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-        from scipy import sparse
         from sklearn.linear_model import SGDClassifier
 
-        # The lengths are told beside the n-grams, at their scale: rows of norm 1 cannot say how long a text is.
-        table = sparse.csr_matrix(sparse.hstack([columns(features), sparse.csr_matrix(features.length_and_list)]))
+        table = columns(features)
         model = SGDClassifier(loss="log_loss", alpha=1e-5, max_iter=5, tol=None, random_state=0)
         model.fit(table[rows], labels, sample_weight=weights)
         return lambda test: np.asarray(model.decision_function(table[test]))

@@ -109,13 +109,13 @@ def accuracy_table(rows: Sequence[Row], protocol: str, group: str) -> report.Tab
         lines.append(
             (
                 find_surrogate(row["surrogate"]).title,
-                f"{row['accuracy']:.1%}",
-                f"{row['accuracy_low']:.1%} to {row['accuracy_high']:.1%}",
-                f"{row['auc']:.3f}",
-                f"{row['auc_low']:.3f} to {row['auc_high']:.3f}",
-                f"{row['auc_within_model']:.3f}",
-                f"{100 * row['difference']:+.1f} ± {100 * row['standard_error']:.1f}" if gap else "–",
-                f"{row['z']:+.1f}" if gap and row["z"] is not None else "–",
+                _text(row["accuracy"], ".1%"),
+                _span(row, "accuracy", ".1%"),
+                _text(row["auc"], ".3f"),
+                _span(row, "auc", ".3f"),
+                _text(row["auc_within_model"], ".3f"),
+                _gap(row) if gap else "–",
+                _text(row["z"], "+.1f"),
                 f"{row['models_ahead']} of {row['num_models']}" if gap else "–",
                 str(row["num_pairs"]),
             )
@@ -168,23 +168,23 @@ def findings(results: Results) -> list[str]:
 
 def _accuracy_findings(rows: Sequence[Row], protocol: str) -> list[str]:
     near = {row["surrogate"]: row for row in rows if (row["protocol"], row["group"]) == (protocol, GROUPS[0])}
-    if not near:
+    if not any(row["is_baseline"] for row in near.values()):
         return []
     base = max((row for row in near.values() if row["is_baseline"]), key=lambda row: float(row["accuracy"]))
     tried = [row for row in near.values() if not row["is_baseline"] and row["difference"] is not None]
     where = "Models and instructions left out" if protocol == "disjoint" else "Only models left out"
     said = [
         f"{where}: the strongest baseline on the near-reference models is "
-        f"{find_surrogate(base['surrogate']).title!r} with {base['accuracy']:.1%} and AUC {base['auc']:.3f}."
+        f"{find_surrogate(base['surrogate']).title!r} with {base['accuracy']:.1%} and AUC {_text(base['auc'], '.3f')}."
     ]
     better = [row for row in tried if row["z"] is not None and row["z"] > ENOUGH]
     for row in better or sorted(tried, key=lambda row: -float(row["difference"]))[:1]:
         verdict = "above" if row in better else "not above"
         said.append(
-            f"{where}: {find_surrogate(row['surrogate']).title!r} has {row['accuracy']:.1%} and AUC {row['auc']:.3f}, "
-            f"{100 * row['difference']:+.1f} ± {100 * row['standard_error']:.1f} points, {_number(row['z'])} standard "
-            f"errors, {verdict} {find_surrogate(row['beside']).title!r} by more than {ENOUGH:.0f}; it is ahead on "
-            f"{row['models_ahead']} of {row['num_models']} models."
+            f"{where}: {find_surrogate(row['surrogate']).title!r} has {row['accuracy']:.1%} and AUC "
+            f"{_text(row['auc'], '.3f')}, {_gap(row)} points, {_text(row['z'], '.1f')} standard errors, {verdict} "
+            f"{find_surrogate(row['beside']).title!r} by more than {ENOUGH:.0f}; it is ahead on {row['models_ahead']} "
+            f"of {row['num_models']} models."
         )
     others = [find_surrogate(row["surrogate"]).title for row in tried if row not in better]
     if tried:
@@ -220,15 +220,26 @@ def _points(row: Row, name: str) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None or np.isnan(value) else format(value, form)
+
+
+def _span(row: Row, name: str, form: str) -> str:
+    """The interval; one model has none."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "–" if low is None else f"{_text(low, form)} to {_text(high, form)}"
+
+
+def _gap(row: Row) -> str:
+    """Points over the baseline, with their standard error where there is one."""
+    error = row["standard_error"]
+    return f"{100 * row['difference']:+.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
 def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
     """Accuracy of everyone on the near-reference models, one panel for each protocol."""
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     figure = Drawing(figsize=(3.5 + 4.2 * len(protocols), 4.8), dpi=150, layout="constrained")
-    figure.suptitle("Right predictions on left-out models near the reference", fontsize=12, x=0.01, ha="left")
     axes = figure.subplots(1, len(protocols), squeeze=False, sharex=True)[0]
     names = list(dict.fromkeys(row["surrogate"] for row in rows))[::-1]
     for axis, protocol in zip(axes, protocols, strict=True):
@@ -236,7 +247,8 @@ def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
         for place, name in enumerate(names):
             if name in shown:
                 row, color = shown[name], plots.COLORS[6 if shown[name]["is_baseline"] else 0]
-                axis.plot([100 * row["accuracy_low"], 100 * row["accuracy_high"]], [place] * 2, color=color)
+                if row["accuracy_low"] is not None:
+                    axis.plot([100 * row["accuracy_low"], 100 * row["accuracy_high"]], [place] * 2, color=color)
                 axis.plot(100 * row["accuracy"], place, "o", color=color)
         best = max((row["accuracy"] for row in shown.values() if row["is_baseline"]), default=np.nan)
         axis.axvline(100 * best, color="#888888", linestyle="--", linewidth=1)
@@ -250,21 +262,14 @@ def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
         axis.set_xlabel("accuracy, %")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="x", color="#eeeeee")
-    figure.supxlabel(
-        f"Grey: baselines; dashed: the best of them. Lines: 95 % over models. {note}",
-        fontsize=8,
-        color="#555555",
-        x=0.01,
-        ha="left",
-    )
-    return figure
+    title = "Right predictions on left-out models near the reference"
+    return plots.titled(figure, title, f"Grey: baselines; dashed: the best of them. Lines: 95 % over models. {note}")
 
 
 def draw_best_of_n(rows: Sequence[Row], note: str) -> Drawing:
     """Win rate by the judge, and the chooser's own score, against n."""
     pools = list(dict.fromkeys(row["pool"] for row in rows))
     figure = Drawing(figsize=(5.4 * len(pools), 7), dpi=150, layout="constrained")
-    figure.suptitle("Best of n responses of models that the surrogate never saw", fontsize=12, x=0.01, ha="left")
     axes = figure.subplots(2, len(pools), squeeze=False, sharex="col")
     for column, pool in enumerate(pools):
         above, below = axes[:, column]
@@ -288,11 +293,5 @@ def draw_best_of_n(rows: Sequence[Row], note: str) -> Drawing:
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(color="#eeeeee")
     axes[0, 0].legend(fontsize=8, frameon=False)
-    figure.supxlabel(
-        f"Bands: 95 % over instructions; mean over all subsets of n. {note}",
-        fontsize=8,
-        color="#555555",
-        x=0.01,
-        ha="left",
-    )
-    return figure
+    title = "Best of n responses of models that the surrogate never saw"
+    return plots.titled(figure, title, f"Bands: 95 % over instructions; mean over all subsets of n. {note}")

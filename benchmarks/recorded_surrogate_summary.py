@@ -17,6 +17,8 @@ import numpy as np
 from ..agents.best_of_n_analysis import best_of_k
 from ..seeding import keyed_rng
 from ..statistics import interval
+from .annotator_votes import mean_known
+from .method_agreement import percentiles
 from .recorded_surrogate_data import Array, Judged, Mask
 from .recorded_surrogate_models import BASELINE, CHOSEN, SURROGATES, find_surrogate
 from .study import Row
@@ -72,7 +74,7 @@ def model_rows(judged: Judged, scores: Scores) -> list[Row]:
     """A row for each protocol, surrogate and model."""
     rows = []
     for (protocol, name), found in scores.items():
-        tested = judged.decisive & ~np.isnan(found)
+        tested, right = judged.decisive & ~np.isnan(found), hits(judged, found)
         for m in np.flatnonzero(tested.any(axis=1)):
             keep = tested[m]
             rows.append(
@@ -83,7 +85,7 @@ def model_rows(judged: Judged, scores: Scores) -> list[Row]:
                     "near_reference": bool(judged.near[m]),
                     "win_rate": 100 * float(judged.win_rates[m]),
                     "num_pairs": int(keep.sum()),
-                    "accuracy": float(hits(judged, found)[m, keep].mean()),
+                    "accuracy": float(right[m, keep].mean()),
                     "auc": auc(found[m, keep], judged.credits[m, keep]),
                 }
             )
@@ -123,27 +125,26 @@ def two_way_error(values: Array, tested: Mask) -> float:
 
 def _quality(judged: Judged, scores: Array, tested: Mask, key: str) -> Row:
     kept = np.flatnonzero(tested.any(axis=1))
-    right = np.array([hits(judged, scores)[m, tested[m]].mean() for m in kept])
-    within = [auc(scores[m, tested[m]], judged.credits[m, tested[m]]) for m in kept]
+    right = _by_model(hits(judged, scores), tested)
+    within = np.array([auc(scores[m, tested[m]], judged.credits[m, tested[m]]) for m in kept])
     place = np.searchsorted(kept, np.nonzero(tested)[0])
     flat, labels = scores[tested], judged.credits[tested]
-    drawn = keyed_rng(0, "recorded_surrogate", key).multinomial(
-        len(kept), np.full(len(kept), 1 / len(kept)), size=NUM_RESAMPLES
-    )
-    low, high = np.percentile(drawn @ right / len(kept), (2.5, 97.5))
-    spread = [auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn]
-    auc_low, auc_high = np.nanpercentile(spread, (2.5, 97.5))
-    return {
+    row: Row = {
         "num_models": len(kept),
         "num_pairs": int(tested.sum()),
         "accuracy": float(right.mean()),
-        "accuracy_low": float(low),
-        "accuracy_high": float(high),
         "auc": auc(flat, labels),
-        "auc_low": float(auc_low),
-        "auc_high": float(auc_high),
-        "auc_within_model": float(np.nanmean(within)),
+        "auc_within_model": float(mean_known(within)),
     }
+    if len(kept) < 2:  # a model resampled is itself each time, which is no interval of width 0
+        return row | dict.fromkeys(("accuracy_low", "accuracy_high", "auc_low", "auc_high"))
+    drawn = keyed_rng(0, "recorded_surrogate", key).multinomial(
+        len(kept), np.full(len(kept), 1 / len(kept)), size=NUM_RESAMPLES
+    )
+    row["accuracy_low"], row["accuracy_high"] = percentiles(drawn @ right / len(kept))
+    spread = [auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn]
+    row["auc_low"], row["auc_high"] = percentiles(np.array(spread))
+    return row
 
 
 def _beside(judged: Judged, scores: Array, rivals: Mapping[str, Array], tested: Mask, name: str) -> Row:
@@ -155,9 +156,13 @@ def _beside(judged: Judged, scores: Array, rivals: Mapping[str, Array], tested: 
     gap = hits(judged, scores) - hits(judged, rivals[best])
     each, error = _by_model(gap, tested), two_way_error(gap, tested)
     difference = float(np.mean(each))
-    z = difference / error if error > 0 else None
-    ahead = int((each > 0).sum())
-    return {"beside": best, "difference": difference, "standard_error": error, "z": z, "models_ahead": ahead}
+    return {
+        "beside": best,
+        "difference": difference,
+        "standard_error": None if np.isnan(error) else error,
+        "z": difference / error if error > 0 else None,
+        "models_ahead": int((each > 0).sum()),
+    }
 
 
 def _by_model(values: Array, tested: Mask) -> Array:
@@ -176,13 +181,16 @@ class Chosen:
 def best_of_n_rows(judged: Judged, scores: Scores) -> list[Row]:
     """A row for each pool, chooser and n: the judge's recorded win rate, and the chooser's own score, of its choice.
 
-    An instruction counts where every candidate of the pool has a verdict. The mean is over all subsets of n candidates.
+    An instruction counts where every candidate of the pool has a verdict; with fewer than two there are no rows. The
+    mean is over all subsets of n candidates.
     """
     rows: list[Row] = []
     for title, pools in (("all models, in two halves", ("half 0", "half 1")), ("near_reference", ("near_reference",))):
         if any((pool, name) not in scores for pool in pools for name in CHOOSERS):
             continue
         found = {chooser: choose(judged, scores, pools, chooser) for chooser in (*CHOOSERS, LONGEST, JUDGE)}
+        if found[JUDGE].credit.shape[1] < 2:  # instructions on which every candidate has a verdict
+            continue
         for chooser, chosen in found.items():
             rows += _chooser_rows(title, chooser, chosen, found[LONGEST])
     return rows
@@ -193,12 +201,11 @@ def choose(judged: Judged, scores: Scores, pools: tuple[str, ...], chooser: str)
     members = [np.flatnonzero(judged.members(pool)) for pool in pools]
     kept = np.flatnonzero(~np.isnan(judged.credits[np.concatenate(members)]).any(axis=0))
     sizes = range(1, min(map(len, members)) + 1)
-    lengths = np.array([[len(text) for text in row] for row in judged.outputs], dtype=np.float64)
     tables: list[tuple[Array, ...]] = []
     for pool, models in zip(pools, members, strict=True):
-        table = {LONGEST: lengths, JUDGE: judged.credits}.get(chooser)
+        table = {LONGEST: judged.lengths, JUDGE: judged.credits}.get(chooser)
         rewards = (scores[pool, chooser] if table is None else table)[np.ix_(models, kept)].T
-        worth = (judged.credits[np.ix_(models, kept)].T, rewards, lengths[np.ix_(models, kept)].T)
+        worth = (judged.credits[np.ix_(models, kept)].T, rewards, judged.lengths[np.ix_(models, kept)].T)
         tables.append(tuple(best_of_k(rewards, values, list(sizes)) for values in worth))
     return Chosen(*(np.mean(parts, axis=0) for parts in zip(*tables, strict=True)))
 

@@ -89,13 +89,7 @@ class Study:
         self.finished = False
         self._facts: dict[str, Any] = {}
         self._check_manifest()
-        try:
-            (self.out / "cells").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"--out: expected a folder to write into, got {str(self.out)!r} ({error.strerror}). "
-                "Choose another --out."
-            ) from error
+        make_folder(self.out, "cells")
         self.write_manifest()
 
     @property
@@ -174,6 +168,20 @@ class Study:
                 f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
                 "Choose another --out, or remove that folder."
             )
+
+
+def make_folder(out: Path, inner: str = "") -> None:
+    """Makes a command's output folder, and the folder `inner` in it, if missing.
+
+    Raises:
+        CheckpointError: It cannot be made, because `out` is a file, for instance.
+    """
+    try:
+        (out / inner).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"--out: expected a folder to write into, got {str(out)!r} ({error.strerror}). Choose another --out."
+        ) from error
 
 
 def run_command(command: Callable[[], int]) -> int:

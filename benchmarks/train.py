@@ -20,13 +20,13 @@ import tyro
 from accelerate import PartialState
 
 from .. import sandbox
-from ..errors import CheckpointError, DataError
+from ..errors import DataError
 from .method_ablations import ABLATIONS
 from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
 from .method_summary import COLUMNS
 from .methods import METHODS, Feedback, find_method
 from .parallel import Progress, clock_text
-from .study import run_command, write_csv
+from .study import make_folder, run_command, write_csv
 
 NAME = "train"
 VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
@@ -98,12 +98,7 @@ class TrainOptions:
 def run(options: TrainOptions) -> int:
     """Trains, answers, saves; prints the result and returns the exit status."""
     method, out = find_method(options.method), options.folder
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"--out: expected a folder to write into, got {str(out)!r} ({error.strerror}). Choose another --out."
-        ) from error
+    make_folder(out)
     reward = reward_model(options) if method.needs == "reward" else None
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)

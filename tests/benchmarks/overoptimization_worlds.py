@@ -115,6 +115,7 @@ def reward_models(seeds=5):
                     {
                         "treatment": facts.name,
                         "seed": seed,
+                        "num_trained": 9000 + 100 * seed + member,
                         "accuracy_gold": accuracy,
                         "accuracy_judge": 0.5 + (accuracy - 0.5) * (1 - 2 * facts.flip),
                         "calibration_error": 0.02 + 0.2 * facts.flip + wobble,

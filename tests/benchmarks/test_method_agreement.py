@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.method_agreement import Bootstrap, agreement, kendall_rows, spearman_rows
+from alpacafarm_env.benchmarks.method_agreement import (
+    Bootstrap,
+    agreement,
+    correlation,
+    kendall_rows,
+    pearson_rows,
+    percentiles,
+    spearman_rows,
+)
 
 
 @pytest.mark.parametrize("levels", [4, 1000])  # with many ties, and with hardly any
@@ -20,10 +28,31 @@ def test_rows_of_coefficients_are_those_of_scipy(levels):
     assert kendall_rows(x, y) == pytest.approx(tau)
 
 
+def test_correlations_are_scipys_and_nan_for_a_constant():
+    x, y = np.random.default_rng(0).normal(size=(2, 20))
+    assert correlation("r2", x, y) == pytest.approx(stats.pearsonr(x, y).statistic ** 2)
+    assert correlation("spearman", x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert correlation("kendall", x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
+    assert math.isnan(correlation("r2", np.ones(20), y))
+    rows = pearson_rows(np.stack([x, np.ones(20)]), np.stack([y, y]))
+    assert rows[0] == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert math.isnan(rows[1])
+
+
+def test_percentiles_are_of_what_is_known():
+    values = np.array([*range(101), math.nan])
+    assert percentiles(values) == [2.5, 97.5]
+    assert percentiles(values, (0, 50, 100)) == [0, 50, 100]
+    assert np.isnan(percentiles(values[-1:], (1, 2, 3))).tolist() == [True] * 3
+
+
 def test_a_constant_row_has_no_correlation():
     x, y = np.array([[1.0, 1, 1], [1, 2, 3]]), np.array([[1.0, 2, 3], [3, 2, 1]])
     assert np.isnan(spearman_rows(x, y)).tolist() == [True, False]
     assert np.isnan(kendall_rows(x, y)).tolist() == [True, False]
+    crumbs = np.full((1, 3), 0.1)  # its mean is rounded up
+    assert crumbs.mean() != 0.1
+    assert np.isnan(pearson_rows(crumbs, y[:1])).all()
     found = agreement({"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
     assert math.isnan(found.spearman.value)
     assert math.isnan(found.kendall.value)

@@ -3,15 +3,18 @@
 import csv
 import json
 import re
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from alpacafarm_env.benchmarks import overoptimization
+from alpacafarm_env.benchmarks import overoptimization, overoptimization_writing
 from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
 from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization_plans import Plans, Sizes
 from alpacafarm_env.benchmarks.overoptimization_treatments import TREATMENTS
-from alpacafarm_env.benchmarks.overoptimization_writing import reward_models_of
+from alpacafarm_env.benchmarks.overoptimization_writing import reward_models_of, setting
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
 TINY = Sizes(
@@ -77,6 +80,9 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
     shown = capsys.readouterr()
     for text in (report, shown.out):
         assert "25 % flips, long answers cost" in text
+    assert '<td class="number">64</td>' in report  # of the treatment's 10,000 labels those that it got
+    assert "10,000" not in report.split("Appendix: what was tried")[0]
+    assert "PPO hardly passes its peak" in report
     assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]
 
@@ -103,7 +109,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
     written = []
     monkeypatch.setattr(overoptimization, "run_treatment", fragile)
     monkeypatch.setattr(
-        overoptimization, "write_results", lambda study, plans, rows, models, notes: written.extend(rows)
+        overoptimization_writing, "write_results", lambda study, plans, rows, models, notes: written.extend(rows)
     )
     assert overoptimization.run(options_of(tmp_path / "out", own)) == 1
     assert {row["method"] for row in written} == {"best_of_n"}
@@ -115,7 +121,7 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     plans = Plans.of([each.name for each in TREATMENTS], ("ppo", "best_of_n"), range(5), tmp_path, Sizes())
     assert len(plans.treatments) == 2 * 5 * len(TREATMENTS)
     assert len(plans.samples) == 5
-    assert len(plans.reward_models) == 5 * 9  # seven kinds of labels, and two more members of those of 25 %
+    assert len(plans.reward_models) == 5 * 10  # eight kinds of labels, and two more members of those of 25 %
     assert len({plan.cell for plan in plans.treatments}) == len(plans.treatments)
     assert len({plan.folder for plan in plans.reward_models}) == len(plans.reward_models)
     rows = [
@@ -125,9 +131,12 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     found = {
         (row["treatment"], row["seed"], row["member"]): row["accuracy_gold"] for row in reward_models_of(plans, rows)
     }
-    assert len(found) == 5 * (7 + 3 * 3)
+    assert len(found) == 5 * (8 + 3 * 3)
     assert found["ann", 2, 0] == found["uwo_3", 2, 0] == found["wco_3", 2, 0]
     assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
+    # As many instructions as there are, not as many as were asked for, are what is said to be measured.
+    many = Plans.of(["none"], ("best_of_n",), range(1), tmp_path, Sizes(num_prompts=10_000))
+    assert setting(SimpleNamespace(seeds=[0]), many).num_instructions == {"best_of_n": 805}
     only = Plans.of(["none"], ("ppo",), range(2), tmp_path, Sizes())
     assert (len(only.samples), len(only.treatments)) == (0, 2)
 
@@ -140,6 +149,15 @@ def test_quick_changes_the_defaults_that_are_not_given():
     assert (full.seeds, tuple(full.specs), full.methods) == (5, ("ann", "none"), ("ppo",))
     assert full.chosen_sizes == Sizes()
     assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
+
+
+def test_help_does_not_wait_for_torch():
+    command = (
+        "import sys, alpacafarm_env.benchmarks.overoptimization; "
+        "print(*{'torch', 'transformers', 'matplotlib'} & sys.modules.keys())"
+    )
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert run.stdout == "\n"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_fits_have_both_methods_on_the_same_axes(results):
     assert len({axis.get_ylim() for axis in figure.axes}) == 1
 
 
+def test_a_fit_is_drawn_through_the_points_that_it_was_made_from():
+    rows = study({"ann": 0.47}, methods=("ppo",), noise=0.0)
+    for row in rows:  # seeds that are unequally far: the root of a mean is not the mean of the roots
+        row["kl"] *= 1 + row["seed"]
+    figure = draw_fits(Results.of(rows, FACTS), "title", "")
+    points, along = figure.axes[0].lines
+    assert points.get_xdata()[-1] == pytest.approx(np.sqrt(20 * 3))
+    assert along.get_xdata()[-1] == points.get_xdata()[-1]
+
+
 def test_reward_models_are_in_percent(results):
     figure = draw_reward_models(results, reward_models(), "title", "")
     left = figure.axes[0].containers[0].lines[0].get_ydata()
@@ -74,3 +84,19 @@ def test_one_treatment_of_one_seed_is_drawn(tmp_path):
     found = write_figures(tmp_path, results, Setting({"ppo": 8}, 1), length_slope=0.004)
     assert "1 seed, no interval" in found["against KL"][0].caption
     assert "noise" not in found
+
+
+def test_no_two_figures_show_the_same_treatments(tmp_path):
+    truth = {name: TRUTH[name] for name in ("none", "ann", "uwo_3")}
+    found = write_figures(tmp_path, Results.of(study(truth, methods=("ppo",)), FACTS), SETTING)
+    # "Who labels" would be flips again, and "number of labels" a part of both.
+    assert [figure.caption.split(":")[0] for figure in found["against KL"]] == ["Share of flipped labels", "Ensembles"]
+    alone = write_figures(tmp_path, Results.of(study({"ann": 0.47}), FACTS), SETTING)
+    assert len(alone["against KL"]) == 2  # one a method
+
+
+def test_a_method_without_flips_is_no_bar_among_the_drops(results):
+    rows = study({name: TRUTH[name] for name in ("none", "ann")}, methods=("ppo",))
+    rows += study({"gpt4": 0.02}, methods=("best_of_n",))
+    (axis,) = draw_drops(Results.of(rows, FACTS), "title", "").axes
+    assert axis.get_legend_handles_labels()[1] == ["PPO"]

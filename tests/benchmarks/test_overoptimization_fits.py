@@ -81,6 +81,18 @@ def test_the_peak_of_all_seeds_would_not_pass_the_same_test():
     assert claims_by(on_the_mean, np.zeros(12), "independent", 400) > 2 * nominal
 
 
+def test_a_rise_is_a_t_interval_above_0():
+    """Of three seeds 4.3 standard errors are asked, not 2; t(.975) of 2 degrees of freedom is 4.303."""
+    unit = np.array([-1.0, 0.0, 1.0]) * math.sqrt(3)  # of standard error 1
+    assert Estimate.of(unit).standard_error == pytest.approx(1)
+    assert not rises(Estimate.of(unit + 4.2))
+    assert rises(Estimate.of(unit + 4.4))
+    assert not rises(Estimate.of(np.array([5.0])))
+    assert not rises(Estimate.of(np.zeros(3)))
+    for seeds in range(2, 61):
+        assert stats.t.ppf(0.975, seeds - 1) > 2
+
+
 def test_one_seed_has_no_clear_drop():
     found = drop(np.array([[1.0, 3.0, 2.0]]))
     assert found.per_seed.tolist() == [1.0]
@@ -118,6 +130,7 @@ def test_what_cannot_be_fitted_is_none_and_a_rise_without_end_has_no_peak():
     kl = np.array([[0.0, 1.0, 4.0]])
     assert fit(kl, kl, FORMS["ppo"]) is None
     kl = np.array([[0.0, 1.0, 4.0, 9.0]])
+    assert fit(kl, np.full((1, 4), 4.5), FORMS["ppo"]) is None
     straight = fit(kl, kl, FORMS["best_of_n"])  # R = d^2: a = 0, b = -1
     assert straight.b.mean == pytest.approx(-1)
     assert math.isinf(straight.peak_gain)
@@ -171,8 +184,7 @@ def test_length_is_taken_out_within_prompts():
 
 def test_members_of_an_ensemble_are_averaged_in_a_seed():
     rows = [{"treatment": "e", "seed": s, "accuracy_gold": v} for s, v in [(0, 0.6), (0, 0.8), (1, 0.9), (1, None)]]
-    found = by_seed(rows, "e", "accuracy_gold")
-    assert (found.mean, found.num) == (pytest.approx(0.8), 2)
+    assert by_seed(rows, "e", "accuracy_gold").tolist() == pytest.approx([0.7, 0.9])
 
 
 def test_rows_become_curves_and_faulty_rows_are_refused():
@@ -182,6 +194,11 @@ def test_rows_become_curves_and_faulty_rows_are_refused():
     assert curves["gold"][0] == pytest.approx(START + true_gain("ppo", 0.47))
     assert curves.root_kl[0] ** 2 == pytest.approx(kls("ppo"))
     assert not curves.has("disagreement")
+    assert not curves.disagrees
+    assert curve("mean_3").disagrees
+    assert [curve(method=method).along[0] for method in ("ppo", "best_of_n")] == ["PPO step", "log₂ n"]
+    assert curve().along[1].tolist() == list(STEPS)
+    assert curve(method="best_of_n").along[1].tolist() == list(range(11))
     assert paired(curves, curves.only([1]))[0].seeds == (1,)
     for broken, message in (
         (rows[:-1], "seed, step"),

@@ -7,9 +7,10 @@ from overoptimization_worlds import FACTS, SETTING, TRUTH, evaluation, reward_mo
 
 from alpacafarm_env.benchmarks.overoptimization_fits import drop
 from alpacafarm_env.benchmarks.overoptimization_gallery import Run, gallery_table, hacked
-from alpacafarm_env.benchmarks.overoptimization_report import gains_table, results_table, write
+from alpacafarm_env.benchmarks.overoptimization_report import gains_table, results_table, reward_model_table, write
 from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.report import Section, render
+from alpacafarm_env.benchmarks.overoptimization_tried import Tried
+from alpacafarm_env.benchmarks.report import render
 from alpacafarm_env.benchmarks.win_rate_report import text_table
 
 PLACES = ("step 0", "step 6", "step 40")
@@ -58,6 +59,14 @@ def test_the_tables_numbers_are_those_of_the_rows():
     assert len(cells) == 2 * len(TRUTH)
 
 
+def test_reward_models_stand_with_the_labels_that_they_learn_from():
+    table = reward_model_table(Results.of(study(), FACTS), reward_models())
+    rows = {row[0]: row for row in table.rows}
+    assert rows["no noise"] == ("no noise", "9,200", "81.8 [80.8, 82.8]", "81.8 [80.8, 82.8]", "1.8 [0.8, 2.8]", "5")
+    assert rows["25 % flips, mean of 3"][1] == "9,201"
+    assert reward_model_table(Results.of(study(), FACTS), []) is None
+
+
 def test_a_report_of_everything(tmp_path):
     sections, table, sentences = write(
         tmp_path,
@@ -67,10 +76,9 @@ def test_a_report_of_everything(tmp_path):
         reward_models=reward_models(),
         gallery=[run()],
         length_slope=0.004,
-        tried=["First a KL weight of 0.05: gold held & <nothing> fell."],
+        tried=[Tried("a KL weight of 0.05", "gold held & <nothing> fell")],
         configuration={"kl_coef": 0.02},
         versions={"numpy": "2"},
-        extra_sections=[Section("Mine", ["extra"])],
     )
     page = render("Over-optimization", sections)
     assert sentences[0].startswith("Sandbox: a simulation")
@@ -81,10 +89,12 @@ def test_a_report_of_everything(tmp_path):
     assert "gold held &amp; &lt;nothing&gt; fell" in page
     headings = [section.heading for section in sections]
     assert headings[:3] == ["Summary", "The claims", "Peaks and drops"]
-    assert headings[-4:] == ["Mine", "Appendix: what was tried", "Configuration", "Versions"]
+    assert headings[-3:] == ["Appendix: what was tried", "Configuration", "Versions"]
+    assert sections[-3].table.rows == [("a KL weight of 0.05", "gold held & <nothing> fell")]
     assert page.count("data:image/png;base64,") == len(list(tmp_path.iterdir()))
     assert "nan" not in " ".join(sentences) + text_table(table)
     assert "No rows of PPO for: no noise; 17.5 % flips" in " ".join(sentences)
+    assert "No rows of best-of-n for: no noise; 17.5 % flips; 25 % flips" in " ".join(sentences)  # all of it failed
 
 
 def test_a_report_of_little(tmp_path):

@@ -43,6 +43,10 @@ class Lengths:
         import numpy as np
         return np.array([float(len(text)) for text in responses])
 LONG = Treatment("long", "Long", members=0, oracle=lambda cell: Lengths())
+class Silent(Lengths):
+    def score(self, instructions, responses):
+        return super().score(instructions, responses) * float("nan")
+SILENT = Treatment("silent", "Silent", members=0, oracle=lambda cell: Silent())
 """
 OWN_NAMES = ("own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG")
 
@@ -85,6 +89,8 @@ def test_sizes_say_what_is_measured_when():
     assert Sizes(ppo_steps=3, often_until=10, often=2).evaluated_steps == (0, 2, 3)
     with pytest.raises(ValueError, match=r"Sizes\.rollouts: expected 1 or more, got 0"):
         Sizes(rollouts=0)
+    with pytest.raises(ValueError, match=r"Sizes\.kl_coef: expected 0 or more, got -0.1"):
+        Sizes(kl_coef=-0.1)
 
 
 def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
@@ -122,10 +128,25 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
 def test_another_trunk_is_scaled_by_the_sft_policy_s_answers(tmp_path):
     plain = RewardModelPlan(Labels("sim_eval", 0.0, 64), 0, 0, tmp_path / "plain", TINY)
     same = RewardModelPlan(Labels("sim_eval", 0.0, 64, str(sandbox.POLICY)), 0, 0, tmp_path / "trunk", TINY)
-    assert run_reward_model(plain, silent)[0]["accuracy_gold"] == run_reward_model(same, silent)[0]["accuracy_gold"]
+    rows = [run_reward_model(plan, silent)[0] for plan in (plain, same)]
+    assert rows[0]["accuracy_gold"] == rows[1]["accuracy_gold"]
+    assert rows[0]["calibration_error"] == pytest.approx(rows[1]["calibration_error"], abs=1e-5)
     eval_, texts = sandbox.SANDBOX.instructions("eval")[:4], ["Yes.", "No.", "Perhaps, said he.", "- a\n- b"]
     scores = [RewardModel(plan.folder).score(eval_, texts) for plan in (plain, same)]
     np.testing.assert_allclose(*scores, atol=1e-5)
+
+
+def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
+    plan = RewardModelPlan(Labels("sim_eval", 0.0, 64, layers=1), 0, 0, tmp_path, TINY)
+    run_reward_model(plan, silent)
+    sizes = [
+        json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        for folder in (sandbox.POLICY, plan.folder)
+    ]
+    assert sizes == [3, 1]
+    assert np.isfinite(RewardModel(plan.folder).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
+    with pytest.raises(DataError, match="at most the 3 of .*, got 4"):
+        run_reward_model(replace(plan, labels=replace(plan.labels, layers=4), out=tmp_path / "b"), silent)
 
 
 def test_samples_are_those_of_the_policy_and_judged(tmp_path):
@@ -190,6 +211,12 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert read_evaluation(plans[1], 1)["responses"] == [row[0] for row in texts_of(samples)]
     assert stored["row"] == by_length
     assert choose(samples, np.full(len(samples.texts), np.nan), 6).tolist() == samples.index[:, 0].tolist()
+
+
+def test_a_proxy_that_says_nothing_is_a_failed_cell_and_no_broken_report(tmp_path, own):
+    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
+    with pytest.raises(DataError, match="silent .*, best_of_n, seed 0, n 1: expected a proxy of one response at least"):
+        run_best_of_n(BestOfNPlan("own_rewards_of_runs:SILENT", 0, tmp_path, TINY), silent)
 
 
 def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_path, own):

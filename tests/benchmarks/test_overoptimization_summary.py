@@ -5,7 +5,7 @@ from overoptimization_worlds import FACTS, TRUTH, study
 
 from alpacafarm_env.benchmarks.overoptimization_claims import claims
 from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.overoptimization_summary import missing, summary
+from alpacafarm_env.benchmarks.overoptimization_summary import missing, others, warnings
 
 
 def judged(truth=TRUTH, facts=FACTS, **options):
@@ -62,6 +62,10 @@ def test_the_drop_grows_with_flips_or_not():
     assert claim.holds is False
     # Ranks 1, 4, 3, 2: 1 - 6 * (4 + 4) / 60 = 0.2.
     assert "Spearman of the means 0.20" in claim.text
+    never = find(judged(dict.fromkeys(TRUTH, 0.0), noise=0.0), "grows with the share")
+    assert never.holds is False
+    assert "5 seeds: 0 %: 0.00 [0.00, 0.00]" in never.text
+    assert "Spearman of the means – (all equal)" in never.text
 
 
 def test_an_ensemble_cuts_the_drop_by_half_or_not():
@@ -88,6 +92,10 @@ def test_kl_efficiency_compares_at_equal_kl():
     (claim,) = [each for each in claims(Results.of(rows, FACTS)) if "less KL-efficient" in each.title]
     assert claim.holds is False
     assert find(judged(), "less KL-efficient").holds is None
+    # Clear by two standard errors is not enough: for two seeds the t-interval asks 12.7.
+    two = find(judged(**both, seeds=2, noise=0.35, salt=1), "less KL-efficient")
+    assert "(-6.9 standard errors, 2 seeds)" in two.text
+    assert two.holds is False
 
 
 def test_fits_are_judged_by_r_squared():
@@ -100,37 +108,53 @@ def test_fits_are_judged_by_r_squared():
     (poor,) = [each for each in claims(Results.of(rows, FACTS)) if "R(d)" in each.title]
     assert poor.holds is False
     assert "0 of 1 curves do (not: 25 % flips (p_sim^ann))" in poor.text
+    flat = [{**row, "gold": 4.5} for row in rows]
+    (nothing,) = [each for each in claims(Results.of(flat, FACTS)) if "R(d)" in each.title]
+    assert nothing.holds is None
 
 
 def test_one_seed_claims_nothing_that_needs_an_error():
     found = judged(seeds=1)
-    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with"):
-        assert find(found, words).holds is None
+    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with", "(WCO) cuts", "(UWO) cuts"):
+        claim = find(found, words)
+        assert claim.holds is None
+        assert claim.text.endswith(" One seed has no standard error.")
     text = " ".join(claim.sentence for claim in found.values())
     assert "nan" not in text
-    assert "clearly" not in text.replace("does not clearly fall", "")
+    assert "clearly" not in text
+    (line,) = others(Results.of(study(seeds=1, methods=("ppo",)), FACTS))
+    assert line.startswith("Drop of gold from peak to end, other treatments (PPO): one seed, not judged: no noise 0.")
+    assert "clear" not in line
 
 
 def test_what_is_missing_is_said():
     found = judged({"ann": 0.47})
     assert find(found, "grows with the share").sentence.endswith("which are not all there.")
+    rows = [row for row in study(methods=("ppo",)) if (row["treatment"] == "ann") == (row["seed"] < 2)]
+    (apart,) = [each for each in claims(Results.of(rows, FACTS)) if "grows with the share" in each.title]
+    assert apart.text.startswith("It needs rows of the same seeds of no noise, 17.5 % flips")
     results = Results.of(study({"ann": 0.47, "none": 0.1}, methods=("ppo",), seeds=3), FACTS[:4])
-    assert missing(results, 5) == [
+    assert missing(results, ("ppo",), 5) == [
         "No rows of PPO for: 17.5 % flips; 35 % flips.",
         "Fewer than 5 seeds of PPO: no noise 3; 25 % flips (p_sim^ann) 3.",
     ]
+    # A method of which every cell failed.
+    assert missing(results, ("ppo", "best_of_n"), 3)[1] == (
+        "No rows of best-of-n for: no noise; 17.5 % flips; 25 % flips (p_sim^ann); 35 % flips."
+    )
     with pytest.raises(ValueError, match="got rows of \\['ann'\\]"):
         Results.of(study({"ann": 0.47}), FACTS[:1])
 
 
 def test_warnings_come_before_the_peak_or_are_false_alarms():
-    sentences = summary(Results.of(study(methods=("ppo",)), FACTS))
+    results = Results.of(study(methods=("ppo",)), FACTS)
+    sentences = others(results) + warnings(results)
     (mean,) = [line for line in sentences if line.startswith("25 % flips, mean of 3 (PPO): members'")]
-    assert "from step 2 on, before the peak of gold" in mean
+    assert "is first clearly above its start (95 % t-interval above 0) at step 2, before the peak of gold" in mean
     assert "false alarm" not in mean
     (wco,) = [line for line in sentences if line.startswith("25 % flips, minimum of 3 (WCO) (PPO): members'")]
     assert wco.endswith("a false alarm: gold does not clearly fall.")
-    (others,) = [line for line in sentences if line.startswith("Drop of gold from peak to end, other")]
-    clear, unclear = others.split("; does not clearly fall: ")
+    (drops,) = [line for line in sentences if line.startswith("Drop of gold from peak to end, other")]
+    clear, unclear = drops.split("; does not clearly fall: ")
     assert "35 % flips" in clear
     assert "no noise 0.00" in unclear

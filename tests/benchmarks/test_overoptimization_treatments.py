@@ -68,8 +68,10 @@ class TwoMinds:
 
 def test_the_sweep_is_that_of_the_issue():
     assert len({treatment.name for treatment in TREATMENTS}) == len(TREATMENTS)
-    flips = {t.flip for t in TREATMENTS if (t.judge, t.num_labels, t.members) == ("sim_eval", 10_000, 1)}
+    flips = {t.flip for t in TREATMENTS if (t.judge, t.num_labels, t.members) == ("sim_eval", 2_000, 1)}
     assert flips == {0.0, 0.175, 0.25, 0.35}
+    assert {t.num_labels for t in TREATMENTS} == {2_000, 10_000}
+    assert {t.layers for t in TREATMENTS} == {None, 1}
     assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
     assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
     assert all(pickle.loads(pickle.dumps(treatment)) == treatment for treatment in TREATMENTS)
@@ -78,8 +80,8 @@ def test_the_sweep_is_that_of_the_issue():
 def test_treatments_that_differ_in_the_combination_share_their_labels():
     assert len({find_treatment(name).labels() for name in ("ann", "mean_3", "wco_3", "uwo_3")}) == 1
     assert find_treatment("none").labels() != find_treatment("ann").labels()
-    assert find_treatment("ann").labels(2000).num_labels == 2000
-    assert find_treatment("labels_2500").labels(20_000).num_labels == 2500
+    assert find_treatment("labels_10000").labels(500).num_labels == 500
+    assert find_treatment("labels_10000").labels(20_000).num_labels == 10_000
 
 
 def test_25_percent_flips_are_the_paper_s_annotators():
@@ -177,6 +179,7 @@ def test_what_is_no_treatment_is_told(own, name, expected):
         ({"name": "a/b"}, "name must be"),
         ({"flip": 0.6}, "flip must be from 0 to 0.5, got 0.6"),
         ({"num_labels": 0}, "num_labels must be 1 or more"),
+        ({"layers": 0}, "layers must be 1 or more, or None, got 0"),
         ({"combine": "max"}, "combine must be 'mean', 'min' or 'uwo'"),
         ({"members": 0}, "members must be 1 or more"),
         ({"uwo_weight": -1.0}, "uwo_weight must be 0 or more"),
@@ -195,5 +198,7 @@ def test_labels_have_a_name_of_their_own_for_every_difference():
         Labels("human", 0.25, 100),
         Labels("sim_eval", 0.25, 10),
         Labels("sim_eval", 0.25, 100, str(Path("small") / "trunk")),
+        Labels("sim_eval", 0.25, 100, layers=1),
+        Labels("sim_eval", 0.25, 100, layers=2),
     ]
     assert len({each.name for each in labels}) == len(labels)

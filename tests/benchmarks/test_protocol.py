@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import protocol, protocol_answers
+from alpacafarm_env.benchmarks import protocol, protocol_answers, protocol_sandbox
+from alpacafarm_env.benchmarks.method_runs import file_name
 from alpacafarm_env.benchmarks.protocol import ProtocolOptions, main, run
-from alpacafarm_env.benchmarks.protocol_figures import draw_live
+from alpacafarm_env.benchmarks.protocol_figures import draw_judges, draw_live
 from alpacafarm_env.benchmarks.protocol_live import EVAL, FRESH, LIVE
 from alpacafarm_env.benchmarks.protocol_report import findings
 from alpacafarm_env.benchmarks.protocol_sandbox import NO_INPUT, judge_all
 from alpacafarm_env.benchmarks.protocol_statistics import make_row, rate_row
+from alpacafarm_env.benchmarks.study import Study
 from alpacafarm_env.errors import CheckpointError, DataError
-from alpacafarm_env.sandbox import POLICY, SANDBOX
+from alpacafarm_env.oracles.base import compare
+from alpacafarm_env.sandbox import POLICY, SANDBOX, judge
 
 SETS = (EVAL, LIVE, FRESH)
 OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best_of_4", "best_of_16"}
@@ -35,20 +38,20 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
-def write_ranking(folder, answers, *, complete=True, policy=()):
+def write_ranking(folder, answers, *, policy=()):
     """A folder as method_ranking leaves it: {cell: (method, feedbacks, seed, {instruction: answer})}."""
-    for name in ("cells", "evaluations"):
-        (folder / name).mkdir(parents=True)
+    study = Study(folder, "method_ranking", {})
+    study.cell("reward model, human, seed 0", lambda: [{"feedback": "human", "seed": 0, "seconds": 1.0}])
+    (folder / "evaluations").mkdir(exist_ok=True)
     for cell, (method, feedbacks, seed, responses) in answers.items():
         rows = [{"method": method, "feedback": feedback, "seed": seed} for feedback in feedbacks]
-        (folder / "cells" / f"{cell}.json").write_text(json.dumps({"key": cell, "rows": rows}), encoding="utf-8")
+        study.cell(cell, lambda rows=rows: rows)
         stored = {"instructions": list(responses), "responses": list(responses.values())}
-        (folder / "evaluations" / f"{cell}.json").write_text(json.dumps(stored), encoding="utf-8")
+        (folder / "evaluations" / f"{file_name(cell)}.json").write_text(json.dumps(stored), encoding="utf-8")
         if cell in policy:
-            (folder / "runs" / cell).mkdir(parents=True)
-            (folder / "runs" / cell / "policy").symlink_to(POLICY)
-    manifest = {"name": "method_ranking", "complete": complete}
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+            (folder / "runs" / file_name(cell)).mkdir(parents=True)
+            (folder / "runs" / file_name(cell) / "policy").symlink_to(POLICY)
+    study.finish()
     return folder
 
 
@@ -63,8 +66,9 @@ def ranking(tmp_path):
             "base, seed 0": ("base", ["simulated", "human"], 0, best),
             "base, seed 7": ("base", ["simulated", "human"], 7, best),
             "sft, seed 0": ("sft", ["simulated", "human"], 0, texts),
+            "my own (0123abcd), human, seed 0": ("my own", ["human"], 0, best),
         },
-        policy=("dpo, human, seed 0",),
+        policy=("dpo, human, seed 0", "my own (0123abcd), human, seed 0"),
     )
 
 
@@ -74,11 +78,13 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     rows = table(out)
     rates = {(row["subject"], row["other"], row["judge"]): row for row in rows if row["figure"] == "win_rate"}
     names = {subject for subject, other, _ in rates if other == "all"}
-    assert names == OWN | {"ranked dpo (human)", "ranked base"}
+    assert names == OWN | {"ranked dpo (human)", "ranked base", "ranked my own (human)"}
     assert float(rates["ranked base", "all", "human"]["value"]) == 50  # the references themselves
     assert float(rates["ranked dpo (human)", "all", "human"]["value"]) < 25
     assert ("ranked dpo (human)", LIVE, "human") in rates  # by its policy
     assert ("ranked base", LIVE, "human") not in rates  # nothing saved
+    assert float(rates["ranked my own (human)", "all", "human"]["value"]) == 50
+    assert ("ranked my own (human)", LIVE, "human") in rates
     assert {row["level"] for row in rows} == {"sandbox"}
     for name in ("live", "pairs", "sources_sandbox"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -121,9 +127,35 @@ def test_seeds_are_other_answers_and_other_opinions():
     habits = protocol_answers.WRITERS["crowd"]
     first, second = (protocol_answers.answer_by_writer("crowd", habits, asked, seed)["crowd"] for seed in (0, 1))
     assert first[EVAL] != second[EVAL]
-    found = judge_all({"crowd": {EVAL: [first[EVAL], first[EVAL]]}}, asked)
-    one, two = found["human"][EVAL]["crowd"]
-    assert (one != two).any()
+    found = judge_all({"crowd": {EVAL: {0: first[EVAL], 2: first[EVAL]}}}, asked)["human"][EVAL]["crowd"]
+    assert (found[0] != found[2]).any()
+    question = asked[EVAL]
+    third = compare(judge("human", 2), question.instructions, question.references, first[EVAL]).scores
+    assert (found[2] == third).all()  # the opinion of the seed, though it is the second one
+
+
+def test_answers_keep_their_seed_where_another_failed(tmp_path):
+    asked = protocol.Asked(5, 5).questions
+    cells = [cell for cell in protocol_answers.own(tmp_path, range(3)) if cell.name in ("gpt4", "davinci001")]
+    kept = [cell for cell in cells if (cell.name, cell.seed) != ("gpt4", 0)]
+    for cell in kept:
+        cell.run(asked)
+    found = protocol_answers.collect(kept)
+    assert {name: list(sets[EVAL]) for name, sets in found.items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
+    habits = protocol_answers.WRITERS["gpt4"]
+    assert found["gpt4"][LIVE][2] == protocol_answers.answer_by_writer("gpt4", habits, asked, 2)["gpt4"][LIVE]
+    rows = protocol_sandbox.rows_of(found, asked, repeats=1, resamples=10)
+    pairs = [row for row in rows if (row["figure"], row["subject"]) == ("told_apart", "all pairs")]
+    assert {row["models"] for row in pairs} == {2}  # of the two seeds that both have
+
+
+def test_of_a_method_that_was_edited_only_the_last_version_is_taken(tmp_path):
+    text = {str(SANDBOX.instructions("eval")[0]): "x"}
+    folder = write_ranking(tmp_path / "r", {"mine (00000000), seed 0": ("mine", ["simulated", "human"], 0, text)})
+    write_ranking(folder, {"mine (ffffffff), seed 0": ("mine", ["simulated", "human"], 0, text)})
+    (cell,) = protocol_answers.ranked(folder, tmp_path, range(1))
+    assert cell.name == "ranked mine"
+    assert "ffffffff" in str(cell.answer)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +207,30 @@ def test_the_figure_tells_the_agreement_with_the_whole_evaluation_set():
     ]
     (axis,) = draw_live([*rates, *told], "").axes
     assert axis.get_title(loc="left") == "16 simulated human raters: r² live 0.250"
+
+
+def test_every_model_of_two_judges_is_inside_the_figure():
+    rates = [
+        make_row("judges", "recorded", judge, "win_rate", f"g{i}", kind, value, standard_error=1.0)
+        for judge in ("gpt4", "claude")
+        for kind in ("published", "recorded")
+        for i, value in enumerate((1.5, 40.0, 98.0))
+    ]
+    (axis,) = draw_judges(rates, "").axes
+    assert axis.get_xlim()[0] < 1.5
+    assert axis.get_ylim()[0] < 1.5
+
+
+def test_sources_without_an_agreement_are_not_spoken_of():
+    def rows(value):
+        rates = [make_row("sources", "recorded", "gpt4", "win_rate", "m", other, 50.0) for other in ("a", "b")]
+        rates = [{**row, "n": 9, "standard_error": 1.0} for row in rates]
+        told = make_row("sources", "recorded", "gpt4", "r2", "a", "the other sources", value, n=9, models=3)
+        return [*rates, told]
+
+    assert findings(rows(float("nan"))) == []
+    (said,) = findings(rows(0.25))
+    assert "r² of a source with all others over 3 generators is between 0.250 (a, n = 9)" in said
 
 
 def test_nothing_is_said_of_nothing():

@@ -67,7 +67,7 @@ def test_models_that_are_the_same_are_called_different_in_one_of_twenty():
     credits = {f"g{place}": list(models([0.4] * 4, 300, place).values()) for place in range(12)}
     rows = null_rows("sandbox", "human", credits, repeats=3)
     # 72 pairs of 12 independent groups.
-    assert 0 <= rows[-1]["value"] < 0.15
+    assert 0.01 < rows[-1]["value"] < 0.15
     assert {row["subject"] for row in rows} == {SAME}
     apart = {"g": [*models([0.2, 0.6], 300).values()]}
     assert null_rows("sandbox", "human", apart, repeats=3)[-1]["value"] == 1  # the twin: they do differ
@@ -88,6 +88,8 @@ def test_pairs_are_counted_in_the_band_of_their_gap():
     near, far = base.copy(), base.copy()
     near[:3], far[:60] = 1, 1  # 1.5 and 30 points
     rows = pair_rows("recorded", "gpt4", [{"a": base, "b": near, "c": far}], repeats=2)
+    whole = pair_rows("recorded", "gpt4", [{"a": base, "b": base + 1}], repeats=2)
+    assert {row["models"] for row in told(whole, "told_apart", "gap 10 to 100 points")} == {1}
     counts = {row["subject"]: row["models"] for row in told(rows, "told_apart", "gap 0 to 2 points")}
     assert counts == {"gap 0 to 2 points": 1}
     assert {row["models"] for row in told(rows, "told_apart", "gap 10 to 100 points")} == {2}
@@ -115,6 +117,13 @@ def test_sets_of_ten_need_more_than_ten_models():
 
 def test_an_evaluation_a_seed():
     one, two, three = np.zeros(2), np.ones(2), np.full(2, 0.5)
-    found = by_seed({"a": [one, two], "b": [three, one, two]})
+    found = by_seed({"a": {1: one, 2: two}, "b": {0: three, 1: one, 2: three}})
     assert [list(each) for each in found] == [["a", "b"], ["a", "b"]]
-    assert found[1]["b"] is one
+    assert found[0]["b"] is one  # of the same seed, not of the same place
+    assert found[1]["b"] is three
+    assert by_seed({"a": {0: one}, "b": {1: two}}) == []
+
+
+@pytest.mark.parametrize("credits", [[], [{"alone": np.ones(30)}]])
+def test_without_two_models_there_is_nothing_to_tell(credits):
+    assert pair_rows("recorded", "gpt4", credits, repeats=1) == []

@@ -17,6 +17,7 @@ from alpacafarm_env.benchmarks.protocol_recorded import (
     published,
     read_all,
     read_credits,
+    recorded_rates,
     rows_of,
     table_rows,
 )
@@ -113,6 +114,14 @@ def test_without_extras_one_judge_is_told(bundle):
     assert {row["judge"] for row in rows} == {"gpt4"}
     (bundle / "extras").rmdir()
     assert len(rows_of(load(bundle), repeats=2, resamples=20)) == len(rows)
+
+
+def test_recorded_win_rates_are_of_models_with_verdicts():
+    credits = {"a": np.array([1.0, 0, np.nan, 1]), "none": np.full(4, np.nan), "all": np.ones(4)}
+    assert recorded_rates(credits) == {
+        "a": (pytest.approx(200 / 3), pytest.approx(100 / 3)),
+        "all": (100.0, 0.0),
+    }
 
 
 def test_rows_that_are_equal_are_found_and_told_apart():

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.method_agreement import Bootstrap
+from alpacafarm_env.benchmarks.method_agreement import Bootstrap, pearson_rows
 from alpacafarm_env.benchmarks.protocol_statistics import (
     COLUMNS,
     agreement_rows,
     bounds_of,
-    correlation,
     make_row,
     over_seeds,
-    pearson_rows,
     rate_row,
     source_rows,
 )
@@ -68,17 +66,6 @@ def test_win_rates_and_agreement_of_sources_by_hand():
     assert told["r2", "a", "b"] == pytest.approx(expected)
     assert told["spearman", "a", "the other sources"] == pytest.approx(-1)
     assert {row["figure"] for row in source_rows("recorded", "gpt4", credits, [""] * 8, 50)} == {"win_rate"}
-
-
-def test_correlations_are_scipys_and_nan_for_a_constant():
-    x, y = np.random.default_rng(0).normal(size=(2, 20))
-    assert correlation("r2", x, y) == pytest.approx(stats.pearsonr(x, y).statistic ** 2)
-    assert correlation("spearman", x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert correlation("kendall", x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
-    assert math.isnan(correlation("r2", np.ones(20), y))
-    rows = pearson_rows(np.stack([x, np.ones(20)]), np.stack([y, y]))
-    assert rows[0] == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert math.isnan(rows[1])
 
 
 def test_two_generators_give_no_agreement_and_a_generator_of_one_side_is_left_out():

@@ -12,8 +12,12 @@ import pytest
 
 pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
 
-from alpacafarm_env.benchmarks import recorded_surrogate_networks
-from alpacafarm_env.benchmarks.recorded_surrogate import main
+from alpacafarm_env.benchmarks import (
+    recorded_surrogate_features,
+    recorded_surrogate_networks,
+    recorded_surrogate_report,
+)
+from alpacafarm_env.benchmarks.recorded_surrogate import SurrogateOptions, main
 from alpacafarm_env.benchmarks.recorded_surrogate_data import POOLS, PROTOCOLS, Judged, parts
 from alpacafarm_env.benchmarks.recorded_surrogate_features import MEASURES, Features, measures
 from alpacafarm_env.benchmarks.recorded_surrogate_models import (
@@ -24,14 +28,17 @@ from alpacafarm_env.benchmarks.recorded_surrogate_models import (
     informativeness,
     score,
 )
+from alpacafarm_env.benchmarks.recorded_surrogate_report import Results
 from alpacafarm_env.benchmarks.recorded_surrogate_summary import (
     JUDGE,
     LONGEST,
     accuracy_rows,
     auc,
     best_of_n_rows,
+    model_rows,
     two_way_error,
 )
+from alpacafarm_env.benchmarks.study import Study
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError, UnknownNameError
@@ -206,7 +213,10 @@ def test_best_of_n_equals_the_mean_over_all_subsets():
         assert rows["near_reference", LONGEST, n]["length"] == pytest.approx(np.mean(longest))
     judge = [rows["near_reference", JUDGE, n]["win_rate"] for n in range(1, len(members) + 1)]
     assert judge == sorted(judge)
-    assert {row["over_longest"] for key, row in rows.items() if key[1] == LONGEST} == {0}
+    for (pool, chooser, n), row in rows.items():
+        longest = rows[pool, LONGEST, n]["win_rate"]
+        assert row["over_longest"] == pytest.approx(row["win_rate"] - longest), chooser
+        assert row["gain"] == pytest.approx(row["win_rate"] - rows[pool, chooser, 1]["win_rate"])
 
 
 def test_each_surrogate_stands_beside_the_strongest_baseline_on_its_own_pairs():
@@ -223,6 +233,50 @@ def test_each_surrogate_stands_beside_the_strongest_baseline_on_its_own_pairs():
     assert (row["accuracy"], row["auc"], row["difference"]) == (1, 1, pytest.approx(0.5))
     assert rows["majority", "all"]["beside"] is None
     assert rows["longer", "all"]["difference"] == pytest.approx(-0.5)
+
+
+def test_one_near_reference_model_has_no_interval(tmp_path):
+    judged = world(rate=lambda m: 0.5 if m == 0 else 0.9)
+    assert judged.near.sum() == 1
+    noise = keyed_rng(0, "one model").normal(size=(2, M, N))
+    scores = {("disjoint", "longer"): noise[0], ("disjoint", "trees"): noise[1] + judged.credits}
+    table = accuracy_rows(judged, scores)
+    (row,) = (row for row in table if (row["group"], row["surrogate"]) == ("near_reference", "trees"))
+    missing = ("accuracy_low", "accuracy_high", "auc_low", "auc_high", "standard_error", "z")
+    assert [row[name] for name in missing] == [None] * 6
+    assert row["num_models"] == 1
+    (many,) = (row for row in table if (row["group"], row["surrogate"]) == ("all", "trees"))
+    assert many["accuracy_low"] < many["accuracy"] < many["accuracy_high"]
+    assert many["standard_error"] > 0
+    study = Study(tmp_path, "recorded_surrogate", {})
+    results = Results(judged, "my_judge", table, model_rows(judged, scores), [], {})
+    recorded_surrogate_report.write(study, results)
+    said = recorded_surrogate_report.findings(results)
+    assert f"{100 * row['difference']:+.1f} points, – standard errors" in said[2]
+    table = rows_of(tmp_path / "table.csv")
+    assert table[2]["standard_error"] == table[2]["accuracy_low"] == ""
+    assert "nan" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_pool_without_two_whole_instructions_has_no_best_of_n():
+    judged = world(rate=lambda m: 0.5)
+    credits = judged.credits.copy()
+    credits[:, 1:] = np.where(np.arange(1, N) % M == np.arange(M)[:, None], np.nan, credits[:, 1:])
+    judged = Judged(judged.models, judged.instructions, judged.references, judged.outputs, credits)
+    scores = {(pool, name): np.zeros((M, N)) for pool in POOLS for name in (CHOSEN, BASELINE)}
+    assert judged.near.all()
+    assert best_of_n_rows(judged, scores) == []
+
+
+def test_texts_are_measured_and_hashed_once(planted, monkeypatch):
+    judged, _ = planted
+    features, calls = Features(judged), []
+    monkeypatch.setattr(recorded_surrogate_features, "has_list", lambda text: calls.append(text) or text == GOOD)
+    monkeypatch.setattr(recorded_surrogate_features, "_token_row", lambda text, *_: calls.append(text) or [0])
+    for _ in range(2):
+        assert features.length_and_list_raw.shape == (M * N, 7)
+        assert features.tokens(8, 4)[2].shape == (M * N, 1)
+    assert len(calls) == (M * N + N) + (M * N + 2 * N)
 
 
 def write_lines(path, rows):
@@ -290,6 +344,8 @@ def test_bad_calls_say_what_to_do(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
     assert main(["--out", str(tmp_path / "a")]) == 2
     assert "ALPACAFARM_DATA" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--seeds: expected 1, got 3"):
+        SurrogateOptions(seeds=3)
     assert main(["--data", str(folder), "--surrogates", "tree", "--out", str(tmp_path / "b")]) == 2
     assert "trees" in capsys.readouterr().err
     with pytest.raises(UnknownNameError):
