@@ -16,9 +16,27 @@ class Tried:
 
 TRIED: Final[tuple[Tried, ...]] = (
     Tried(
-        "10,000 labels, 256 responses a step, falling rate, one seed",
+        "10,000 labels, KL penalty 0.02, a rate that falls to 0",
         "25 % flips: gold 4.18, 4.98 (step 6), 5.14 (20), 5.02 (40) at 7 nats; without flips 4.18, 5.08, 4.75, 5.08 at "
-        "10 nats: PPO hardly passes its peak, and the two reward models are nearly as good (71.5 and 72.5 % against "
-        "gold)",
+        "10 nats. PPO hardly passes its peak, and the two reward models are nearly as good (71.5 and 72.5 % against "
+        "gold): the noise averages out, and what is left is the annotators' own taste, which both learn.",
+    ),
+    Tried(
+        "2,000 labels, KL penalty 0.01, constant rate",
+        "All fall, those without added noise too, as KL goes to 14 nats and more: 25 % flips 4.97 (step 6) to 3.30, "
+        "35 % 4.85 to 4.53 (3.86 at step 25), none 4.99 to 4.71 (4.19 at step 20), one greedy annotator 5.18 to 4.48. "
+        "What falls is truth: the policy says all that it knows and more, with false and repeated items (-2.5 of gold "
+        "by 25 % flips, -1.4 by the greedy annotator), and calls it complete. Reward models against gold: 66, 64, 68 "
+        "and 80 %.",
+    ),
+    Tried(
+        "2,000 labels, KL penalty 0.02, constant rate",
+        "25 % flips 5.00 (step 8) to 4.73 at 10 nats, one greedy annotator 5.21 (step 8) to 5.08 at 9 nats.",
+    ),
+    Tried(
+        "2,000 labels, KL penalty 0.04, constant rate: the settings of this study",
+        "25 % flips 5.07 (step 6) to 4.54 at 7 nats while the proxy goes from 0.61 to 1.38; one greedy annotator 5.28 "
+        "(step 8) to 5.23 at 6.5 nats.",
     ),
 )
+"""In the order in which it was tried; one seed each (seed 0), 256 responses a step, 40 steps."""
