@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from .annotator_report import LEVELS, MEMBERS, target_of, whole
 from .annotator_targets import ALONE, COST, FIGURES, SINGLE
+from .plots import titled
 from .study import Row
 
 _FAMILIES: Final = {"gpt4": "#0072b2", "chatgpt": "#009e73", "davinci003": "#d55e00"}
@@ -41,11 +41,7 @@ def draw(rows: Sequence[Row], note: str) -> Drawing:
     if told:
         _draw_targets(left, told)
     _draw_members(right, rows)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    lines = textwrap.fill(note, 17 * _WIDTH)
-    figure.supxlabel(lines, fontsize=7, color="#555555", x=0.01, ha="left")
-    return figure
+    return titled(figure, note=note)
 
 
 def drawn_levels(rows: Sequence[Row]) -> list[str]:

@@ -162,10 +162,8 @@ def draw(rows: Sequence[Row], note: str) -> Drawing:
     axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_yticks(places, [f"{row['generator']}  (n = {row['n_total']})" for row in rows], fontsize=8)
     axis.set(xlim=(0, 100), ylim=(-0.8, len(rows) - 0.2), xlabel="win rate against the reference, %")
-    axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
-    figure.supxlabel(note, fontsize=7, color="#555555", x=0.01, ha="left")
-    return figure
+    return plots.titled(figure, note=note)
 
 
 def _rank(row: Row) -> tuple[bool, float, str]:

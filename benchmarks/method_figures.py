@@ -116,7 +116,6 @@ def draw_win_rates(summary: Summary, methods: Sequence[MethodFacts], note: str) 
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
     bars = _by_seeds(summary, "bars are 95 % t-intervals over seeds")
-    axis.spines[["top", "right"]].set_visible(False)
     titled(figure, f"Win rates of all methods; {bars}", note)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, frameon=False)
     return figure
@@ -145,7 +144,6 @@ def draw_scatter(summary: Summary, methods: Sequence[MethodFacts], note: str) ->
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     bars = _by_seeds(summary, "bars are one standard error over seeds")
-    axis.spines[["top", "right"]].set_visible(False)
     titled(figure, f"Human against simulated win rate; {bars}", note)
     place_labels(figure, axis, both)
     return figure

@@ -141,6 +141,5 @@ def _finish(figure: Drawing, title: str, note: str) -> Drawing:
 
 
 def _plain(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)

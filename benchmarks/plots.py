@@ -70,9 +70,12 @@ def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
     return titled(figure, title, note)
 
 
-def titled(figure: Figure, title: str, note: str = "") -> Figure:
-    """Writes the title above the figure and the note in small print below, both from the left; returns the figure."""
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+def titled(figure: Figure, title: str = "", note: str = "") -> Figure:
+    """Finishes a drawn figure and returns it: no frames, the title above, the note in small print below."""
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     if note:
         lines = textwrap.fill(note, int(15 * figure.get_figwidth()))
         figure.supxlabel(lines, fontsize=8, color="#555555", x=0.01, ha="left")
@@ -116,7 +119,6 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.set_title("no value at this level: " + ", ".join(missing), fontsize=8, color="#aa0000")
     axis.set_xlabel(panel.xlabel)
     axis.set_ylabel(panel.ylabel)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     if axis.get_legend_handles_labels()[1]:

@@ -75,7 +75,6 @@ def _draw_sources(axis: Axes, rows: Sequence[Row], title: str) -> None:
     axis.set(ylim=(-0.7, len(whole) - 0.3), xlabel="win rate against the reference (%)")
     axis.set_title(title, fontsize=10, loc="left")
     axis.grid(axis="y", color="#eeeeee")
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=7, frameon=False, loc="lower right")
 
 
@@ -119,7 +118,6 @@ def _draw_live(axis: Axes, rows: Sequence[Row]) -> dict[str, tuple[Estimate, Est
     axis.set(xlabel="win rate on the evaluation set (%)", ylabel="win rate on the held-out set (%)")
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
     labels = {name: name.removeprefix(RANKED) for name in on[LIVE]}
     return {label: (_estimate(on[EVAL][name]), _estimate(on[LIVE][name])) for name, label in labels.items()}
@@ -156,7 +154,6 @@ def draw_judges(rows: Sequence[Row], note: str) -> Drawing:
     axis.set(xlabel="win rate by GPT-4 (%)", ylabel="win rate by Claude (%)")
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
     figure = titled(figure, "The same models by two judges; bars are one standard error (recorded)", note)
     place_labels(figure, axis, points)
@@ -193,7 +190,6 @@ def _draw_pairs(axis: Axes, rows: Sequence[Row], title: str) -> None:
     axis.axvline(UPSTREAM, color="#888888", linestyle="--", linewidth=1)
     axis.set(ylim=(-0.02, 1.02), xlabel="instructions", ylabel="share of pairs told apart")
     axis.set_title(title, fontsize=10, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#eeeeee")
     axis.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 

@@ -260,7 +260,6 @@ def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
         )
         axis.tick_params(axis="y", labelsize=8)
         axis.set_xlabel("accuracy, %")
-        axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="x", color="#eeeeee")
     title = "Right predictions on left-out models near the reference"
     return plots.titled(figure, title, f"Grey: baselines; dashed: the best of them. Lines: 95 % over models. {note}")
@@ -290,7 +289,6 @@ def draw_best_of_n(rows: Sequence[Row], note: str) -> Drawing:
         below.set_xlabel("n")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
         for axis in (above, below):
-            axis.spines[["top", "right"]].set_visible(False)
             axis.grid(color="#eeeeee")
     axes[0, 0].legend(fontsize=8, frameon=False)
     title = "Best of n responses of models that the surrogate never saw"

@@ -8,7 +8,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from .plots import COLORS
+from .plots import COLORS, titled
 from .report import Table
 from .study import Row
 
@@ -88,13 +88,10 @@ def draw(rows: Sequence[Row], note: str) -> dict[str, tuple[str, Drawing]]:
         figure = Drawing(figsize=(8.5, 4.6), dpi=150, layout="constrained")
         axis = figure.subplots()
         fill(axis, rows)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color="#eeeeee")
         axis.set_axisbelow(True)
         axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-        figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-        figure.supxlabel(note, fontsize=7, color="#555555", x=0.01, ha="left")
-        result[name] = (title, figure)
+        result[name] = (title, titled(figure, title, note))
     return result
 
 
