@@ -20,7 +20,7 @@ HIDDEN = "[key]"
 _ADDRESS = "base_url must look like https://host/v1, with no user, password, query or fragment in it"
 _SHORTEST_SECRET = 12
 """A shorter key may stand in a model's answer by chance ("ollama"), so that answers are not searched for it."""
-_LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "aiohttp", "stamina")
+_LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "stamina")
 _LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 
 

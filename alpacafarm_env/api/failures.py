@@ -15,7 +15,6 @@ from .endpoint import Endpoint
 from .refusals import TOO_LONG, refused_text
 
 if TYPE_CHECKING:
-    from aiohttp import ClientError
     from openai import OpenAIError
 
 MOST_CHARS = 500
@@ -23,8 +22,7 @@ MOST_CHARS = 500
 _PASSES = (408, 409, 425, 429)
 _MAYBE_BILLED = (408, 502, 504, 520, 522, 524)
 """Statuses by which a gateway gives up on a server that may have gone on and billed."""
-_NOT_SENT = ("ClientConnectorError", "ConnectionTimeoutError", "ClientHttpProxyError", "InvalidURL")
-"""aiohttp's errors, with all that are one of them, by which a request never left."""
+_NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "LocalProtocolError")
 _NO_API = (405, 501)
 _OF_A_TEXT = (400, 403, 413, 422)
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
@@ -55,8 +53,8 @@ class Failure:
         return self.status in (429, 503)
 
 
-def explain(error: OpenAIError | ClientError, endpoint: Endpoint, model: str) -> Failure:
-    """What an error of the openai library, or of aiohttp under it, means and what to do."""
+def explain(error: OpenAIError, endpoint: Endpoint, model: str) -> Failure:
+    """What an error of the openai library means and what to do."""
     status: int | None = getattr(error, "status_code", None)
     if status is None:
         return _unanswered(error, endpoint)
@@ -96,18 +94,12 @@ def explain(error: OpenAIError | ClientError, endpoint: Endpoint, model: str) ->
     return Failure(f"{settings}. The server said: {words}", "final", status, billed=False)
 
 
-def _unanswered(error: OpenAIError | ClientError, endpoint: Endpoint) -> Failure:
-    """No status: the connection failed, or broke.
-
-    aiohttp's own error tells which, two causes down: httpx calls each of them a connection that timed out.
-    """
-    causes: list[BaseException] = [error]
-    while causes[-1].__cause__ is not None and not type(causes[-1]).__module__.startswith("aiohttp"):
-        causes.append(causes[-1].__cause__)
-    cause = causes[-1]
-    words = endpoint.redact(getattr(cause, "message", "") or str(cause) or str(error))[:MOST_CHARS]
-    sent = not {kind.__name__ for kind in type(cause).__mro__} & set(_NOT_SENT)
-    return Failure(f"{words} ({type(cause).__name__}, {endpoint.base_url})", billed=sent)
+def _unanswered(error: OpenAIError, endpoint: Endpoint) -> Failure:
+    """No status: the connection failed, or broke."""
+    cause = error.__cause__
+    name = type(cause).__name__ if cause is not None else type(error).__name__
+    words = endpoint.redact(f"{error} {cause or ''}".strip())[:MOST_CHARS]
+    return Failure(f"{words} ({name}, {endpoint.base_url})", billed=name not in _NOT_SENT)
 
 
 def _closed(status: int, what: str, words: str) -> Failure:

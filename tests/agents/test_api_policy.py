@@ -253,7 +253,7 @@ def test_connection_refused_names_the_address(server):
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     agent = APIPolicy("m-1", base_url=url, api_key=KEY, config=APIPolicyConfig(max_retries=0))
     assert url in str(failure(agent))
-    assert "Cannot connect" in str(failure(agent))
+    assert "Connection error" in str(failure(agent))
 
 
 def test_silence_and_the_deadline(server):

@@ -133,7 +133,7 @@ def test_connection_refused():
     error = first(Nobody, config={"max_attempts": 2})
     assert isinstance(error, TransientAPIError)
     assert free_url in str(error)
-    assert "ClientConnectorError" in str(error)
+    assert "ConnectError" in str(error)
 
 
 def waits(header, count=2, **config):

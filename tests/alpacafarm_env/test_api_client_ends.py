@@ -43,7 +43,8 @@ class PerRead(Sender):
     async def send(self, request):
         from openai import OpenAIError
 
-        resource = self.connect().chat.completions.with_raw_response
+        self.connect()
+        resource = self._all[0].chat.completions.with_raw_response
         wait = {"model": "m", "messages": [], "extra_body": request.body, "timeout": self._timeout_s}
         try:
             response = await asyncio.wait_for(resource.create(**wait), 1.8)

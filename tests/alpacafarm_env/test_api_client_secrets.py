@@ -18,7 +18,7 @@ from alpacafarm_env.api.endpoint import Endpoint
 from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.api.running import run
 from alpacafarm_env.api.sending import Sender
-from alpacafarm_env.errors import APIError
+from alpacafarm_env.errors import APIError, PermanentAPIError
 
 CUT = f"{KEY[:8]}****{KEY[-4:]}"
 
@@ -62,17 +62,7 @@ def everything(error):
 def written(fault, endpoint_class, tmp_path, caplog):
     """Everything that a client writes while a server quotes its key."""
     caplog.set_level(logging.DEBUG)
-    for name in (
-        "openai",
-        "httpx",
-        "httpx2",
-        "httpcore2",
-        "httpcore2.http11",
-        "aiohttp",
-        "aiohttp.client",
-        "asyncio",
-        "stamina",
-    ):
+    for name in ("openai", "httpx", "httpx2", "httpcore2", "httpcore2.http11", "asyncio", "stamina"):
         caplog.set_level(logging.DEBUG, name)
     texts = []
 
@@ -151,10 +141,10 @@ def test_redirects_to_another_host_are_not_followed(status):
 
 def test_twin_that_follows_reaches_the_other_host(monkeypatch):
     class Following(Sender):
-        def connect(self):
-            library = super().connect()
-            library._client.follow_redirects = True
-            return library
+        def _connection(self):
+            http = super()._connection()
+            http.follow_redirects = True
+            return http
 
     monkeypatch.setattr("alpacafarm_env.api.client.Sender", Following)
     _, seen = visits(307, Client)
@@ -185,6 +175,21 @@ def test_other_machines_are_asked_through_the_proxy(monkeypatch):
 
         assert run(main()).reply.text == "Yes."
     assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("SSL_CERT_FILE", "/no/such/file.pem"), ("ALL_PROXY", "ftp://proxy.example")]
+)
+def test_variables_that_allow_no_connection_are_named(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    endpoint = Endpoint("https://judge.example/v1", KEY)
+
+    async def main():
+        async with Client(endpoint) as client:
+            return await client.ask(chat(endpoint.base_url))
+
+    with pytest.raises(PermanentAPIError, match=variable):
+        run(main())
 
 
 def test_the_sources_know_neither_http_library():
