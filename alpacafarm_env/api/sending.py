@@ -20,6 +20,8 @@ from .requests import Request
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+CONNECT_S: Final = 10.0
+"""Seconds to make a connection, TLS included; half of an attempt's if that is less."""
 _PATHS: Final = {"chat": "/chat/completions", "completion": "/completions"}
 
 
@@ -85,8 +87,9 @@ class Sender:
         first = AsyncOpenAI(
             api_key=self._endpoint.key(),
             base_url=self._endpoint.base_url,
-            # The other waits end with `send`'s own time-out, which counts them all.
-            timeout=_http().Timeout(None, connect=self._timeout_s),
+            # A connection that is not made in time ends before `send`'s own time-out, which counts all waits: of that
+            # it is known that nothing has left, and nothing is charged.
+            timeout=_http().Timeout(None, connect=min(CONNECT_S, self._timeout_s / 2)),
             max_retries=0,
             http_client=self._connection(),
         )

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from contextlib import ExitStack
 from math import isnan
 from types import SimpleNamespace
 
@@ -56,12 +57,15 @@ def test_all_attempts_are_in_the_cost(tmp_path, end):
     assert isinstance(result, kinds[end]) if end in kinds else result.attempts == len(responses)
 
 
-def test_what_never_left_costs_nothing(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        nobody = SimpleNamespace(url=url)
-        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config={"max_attempts": 2})
+@pytest.mark.parametrize("listens", [False, True], ids=["refused", "no handshake"])
+def test_what_never_left_costs_nothing(tmp_path, listens):
+    with ExitStack() as opened, Ledger(tmp_path / "ledger.sqlite") as ledger:
+        silent = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        nobody = SimpleNamespace(url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
+        if not listens:
+            opened.close()
+        limits = {"max_attempts": 2, "attempt_timeout_s": 1.0}
+        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config=limits)
         assert isinstance(result, TransientAPIError)
         assert result.cost_usd == ledger.do(sql.spending).result().total.usd == 0
 
