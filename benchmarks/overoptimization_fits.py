@@ -203,19 +203,19 @@ def _fit_mean(kl: Array, gold: Array, form: str) -> tuple[Array, float, int] | N
 # ------------------------------------------------------------------------------------------------------ KL efficiency
 
 
-def gain_at(kl: Array, gold: Array, at: ArrayLike) -> Array:
-    """Gold gained over the start when each seed first reaches given KLs, [S, J]; NaN for a KL that it does not reach.
+def gain_at(kl: Array, measure: Array, at: ArrayLike) -> Array:
+    """Gain over the start when each seed first reaches given KLs, [S, J]; NaN for a KL that it does not reach.
 
-    Between evaluations gold is taken as linear in sqrt(KL).
+    Between evaluations the measure is taken as linear in sqrt(KL).
 
     Args:
         kl: [S, K] nats.
-        gold: [S, K] gold units.
+        measure: [S, K], gold for instance.
         at: [J] nats, 0 or more.
     """
     wanted = np.sqrt(np.asarray(at, dtype=np.float64))
     rows = []
-    for distances, values in zip(np.sqrt(np.maximum(kl, 0)), gold - gold[:, :1], strict=True):
+    for distances, values in zip(np.sqrt(np.maximum(kl, 0)), measure - measure[:, :1], strict=True):
         # KL is an estimate and may step back: only evaluations that are farther than all before them count.
         farther = np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
         rows.append(np.interp(wanted, distances[farther], values[farther], right=np.nan))

@@ -81,7 +81,7 @@ def test_an_ensemble_cuts_the_drop_by_half_or_not():
 
 def test_kl_efficiency_compares_at_equal_kl():
     both = {"methods": ("ppo", "best_of_n")}
-    claim = find(judged(**both), "less KL-efficient")
+    claim = find(judged(**both), "less KL-efficient than best-of-n (in gold)")
     assert claim.holds
     assert "at 4 nats PPO 0.9" in claim.text
     # Best-of-n gains nothing: PPO gains more.
@@ -89,13 +89,26 @@ def test_kl_efficiency_compares_at_equal_kl():
     for row in rows:
         if row["treatment"] == "ann" and row["method"] == "best_of_n":
             row["gold"] = 4.5
-    (claim,) = [each for each in claims(Results.of(rows, FACTS)) if "less KL-efficient" in each.title]
+    (claim,) = [each for each in claims(Results.of(rows, FACTS)) if "(in gold)" in each.title]
     assert claim.holds is False
-    assert find(judged(), "less KL-efficient").holds is None
+    assert find(judged(), "less KL-efficient than best-of-n (in gold)").holds is None
     # Clear by two standard errors is not enough: for two seeds the t-interval asks 12.7.
-    two = find(judged(**both, seeds=2, noise=0.35, salt=1), "less KL-efficient")
+    two = find(judged(**both, seeds=2, noise=0.35, salt=1), "less KL-efficient than best-of-n (in gold)")
     assert "(-6.9 standard errors, 2 seeds)" in two.text
     assert two.holds is False
+
+
+def test_kl_efficiency_in_the_proxy_is_a_claim_of_its_own():
+    rows = study(TRUTH, methods=("ppo", "best_of_n"))
+    (same,) = [each for each in claims(Results.of(rows, FACTS)) if "(in proxy)" in each.title]
+    assert same.holds is False  # both gain 0.8 d
+    for row in rows:
+        if row["treatment"] == "ann" and row["method"] == "ppo":
+            row["proxy"] *= 0.5
+    gold, proxy = [each for each in claims(Results.of(rows, FACTS)) if "less KL-efficient" in each.title]
+    assert proxy.holds
+    assert "proxy gained over SFT by PPO less that by best-of-n" in proxy.text
+    assert gold.text == find(judged(methods=("ppo", "best_of_n")), "(in gold)").text
 
 
 def test_fits_are_judged_by_r_squared():
