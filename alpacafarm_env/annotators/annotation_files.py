@@ -148,7 +148,7 @@ def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:
             "cached": bool(told.get("cached", False)),
             "unscored_reason": (told.get(UNSCORED_REASON) or NO_VERDICT) if math.isnan(score) else None,
         }
-        rows.append({**row, "orders_agree": bool(both[n])} if both and shown else row)
+        rows.append({**row, "orders_agree": both[n]} if both and shown else row)
     return rows
 
 

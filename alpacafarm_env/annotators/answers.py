@@ -43,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeAnswer:
     """What is answered to one request.
 
     Attributes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..api import ledger_sql as sql
 from ..api.client import Client
+from ..api.ledger_rows import Stored
 from ..api.replies import read_reply
 from ..api.requests import Request
 from ..errors import ContentRefusedError, InvalidReplyError, ReplayMissError, TransientAPIError, UnparsableVerdictError
@@ -35,6 +36,9 @@ MAX_TRIES: Final = 3
 """Requests for one pair alone, after which replies without a verdict are final."""
 _POLL_S: Final = (0.05, 1.0)
 """Seconds between looks at what another process is asking: at first, and at most."""
+AHEAD: Final = 256
+"""Requests made beyond those that may be in flight: a few kilobytes each. Some of them wait for their next attempt, and
+are not to keep others from theirs."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Question:
-    """One pair, shown to one annotator in one order; `key` is the key of the request that asks it alone."""
+    """One pair, shown to one annotator in one order; `key` is its name in the ledger, and no request's."""
 
     annotator: int
     item: Item
@@ -56,10 +60,13 @@ class Question:
 
     @classmethod
     def about(cls, served: Served, annotator: int, item: Item, *, base_url: str, seed: int) -> Question:
-        """The question and its key. It counts whether the annotator shares requests: neighbours may sway it."""
+        """The question and its key: of all that is asked about the pair alone, and of the annotator's batch size.
+
+        The size counts because neighbours in a request may sway a verdict.
+        """
         alone = make_request(served, [item], base_url=base_url, seed=seed)
-        shared = replace(alone, sample=f"{alone.sample}, in requests of {served.config.batch_size}")
-        return cls(annotator, item, shared.key)
+        named = replace(alone, sample=f"{alone.sample}, in requests of {served.config.batch_size}")
+        return cls(annotator, item, named.key)
 
     @property
     def pair(self) -> tuple[str, ...]:
@@ -119,7 +126,7 @@ class Asking:
         self._pool, self._ledger, self._questions = pool, pool.ledger, questions
         self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
-        self._costs: dict[str, float] = dict.fromkeys(questions, 0.0)
+        self._costs: dict[str, float] = {}  # of the questions that were asked in this call, which others were not
         self._spent = 0.0
         self._ended = False
         self._start = monotonic()
@@ -143,6 +150,7 @@ class Asking:
 
     async def _ask_all(self, client: Client) -> None:
         owner, wait_s = self._ledger.new_owner(), _POLL_S[0]
+        self._places = asyncio.Semaphore(client.limiter.most + AHEAD)
         while self._open:
             wanted = list(self._open)
             try:
@@ -198,16 +206,20 @@ class Asking:
     async def _persist(self, client: Client, questions: list[Question], tries: int) -> None:
         pool, served = self._pool, self._pool.served[questions[0].annotator]
         keys, items = [question.key for question in questions], [question.item for question in questions]
-        request = make_request(served, items, base_url=pool.endpoint.base_url, seed=pool.seed, tries=tries)
         try:
-            reply = await client.ask(request, questions=keys, label=served.config.name)
-            self._pay(keys, reply.cost_usd)
+            # First come, first served, as the client is. A place is given back before anything is asked again, so that
+            # nobody who holds one waits for another.
+            async with self._places:
+                request = make_request(served, items, base_url=pool.endpoint.base_url, seed=pool.seed, tries=tries)
+                reply = await client.ask(request, questions=keys, label=served.config.name)
+            if not reply.cached:
+                self._pay(keys, reply.cost_usd)
             scores = parse(served.prompt.format, reply.reply, len(keys))
         except (ContentRefusedError, TransientAPIError) as error:
             self._pay(keys, error.cost_usd)
             if len(keys) == 1 or isinstance(error, TransientAPIError):
                 reason = f"{type(error).__name__}: {error}"
-                self._settle(keys, [Answer(cached=False, reason=reason)] * len(keys))
+                self._settle(keys, [Answer(reason=reason)] * len(keys))
             else:  # one of them may have been refused: the others are not to suffer
                 await self._all(self._ask(client, [question], 0) for question in questions)
         except UnparsableVerdictError as error:
@@ -216,35 +228,43 @@ class Asking:
             elif tries + 1 < MAX_TRIES:
                 await self._ask(client, questions, tries + 1)
             else:
-                self._settle(keys, [Answer(reason=_unparsable(error), cached=False)])
+                self._settle(keys, [Answer(reason=_unparsable(error))])
         else:
-            self._settle(keys, [Answer(score, cached=reply.cached) for score in scores])
+            self._settle(keys, [Answer(score) for score in scores])
 
     async def _read(self, keys: Sequence[str]) -> dict[str, int]:
         """Settles the questions whose stored reply has a verdict; the tries so far of those whose has none."""
         unread: dict[str, int] = {}
+        read: dict[str, list[float] | Exception] = {}  # by request: questions that shared one share its reply
         for key, stored in (await self._do(sql.lookup, keys)).items():
-            served = self._pool.served[self._questions[key].annotator]
-            try:
-                reply = read_reply(served.model.kind, stored.raw)
-                score = parse(served.prompt.format, reply, stored.size)[stored.position]
-                self._settle([key], [Answer(score)])
-            except (UnparsableVerdictError, InvalidReplyError) as error:
-                if stored.size == 1 and stored.tries >= MAX_TRIES:
-                    self._settle([key], [Answer(reason=_unparsable(error))])
-                else:
-                    unread[key] = stored.tries
+            if stored.request_key not in read:
+                read[stored.request_key] = self._scores(self._questions[key], stored)
+            scores = read[stored.request_key]
+            if not isinstance(scores, Exception):
+                self._settle([key], [Answer(scores[stored.position])])
+            elif stored.size == 1 and stored.tries >= MAX_TRIES:
+                self._settle([key], [Answer(reason=_unparsable(scores))])
+            else:
+                unread[key] = stored.tries
         return unread
 
+    def _scores(self, question: Question, stored: Stored) -> list[float] | Exception:
+        """What a stored reply says of all questions of its request, or why it says nothing."""
+        served = self._pool.served[question.annotator]
+        try:
+            return parse(served.prompt.format, read_reply(served.model.kind, stored.raw), stored.size)
+        except (UnparsableVerdictError, InvalidReplyError) as error:
+            return error
+
     def _pay(self, keys: Sequence[str], cost_usd: float) -> None:
-        """What a request cost, shared out among its questions."""
+        """What a request that was sent cost, shared out among its questions."""
         self._spent += cost_usd
         for key in keys:
-            self._costs[key] += cost_usd / len(keys)
+            self._costs[key] = self._costs.get(key, 0.0) + cost_usd / len(keys)
 
     def _settle(self, keys: Sequence[str], answers: Sequence[Answer]) -> None:
         for key, answer in zip(keys, answers, strict=True):
-            self._answers[key] = replace(answer, cost_usd=self._costs[key])
+            self._answers[key] = replace(answer, cost_usd=self._costs.get(key, 0.0), cached=key not in self._costs)
             self._open.pop(key, None)
         if self._pool.on_progress:
             seconds = monotonic() - self._start

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..api.endpoint import OPENAI_KEY, require_key_variable
+from ..api.limits import ClientConfig
 from ..arguments import positive_number, real_number, whole_number
 from ..errors import AlpacaFarmError, DataError, LedgerError
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from .judged import Judged
 
 DATA_VARIABLE: Final = "ALPACAFARM_DATA"
-_LIMITS: Final = {"max_concurrency": 64, "attempt_timeout_s": 60.0, "deadline_s": 300.0, "requests_per_minute": None}
-"""Options that go to the client as they are, and their defaults."""
+_DEFAULTS: Final = ClientConfig()
+_LIMITS: Final = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
+"""Options that go to the client as they are; their defaults are its own."""
 _EPILOG: Final = (
     "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is missing. "
     "Exit status: 0 all pairs have a verdict, 1 some have none, 2 an error, 130 interrupted."
@@ -245,20 +247,30 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     spending = parser.add_argument_group("answers and money")
     spending.add_argument("--ledger", type=Path, metavar="FILE", help="keeps answers and costs (default: your own)")
     text = "what the ledger may have spent in all, US dollars; a request that could pass it is not sent"
-    spending.add_argument("--budget-usd", type=real_number(), metavar="X", help=text)
+    spending.add_argument("--budget-usd", type=_dollars, metavar="X", help=text)
     spending.add_argument("--replay", action="store_true", help="answer from the ledger alone, ask nothing")
-    text = "requests in flight at once; fewer when the server asks for it (default: 64)"
+    text = f"requests in flight at once; fewer when the server asks for it (default: {_DEFAULTS.max_concurrency})"
     spending.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help=text)
     text = "requests started in a minute at most (default: any number)"
     spending.add_argument("--requests-per-minute", type=positive_number, metavar="X", help=text)
-    text = "seconds for one attempt, its whole reply included (default: 60)"
+    text = f"seconds for one attempt, its whole reply included (default: {_DEFAULTS.attempt_timeout_s:g})"
     spending.add_argument("--timeout-s", type=positive_number, dest="attempt_timeout_s", metavar="S", help=text)
-    text = "seconds for one request, its repeats and waits included (default: 300)"
+    text = f"seconds for one request, its repeats and waits included (default: {_DEFAULTS.deadline_s:g})"
     spending.add_argument("--deadline-s", type=positive_number, metavar="S", help=text)
     text = f"the environment variable that holds the API key (default: {OPENAI_KEY})"
     spending.add_argument("--api-key-env", default=OPENAI_KEY, metavar="NAME", help=text)
-    parser.set_defaults(**_LIMITS)
+    parser.set_defaults(**{name: getattr(_DEFAULTS, name) for name in _LIMITS})
     parser.add_argument("--api-key", nargs="?", action=_RefuseKey, help=argparse.SUPPRESS)
+
+
+def _dollars(text: str) -> float:
+    """A type for a budget, as far as a ledger can count."""
+    from ..api.ledger_sql import MAX_USD
+
+    amount = real_number()(text)
+    if amount > MAX_USD:
+        raise argparse.ArgumentTypeError(f"expected at most {MAX_USD:.0e} US dollars, got {text!r}")
+    return amount
 
 
 class _RefuseKey(argparse.Action):

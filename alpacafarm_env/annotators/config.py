@@ -325,7 +325,7 @@ def load_models(
         content = read_yaml(Path(str(where)))
     if not isinstance(content, Mapping):
         raise PoolError(f"{where}: expected a mapping from role to model; got {type(content).__name__}.")
-    if "model" in content:
+    if "model" in content and not isinstance(content["model"], ModelConfig):  # else it is a role of that name
         return dict.fromkeys(wanted, check(ModelConfig, content, where))
     return _fill(content, wanted, where)
 

@@ -14,24 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..oracles.draws import KeyedDraws, Row, check_count
 
-__all__ = ["AlpacaFarmDraws", "Draws", "KeyedDraws", "Row"]
-
-
-class Draws(Protocol):
-    """What a pool asks for each pair."""
-
-    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
-        """Returns the index of each pair's annotator, [B] in [0, count)."""
-
-    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
-        """Returns whether b is shown before a, [B]."""
+__all__ = ["AlpacaFarmDraws", "KeyedDraws", "Row"]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..oracles.judges import NO_VERDICT
 from ..statistics import WinRateSummary, win_rate
 from .annotation_files import Pairs
 from .config import load_models, load_pool
-from .make import make_pool
+from .make import make_pool, model_spec
 from .progress import progress_bar
 
 
@@ -136,12 +136,12 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
         KeyboardInterrupt: With a message that says how to go on.
     """
     pool = load_pool(options["pool"])
-    models = options["models"] or ({"model": options["model"]} if options["model"] else "openai")
-    roles = load_models(models, roles=pool.roles)
+    roles = load_models(model_spec(options["models"], options["model"]), pool.roles)
     endpoint = _endpoint(options)
     with Ledger(ledger, replay=options["replay"]) as opened:
         with progress_bar(pool.name) as show:
-            judge = make_pool(ledger=opened, on_progress=show, **options)
+            loaded = {"pool": pool, "models": roles, "model": None}
+            judge = make_pool(ledger=opened, on_progress=show, **{**options, **loaded})
             try:
                 verdicts = compare(judge, pairs.instructions, pairs.first, pairs.second)
             except KeyboardInterrupt:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ..errors import PoolError
 from ..oracles.draws import KeyedDraws, probability
 from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
-from .answers import Answer, Verdict, count_tokens
-from .config import AnnotatorConfig, load_pool, load_prompt
+from .answers import JudgeAnswer, Verdict, count_tokens
+from .config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
 from .prompts import Item, read
 
 POOLS: Final = ("alpaca_farm", "greedy", "weighted")
@@ -42,7 +42,7 @@ _REASONS: Final = {
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """A request, read.
 
     Attributes:
@@ -81,30 +81,19 @@ class Judging:
 
     def __init__(self, seed: int = 0, pools: Iterable[str | Path] = ()) -> None:
         self.seed = seed
-        members, self._streams = _members((*POOLS, *pools))
+        members, self._streams = _members((*_bundled(), *map(load_pool, pools)))
         prompts = {file: load_prompt(file) for file in members}
         self._prompts = {prompt.name: prompt for prompt in prompts.values()}
         self._members = {prompts[file].name: asked for file, asked in members.items()}
         known = {annotator.name: annotator for annotator in (*POOL, *GREEDY)}
         self._annotators = {name: known.get(name, _FALLBACK) for name in self._streams}
 
-    def probabilities(self, name: str, items: Sequence[Item]) -> NDArray[np.float64]:
-        """P(the second response is better), [B], by the annotator `name`, shown the items in this order.
-
-        An instruction of another world than the sandbox's is judged by the annotator's tastes alone: length, lists,
-        courtesy and position.
-
-        Raises:
-            KeyError: No annotator of that name.
-        """
-        return probability(_log_odds(self._annotators[name], _gaps(items)))
-
     def annotator(self, prompt: str, model: str) -> str:
         """Who answers a prompt: a prompt that two share is told apart by the role in the model's name."""
         members = self._members[prompt]
         return next((member.name for member in members if member.role in model.lower()), members[0].name)
 
-    def read(self, kind: str, body: Mapping[str, Any]) -> Question:
+    def read(self, kind: str, body: Mapping[str, Any]) -> JudgeQuestion:
         """What a request asks.
 
         Args:
@@ -120,7 +109,7 @@ class Judging:
         name, items = read(prompt, self._prompts.values())
         model = str(body["model"])
         texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
-        return Question(
+        return JudgeQuestion(
             annotator=self.annotator(name, model),
             seed=body.get("seed"),
             items=items,
@@ -133,13 +122,16 @@ class Judging:
             top_logprobs=_top_logprobs(kind, body),
         )
 
-    def answer(self, question: Question, key: str) -> Answer:
+    def answer(self, question: JudgeQuestion, key: str) -> JudgeAnswer:
         """The annotator's answer.
 
         Temperature 0 gives the likelier verdict, the first response's where both are alike. Above it a verdict is a
         draw from the annotator's own probability, whose log-odds are divided by the temperature. The draw is keyed on
         the seed, the annotator's pool, the instruction and the unordered pair: the same request, or the same pair
         among other pairs, gets the same verdict, and another seed is another opinion.
+
+        An instruction of another world than the sandbox's is judged by the annotator's tastes alone: length, lists,
+        courtesy and position.
 
         Args:
             question: From `read`.
@@ -156,7 +148,7 @@ class Judging:
             with np.errstate(over="ignore"):  # near 0 any leaning is a certainty
                 second = draws.b_wins(question.items, odds / question.temperature)
         reasons = _reasons(annotator, gaps, second)
-        return Answer(
+        return JudgeAnswer(
             kind=question.kind,
             model=question.model,
             format=question.format,
@@ -169,14 +161,16 @@ class Judging:
 
 
 @cache
-def _members(pools: Iterable[str | Path]) -> tuple[dict[str, list[AnnotatorConfig]], dict[str, str]]:
-    """Prompt -> the annotators that are asked by it, and annotator -> its pool's draws.
+def _bundled() -> tuple[PoolConfig, ...]:
+    """`POOLS`, read once, which takes a tenth of a second; a pool of one's own may change between two servers."""
+    return tuple(map(load_pool, POOLS))
 
-    Read once: it takes a tenth of a second.
-    """
+
+def _members(pools: Iterable[PoolConfig]) -> tuple[dict[str, list[AnnotatorConfig]], dict[str, str]]:
+    """Prompt -> the annotators that are asked by it, and annotator -> its pool's draws."""
     members: dict[str, list[AnnotatorConfig]] = {}
     streams: dict[str, str] = {}
-    for pool in map(load_pool, pools):
+    for pool in pools:
         for member in pool.annotators:
             members.setdefault(member.prompt, []).append(member)
             streams.setdefault(member.name, pool.stream)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..api.client import ClientConfig
-from ..api.endpoint import OPENAI_KEY, require_key_variable
+from ..api.endpoint import OPENAI_KEY
 from ..api.requests import content_key
 from ..errors import PoolError
 from ..oracles.base import PreferenceOracle
 from ..oracles.judges import BothOrders, Flip
 from .asking import Progress
-from .config import load_models, load_pool, load_prompt
+from .config import PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws
 from .pool import AnnotatorPool, Compat
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_pool(
-    pool: str | Path = "alpaca_farm",
+    pool: str | Path | PoolConfig = "alpaca_farm",
     *,
     models: Any = None,
     model: str | None = None,
@@ -38,16 +38,17 @@ def make_pool(
     compat: Compat | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     max_concurrency: int = ClientConfig.max_concurrency,
-    requests_per_minute: float | None = None,
-    attempt_timeout_s: float = 60.0,
-    deadline_s: float = 300.0,
+    requests_per_minute: float | None = ClientConfig.requests_per_minute,
+    attempt_timeout_s: float = ClientConfig.attempt_timeout_s,
+    deadline_s: float = ClientConfig.deadline_s,
     allow_insecure: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> PreferenceOracle:
     """The pool with its noise, asked in one order or both.
 
     Args:
-        pool: "alpaca_farm" (the 13), "eval" (the same), "ann" (with 25 % flips), "greedy", "weighted", or a YAML file.
+        pool: "alpaca_farm" (the 13), "eval" (the same), "ann" (with 25 % flips), "greedy", "weighted", a YAML file, or
+            a `PoolConfig`.
         models: Which model plays which role, see `config.load_models`; "openai" unless `model` is given.
         model: One model for all roles, instead of `models`.
         base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
@@ -73,22 +74,17 @@ def make_pool(
             named by `api_key_env` is not set.
         ValueError: `flip` is not within 0 and 0.5, or `both_orders` with `compat`, whose orders are drawn.
     """
-    if models is not None and model is not None:
-        raise PoolError(f"Give models or model, not both; got models={models!r} and model={model!r}.")
     if both_orders and compat:
         raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
-    if not replay:
-        require_key_variable(api_key_env)
-    config = load_pool(pool)
     client = ClientConfig(
         max_concurrency=max_concurrency,
         requests_per_minute=requests_per_minute,
         attempt_timeout_s=attempt_timeout_s,
         deadline_s=deadline_s,
     )
-    judge: PreferenceOracle = AnnotatorPool(
-        config,
-        {"model": model} if model else models if models is not None else "openai",
+    asked = AnnotatorPool(
+        pool,
+        model_spec(models, model),
         base_url=base_url,
         api_key_env=api_key_env,
         allow_insecure=allow_insecure,
@@ -102,10 +98,20 @@ def make_pool(
         prices=prices,
         on_progress=on_progress,
     )
-    if both_orders:
-        judge = BothOrders(judge)
-    p = config.flip if flip is None else flip
+    judge: PreferenceOracle = BothOrders(asked) if both_orders else asked
+    p = asked.config.flip if flip is None else flip
     return Flip(judge, p, seed=seed, draws=AlpacaFarmDraws(seed) if compat else None) if p else judge
+
+
+def model_spec(models: Any, model: str | None) -> Any:
+    """What `make_pool`'s `models` and `model` say together, for `load_models`.
+
+    Raises:
+        PoolError: Both are given.
+    """
+    if models is not None and model is not None:
+        raise PoolError(f"Give models or model, not both; got models={models!r} and model={model!r}.")
+    return {"model": model} if model is not None else "openai" if models is None else models
 
 
 def fingerprint(spec: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ appendix C; the draws are keyed on the unordered pair where the released code ke
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -22,17 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api.client import Client, ClientConfig
-from ..api.endpoint import Endpoint
+from ..api.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ..api.ledger import Ledger, shared_ledger
+from ..api.ledger_sql import check_budget
 from ..api.limits import Limiter
 from ..api.prices import Prices
 from ..api.running import run
-from ..errors import did_you_mean
+from ..errors import PoolError, did_you_mean
 from ..oracles.base import UNSCORED_REASON, Shared, Verdicts
 from .asking import Answer, Asking, Progress, Question, Served
-from .config import PoolConfig, load_models, load_pool, load_prompt
+from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws, KeyedDraws
-from .prompts import Item
+from .prompts import Item, check_item
 
 Order = Literal["random", "as_given"]
 Compat = Literal["alpacafarm"]
@@ -49,14 +49,15 @@ class AnnotatorPool(Shared):
         models: Which model plays which role: "openai", {"model": name} for one model in all roles, a mapping of roles,
             or a YAML file.
         base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: the variable named by `api_key_env`, read at each use.
-        api_key_env: The environment variable that holds the key.
+        api_key: The key; None: the variable named by `api_key_env`, read at each call.
+        api_key_env: The environment variable that holds the key; one that you name must be set, unless it is a replay.
         allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
             `api.ledger.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
-        replay: Answer from the ledger alone; a pair without a stored answer is an error.
+        replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have
+            been opened for it.
         order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
         compat: "alpacafarm" draws annotators and orders as the released code does, by the instruction alone.
         client_config: Time limits, concurrency, repeats. What the server says of its limits is kept from call to call.
@@ -64,8 +65,10 @@ class AnnotatorPool(Shared):
         on_progress: Called after each answer.
 
     Raises:
-        PoolError: A pool or its models are not well written, or a role has no model.
-        ValueError: An unknown order or compat, a seed that is no integer, a budget that is no amount.
+        PoolError: A pool or its models are not well written, a role has no model, a model has two prices, or the
+            variable named by `api_key_env` is not set.
+        ValueError: An unknown order or compat, a seed that is no integer, a budget that is no amount, a replay from a
+            `Ledger` that is open for more.
     """
 
     blank: Final[Mapping[str, Any]] = {
@@ -83,7 +86,7 @@ class AnnotatorPool(Shared):
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = OPENAI_KEY,
         allow_insecure: bool = False,
         ledger: Ledger | Path | str | None = None,
         seed: int = 0,
@@ -101,9 +104,13 @@ class AnnotatorPool(Shared):
             raise did_you_mean("compat", compat, get_args(Compat))
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
-        amount: object = budget_usd  # may come from a configuration file
-        if amount is not None and not (isinstance(amount, int | float) and 0 <= amount < math.inf):
-            raise ValueError(f"budget_usd: expected US dollars, 0 or more, or None for no limit; got {budget_usd!r}.")
+        check_budget(budget_usd)
+        if replay and isinstance(ledger, Ledger) and not ledger.replay:
+            raise ValueError(
+                f"replay: {ledger.path} is open for asking too. Open it with replay=True, or give its path."
+            )
+        if not (ledger.replay if isinstance(ledger, Ledger) else replay):
+            require_key_variable(api_key_env)
         self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
         roles = load_models(models, self.config.roles)
         self.name = self.config.name + (f"+{compat}_draws" if compat else "")
@@ -114,16 +121,12 @@ class AnnotatorPool(Shared):
         self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
         self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
         self.seed, self.order, self.on_progress = seed, order, on_progress
-        self.budget_usd, self.client_config = budget_usd, client_config
-        own = {role.model: tuple(role.price_usd_per_million) for role in roles.values() if role.price_usd_per_million}
-        self.prices = Prices.load(overrides={**own, **(prices or {})})
+        self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
+        self.prices = Prices.load(overrides={**_prices_in(roles.values()), **(prices or {})})
         self.draws_order = order == "random"
         # Pools of one stream draw alike: what "eval" has asked, "ann" need not ask again.
         self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, self.config.stream)
-        limits = client_config or ClientConfig()
-        self._limiter = Limiter(
-            limits.max_concurrency, per_minute=limits.requests_per_minute, max_wait_s=limits.max_wait_s
-        )
+        self._limiter = Limiter.of(self.client_config)
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
@@ -139,6 +142,7 @@ class AnnotatorPool(Shared):
             PermanentAPIError: The server refused for good (key, model, quota). Answers so far are kept.
             OutageError: The server has stopped answering. Answers so far are kept.
             LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
+            InvalidResponseError: See `questions`; nothing is asked then.
         """
         questions = self.questions(instructions, a, b)
         wanted = {question.key: question for question in questions if question is not None}
@@ -156,8 +160,15 @@ class AnnotatorPool(Shared):
         return Verdicts(scores, {key: np.array([row[key] for row in told], kind) for key, kind in kinds.items()})
 
     def questions(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[Question | None]:
-        """What is asked about each pair: who, in which order. None for equal texts, which nobody is asked about."""
+        """What is asked about each pair: who, in which order. None for equal texts, which nobody is asked about.
+
+        Raises:
+            InvalidResponseError: A text holds half of a surrogate pair, which cannot be sent; names the pair.
+        """
         rows = list(zip(instructions, a, b, strict=True))
+        for number, row in enumerate(rows, 1):
+            if row[1] != row[2]:
+                check_item(Item(*row), number)
         who = self._draws.annotators(rows, len(self.served))
         b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
         return [
@@ -187,3 +198,20 @@ class AnnotatorPool(Shared):
 
     def _question(self, annotator: int, item: Item) -> Question:
         return Question.about(self.served[annotator], annotator, item, base_url=self.endpoint.base_url, seed=self.seed)
+
+
+def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
+    """The prices that stand beside models' names.
+
+    Raises:
+        PoolError: Two roles give one model different prices.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for model in models:
+        price = model.price_usd_per_million
+        if price and found.setdefault(model.model, price) != price:
+            raise PoolError(
+                f"models: expected one price for {model.model!r} in all its roles, got {list(found[model.model])} and "
+                f"{list(price)} USD per million tokens."
+            )
+    return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
@@ -81,7 +80,8 @@ def render(prompt: Prompt, items: Sequence[Item], kind: Layout = "chat") -> Rend
     if not items or (len(items) > 1 and not prompt.batched):
         wanted = "one or more pairs" if prompt.batched else "exactly one pair"
         raise PoolError(f"The prompt {prompt.name!r} is asked about {wanted}; got {len(items)}.")
-    _check_texts(items)
+    for number, item in enumerate(items, 1):
+        check_item(item, number)
     code = _code(prompt, items)
     frame = _frame(prompt, kind)
     notice = _NOTICE_BEFORE + code + _NOTICE_AFTER
@@ -117,26 +117,20 @@ def read(request: Sequence[Mapping[str, str]] | str, prompts: Iterable[Prompt] |
     raise PoolError("This is not a request made from one of the prompts: its text differs from what they render.")
 
 
-def skeleton(request: Sequence[Mapping[str, str]] | str) -> str:
-    """All of a rendered request but the texts to judge: what a judge may take orders from. Fences stay, emptied."""
-    texts = [request] if isinstance(request, str) else [f"{m['role']}: {m['content']}" for m in request]
-    # The notice is the first thing in a request that comes from outside, so its first place in the last message is it.
-    start = texts[-1].index(_NOTICE_BEFORE) + len(_NOTICE_BEFORE)
-    fence = re.escape(f"<<{texts[-1][start : start + _CODE_LENGTH]}>> ")
-    texts[-1] = re.sub(rf"(?ms)^({fence}(?!End)[^\n]*\n).*?(?=\n{fence})", r"\1", texts[-1])
-    return "\n\n".join(texts)
+def check_item(item: Item, number: int) -> None:
+    """Checks that a pair can be sent; `number` says which one it is, from 1.
 
-
-def _check_texts(items: Sequence[Item]) -> None:
-    for number, item in enumerate(items, 1):
-        for field, text in zip(Item._fields, item, strict=True):
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise InvalidResponseError(
-                    f"Pair {number}, {field}: half of a surrogate pair at character {error.start}; expected text that "
-                    "can be written as UTF-8."
-                ) from None
+    Raises:
+        InvalidResponseError: One of its texts holds half of a surrogate pair.
+    """
+    for field, text in zip(Item._fields, item, strict=True):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidResponseError(
+                f"Pair {number}, {field}: half of a surrogate pair at character {error.start}; expected text that can "
+                "be written as UTF-8."
+            ) from None
 
 
 def _code(prompt: Prompt, items: Sequence[Item]) -> str:

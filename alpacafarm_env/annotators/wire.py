@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, Final, Literal
 
-from .answers import Answer
+from .answers import JudgeAnswer
 from .faults import Draw, Faults
 
 _GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")
@@ -57,7 +57,7 @@ def as_error(status: int, message: str, code: str) -> HttpReply:
     return as_json(_error(message, code), status)
 
 
-def spoiled(answer: Answer, draw: Draw, faults: Faults, key: str) -> HttpReply:
+def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:
     """The reply to a request on which the fault `draw.fault` falls, None for none.
 
     Args:
@@ -97,7 +97,7 @@ def _date(seconds: float) -> str:
     return format_datetime(datetime.fromtimestamp(whole, UTC), usegmt=True)
 
 
-def _changed(answer: Answer, draw: Draw) -> HttpReply:
+def _changed(answer: JudgeAnswer, draw: Draw) -> HttpReply:
     """A reply that begins as the answer."""
     fault, first = draw.fault, draw.detail < 0.5
     if fault == "wrong_count":

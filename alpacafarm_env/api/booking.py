@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import Any, TypeVar
 
@@ -20,14 +20,15 @@ from .requests import Request
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 COMMIT_S = 10.0
-"""Seconds that a cancelled request waits until its answer, which has come, is on the disk."""
+"""Seconds that a cancelled request waits until the ledger has what it handed in: its beginning, its end, its answer."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One `ask` under way.
 
     Attributes:
+        deadline: Ends it by the wall clock, from its first attempt on.
         attempts: Requests sent for it.
         sending: Whether one is under way.
         problem: What the last one ended with.
@@ -39,6 +40,7 @@ class Job:
     questions: tuple[str, ...]
     label: str
     owner: sql.Owner | None
+    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.Timeout(None))
     attempts: int = 0
     sending: bool = False
     problem: str = ""

@@ -78,12 +78,11 @@ class Client:
         ledger: Keeps answers and attempts; None: nothing is kept.
         prices: What models cost; None: not known.
         budget_usd: The most that all attempts of the ledger together may cost; needs a ledger.
-        transport: An async transport of the HTTP library that openai uses, instead of the network.
         limiter: Limits that outlive this client, instead of the ones in `config`: the next client that is given them
             knows how many requests at once the server takes, and until when to wait.
 
     Raises:
-        ValueError: A budget without a ledger.
+        ValueError: A budget without a ledger, or one that is no amount (see `ledger_sql.check_budget`).
     """
 
     def __init__(
@@ -94,20 +93,18 @@ class Client:
         ledger: Ledger | None = None,
         prices: Prices | None = None,
         budget_usd: float | None = None,
-        transport: Any = None,
         limiter: Limiter | None = None,
     ) -> None:
         if budget_usd is not None and ledger is None:
             raise ValueError("budget_usd needs a ledger, as that is where it is counted")
+        sql.check_budget(budget_usd)
         self.endpoint, self.config, self.ledger = endpoint, config or ClientConfig(), ledger
-        self.limiter = limiter or Limiter(
-            self.config.max_concurrency, per_minute=self.config.requests_per_minute, max_wait_s=self.config.max_wait_s
-        )
+        self.limiter = limiter or Limiter.of(self.config)
         self._booking = Booking(endpoint, ledger, prices, budget_usd)
-        self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s, transport=transport)
+        self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: sql.Owner | None = None
-        self._deadlines: dict[asyncio.Timeout, Job] = {}
+        self._unanswered: set[Job] = set()
         self._jitter = random.Random()  # from the system: clients that failed together must not come back together
 
     def __repr__(self) -> str:
@@ -125,16 +122,13 @@ class Client:
         self._loop = None
         await self._sender.close()
 
-    async def ask(
-        self, request: Request, *, questions: Sequence[str] = (), label: str = "", owner: sql.Owner | None = None
-    ) -> Answer:
+    async def ask(self, request: Request, *, questions: Sequence[str] = (), label: str = "") -> Answer:
         """The answer to a request, from the ledger or the server.
 
         Args:
             request: What to ask; its `base_url` is the endpoint's.
             questions: Keys of the questions in it, in their order, for the ledger to link to the answer.
             label: What it is for, such as an annotator's name, for the ledger's report.
-            owner: Who claimed the questions in the ledger; None: this client.
 
         Raises:
             PermanentAPIError: The server refused this request, or the key; asking again will not help. It is a
@@ -151,7 +145,7 @@ class Client:
             raise RuntimeError("Client.ask works inside `async with client:`, in the event loop that runs it")
         if request.base_url != self.endpoint.base_url:
             raise ValueError(f"the request is for {request.base_url}, but this client asks {self.endpoint.base_url}")
-        job = Job(request, tuple(questions), label, owner or self._owner)
+        job = Job(request, tuple(questions), label, self._owner)
         stored = await self._stored(job)
         return stored or await self._persist(job, await self.limiter.acquire())
 
@@ -171,7 +165,7 @@ class Client:
         import stamina
 
         failure: APIError
-        config, deadline = self.config, asyncio.timeout(self.config.deadline_s)
+        config, job.deadline = self.config, asyncio.timeout(self.config.deadline_s)
 
         def pause(error: Exception) -> bool | float:
             return error.wait_s if isinstance(error, _PassingError) else False
@@ -180,8 +174,8 @@ class Client:
         attempts = stamina.retry_context(on=pause, attempts=config.max_attempts, timeout=None)
         taken: Slot | None = slot
         try:
-            async with deadline:
-                self._deadlines[deadline] = job
+            async with job.deadline:
+                self._unanswered.add(job)
                 async for attempt in attempts:
                     with attempt:
                         used, taken = taken or await self.limiter.acquire(again=True), None
@@ -194,7 +188,7 @@ class Client:
         except APIError as last:
             failure = last
         finally:
-            self._deadlines.pop(deadline, None)
+            self._unanswered.discard(job)
         failure = type(failure)(*failure.args)  # another one, so that nothing hangs on it as its context
         failure.cost_usd = job.cost_usd
         raise failure
@@ -248,10 +242,9 @@ class Client:
 
     def _keep(self, job: Job) -> None:
         """Let nothing end a request whose answer has come but its caller: it is only to be stored."""
-        for deadline in [deadline for deadline, other in self._deadlines.items() if other is job]:
-            del self._deadlines[deadline]
-            with suppress(RuntimeError):  # it is ending already
-                deadline.reschedule(None)
+        self._unanswered.discard(job)
+        with suppress(RuntimeError):  # it is ending already
+            job.deadline.reschedule(None)
 
     def _judge(self, job: Job, failure: Failure, slot: Slot) -> APIError:
         """What a failure means for the request and for all others."""
@@ -276,10 +269,10 @@ class Client:
     def _refuse(self, error: APIError) -> None:
         """End all requests: those that wait, those between attempts, and in an outage those under way too."""
         self.limiter.refuse(error)
-        for deadline, job in self._deadlines.items():
-            if not deadline.expired() and (isinstance(error, OutageError) or not job.sending):
+        for job in self._unanswered:
+            if not job.deadline.expired() and (isinstance(error, OutageError) or not job.sending):
                 with suppress(RuntimeError):  # it has just ended
-                    deadline.reschedule(asyncio.get_running_loop().time())
+                    job.deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         assert self.ledger is not None

@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Self
 from urllib.parse import quote, urlsplit
@@ -40,12 +40,13 @@ def require_key_variable(name: str, option: str = "api_key_env") -> None:
 class Endpoint:
     """An OpenAI-compatible server's address and key.
 
-    The key is not in `vars()`, in the repr or in a message, and a pickle is refused.
+    The key is not in `vars()`, in the repr or in a message, and a pickle is refused. Each key that it ever had is kept
+    out of messages: requests that carry an older one may still be under way.
 
     Args:
         base_url: The address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: the variable named by `api_key_env`, read at each use. A server on this machine needs
-            none.
+        api_key: The key; None: the variable named by `api_key_env`, read whenever a client opens its first connection.
+            A server on this machine needs none.
         api_key_env: The environment variable that holds the key.
         allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
@@ -72,10 +73,18 @@ class Endpoint:
         self.base_url, self.host, self.local = _check(base_url, allow_insecure)
         self.api_key_env = api_key_env
 
-        def find() -> str:
-            return (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
+        found: set[str] = set()
 
-        self._find = find  # a function, because vars() does not show what it returns
+        def find() -> str:
+            key = (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
+            found.add(key)
+            return key
+
+        def secrets() -> list[str]:
+            find()
+            return list(found - {"", NO_KEY})
+
+        self._find, self._secrets = find, secrets  # functions, because vars() does not show what they return
 
     def key(self) -> str:
         """The key as it is now.
@@ -95,23 +104,20 @@ class Endpoint:
 
     def redact(self, text: str) -> str:
         """The text of a message, without the key: whole, as JSON or a URL writes it, or with its middle cut out."""
-        key = self._find()
-        if not key or key == NO_KEY:
-            return text
-        for form in _forms(key):
+        keys = self._secrets()
+        for form in _forms(keys):
             text = text.replace(form, HIDDEN)
-        if len(key) < _SHORTEST_SECRET:
-            return text
-        # Servers quote a wrong key as "sk-ab****wxyz": its first characters, a run of marks, its last ones.
-        cut = rf"{re.escape(key[:3])}[^\s\"'*•…]*?(?:[*•…]|\.{{3,}})[^\s\"']*"
-        return re.sub(cut, HIDDEN, text)
+        for key in keys:
+            if len(key) >= _SHORTEST_SECRET:
+                # Servers quote a wrong key as "sk-ab****wxyz": its first characters, a run of marks, its last ones.
+                cut = rf"{re.escape(key[:3])}[^\s\"'*•…]*?(?:[*•…]|\.{{3,}})[^\s\"']*"
+                text = re.sub(cut, HIDDEN, text)
+        return text
 
     def redact_reply(self, raw: str) -> str:
         """A model's reply without the key, which a hostile or careless server may have put there; else unchanged."""
-        key = self._find()
-        if len(key) >= _SHORTEST_SECRET:
-            for form in _forms(key):
-                raw = raw.replace(form, HIDDEN)
+        for form in _forms(key for key in self._secrets() if len(key) >= _SHORTEST_SECRET):
+            raw = raw.replace(form, HIDDEN)
         return raw
 
     @contextmanager
@@ -120,7 +126,8 @@ class Endpoint:
 
         Repeats that stamina announces as warnings become debug messages: for a served model they are everyday.
         """
-        watched = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _LIBRARIES]
+        names = list(logging.root.manager.loggerDict)  # at once: other threads may be importing
+        watched = [name for name in names if name.split(".")[0] in _LIBRARIES]
         watched += [*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)]
         loggers = [logging.getLogger(name) for name in sorted(set(watched))]
 
@@ -131,7 +138,8 @@ class Endpoint:
             if record.exc_info:  # its text, without the exception itself
                 record.exc_text = self.redact(logging.Formatter().formatException(record.exc_info))
                 record.exc_info = None
-            return True
+            # The level that the record had when it was let in is not the one it has now.
+            return record.name != "stamina" or logging.getLogger("stamina").isEnabledFor(logging.DEBUG)
 
         for logger in loggers:
             logger.addFilter(redacted)
@@ -181,6 +189,7 @@ def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
     return base_url.rstrip("/"), parts.netloc, local
 
 
-def _forms(key: str) -> list[str]:
-    """The ways in which the key may be written, longest first."""
-    return sorted({key, key.replace("/", "\\/"), quote(key, safe="")}, key=len, reverse=True)
+def _forms(keys: Iterable[str]) -> list[str]:
+    """The ways in which the keys may be written, longest first."""
+    forms = {form for key in keys for form in (key, key.replace("/", "\\/"), quote(key, safe=""))}
+    return sorted(forms, key=len, reverse=True)

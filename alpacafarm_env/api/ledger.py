@@ -11,8 +11,9 @@ How a call asks its questions, so that no question is paid twice:
 4. `release` in a `finally`. Questions that someone else holds: wait a little, and go to 1.
 
 A lease lives as long as its owner beats, however long its requests take; that of a process which is seen to be gone
-ends at once. A process that was stopped for longer than
-`lease_s` loses its leases to others, and its questions may then be paid twice; both attempts are in the ledger.
+ends at once. A process that was stopped for longer than `lease_s` loses its leases to others, and its questions may
+then be paid twice; both attempts are in the ledger. For later calls the answer that came first stands, unless the late
+one is to a request with the question alone (see `ledger_sql.link`).
 
 What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
 written. SQLite itself drops a damaged end of its log (`-wal`) without an error: answers in it are asked for again.
@@ -23,7 +24,6 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import random
 import sqlite3
 import threading
 import time
@@ -38,7 +38,7 @@ from weakref import WeakSet
 
 from ..errors import LedgerError, ReplayMissError
 from . import ledger_sql as sql
-from .ledger_file import BUSY_S, connect, default_path, explain, prepare
+from .ledger_file import begin, connect, default_path, explain, inode, ledger_path, prepare
 from .process import identity
 
 __all__ = ["Ledger", "default_path", "shared_ledger"]
@@ -50,9 +50,8 @@ MAX_GROUP = 512
 
 class _Job(NamedTuple):
     future: Future[Any]
-    operation: Callable[[sqlite3.Connection], Any]
-    reads: bool
-    begins: bool
+    what: Callable[..., Any]  # the function of `ledger_sql`
+    operation: Callable[[sqlite3.Connection], Any]  # the same with its arguments
 
 
 class Ledger:
@@ -62,7 +61,7 @@ class Ledger:
     disk. After a fork the child has its own handle; no connection crosses over.
 
     Args:
-        path: The file, made if there is none; None: `default_path()`.
+        path: The file, made if there is none ("~" is the home); None: `default_path()`.
         replay: Answers only what is stored. The file is opened read-only; `begin` raises ReplayMissError.
         lease_s: Seconds after which the leases of a process that was killed are free again.
 
@@ -81,7 +80,7 @@ class Ledger:
     ) -> None:
         if not lease_s > 0:
             raise ValueError(f"expected lease_s > 0 seconds, got {lease_s!r}")
-        self.path = default_path() if path is None else Path(path)
+        self.path = ledger_path(path)
         self.replay = replay
         self.lease_s = lease_s
         with _FORKING:
@@ -131,12 +130,11 @@ class Ledger:
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
-        reads, begins = operation in sql.READS, operation is sql.begin
-        job = _Job(future, lambda conn: operation(conn, *args, **kwargs), reads, begins)
+        job = _Job(future, operation, lambda conn: operation(conn, *args, **kwargs))
         with self._door:
             if self._closed:
                 raise LedgerError(f"The ledger {self.path} is closed.")
-            if self.replay and not reads:
+            if self.replay and operation not in sql.READS:
                 _replayed(self.path, future, operation, args)
                 return future
             self._jobs.put(job)
@@ -168,7 +166,7 @@ class Ledger:
         self._door = threading.Lock()  # held while a job is handed in, or the ledger closes
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._connection: sqlite3.Connection | None = None
-        self._inode = (0, 0)
+        self._inode: tuple[int, int] | None = None
         self._active = False  # has leases or running attempts, as far as known
         self._beaten = 0.0
         self._full: str | None = None
@@ -196,7 +194,7 @@ class Ledger:
         try:
             outcomes = self._transact(group)
         except Exception as error:  # noqa: BLE001 - it goes to the callers, who wait for it
-            if len(group) > 1 and isinstance(error, _UndoneError | sqlite3.Error):
+            if len(group) > 1 and isinstance(error, _UndoneError):
                 # The whole transaction is undone, maybe because of one operation; alone, the others may still pass.
                 for job in group:
                     self._run([job])
@@ -207,26 +205,32 @@ class Ledger:
             _resolve(job.future, outcome)
 
     def _transact(self, group: list[_Job]) -> list[Any]:
-        """One transaction; an operation that fails is undone alone, and its outcome is a `_Failed`."""
+        """One transaction; an operation that fails is undone alone, and its outcome is a `_Failed`.
+
+        Raises:
+            _UndoneError: It had begun, and all of it was undone.
+        """
         conn = self._connected()
-        reads = all(job.reads for job in group)
+        reads = all(job.what in sql.READS for job in group)
         due = self._active and time.monotonic() - self._beaten >= self.lease_s / 3
         if not group and not due:
             return []
-        _begin(conn, "BEGIN" if reads and not due else "BEGIN IMMEDIATE")
+        begin(conn, "BEGIN" if reads and not due else "BEGIN IMMEDIATE")
         try:
             active = self._beat(conn) if due else self._active
             outcomes = [self._one(conn, job) for job in group]
             conn.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise _UndoneError(error) from error
             raise
         self._active = active or not reads
         return outcomes
 
     def _one(self, conn: sqlite3.Connection, job: _Job) -> Any:
-        if job.begins and self._full is not None:
+        if job.what is sql.begin and self._full is not None:
             return _Failed(LedgerError(self._full))
         conn.execute("SAVEPOINT operation")
         try:
@@ -236,6 +240,9 @@ class Ledger:
                 raise _UndoneError(error) from error
             conn.execute("ROLLBACK TO operation")
             outcome = self._failure(error)
+        else:
+            if job.what is sql.claim:  # a call starts, and the disk took that
+                self._full = None
         conn.execute("RELEASE operation")
         return outcome
 
@@ -252,7 +259,8 @@ class Ledger:
         if isinstance(cause, sqlite3.Error):
             told = explain(self.path, cause)
             if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                # Answers that cannot be stored must not be bought: no attempt begins until the ledger is opened anew.
+                # Answers that cannot be stored must not be bought: no attempt begins until another call has claimed its
+                # questions. Smaller rows would say too little: they still fit where answers do not.
                 self._full = f"No more requests are sent: {told}"
             told.__cause__ = cause
             return _Failed(told)
@@ -261,15 +269,19 @@ class Ledger:
         return _Failed(cause)
 
     def _connected(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = connect(self.path, read_only=self.replay)
-            self._inode = _inode(self.path)
-        elif _inode(self.path) != self._inode:
+        if self._lost():
             raise LedgerError(
                 f"The ledger {self.path} was removed or replaced while in use. What was stored before is in the old "
                 "file. Start again with the file that should be used."
             )
+        if self._connection is None:
+            self._connection = connect(self.path, read_only=self.replay)
+            self._inode = inode(self.path)
         return self._connection
+
+    def _lost(self) -> bool:
+        """Whether the file was removed or replaced since it was opened."""
+        return self._inode is not None and inode(self.path) != self._inode
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -284,6 +296,9 @@ _SHARING = threading.Lock()
 def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = False) -> Ledger:
     """This process's one handle on a file, opened when it is first asked for and closed at the process's end.
 
+    Where the file was removed or replaced since, a new one; but not beside a log (`-wal`), which may be the old file's
+    and would be read into the new one: then the old handle stays, and tells it at its next use.
+
     Args:
         path: The file; None: `default_path()`.
         replay: As in `Ledger`.
@@ -291,17 +306,12 @@ def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = 
     Raises:
         LedgerError: As in `Ledger`.
     """
-    place = (default_path() if path is None else Path(path)).absolute(), replay
+    place = ledger_path(path).absolute(), replay
     with _SHARING:
-        if place not in _SHARED or _SHARED[place].closed:
+        known = _SHARED.get(place)
+        if known is None or known.closed or (known._lost() and not Path(f"{place[0]}-wal").exists()):
             _SHARED[place] = Ledger(place[0], replay=replay)
         return _SHARED[place]
-
-
-@atexit.register
-def _close_shared() -> None:
-    for ledger in _SHARED.values():
-        ledger.close()
 
 
 class _Failed(NamedTuple):
@@ -339,29 +349,6 @@ def _replayed(path: Path, future: Future[Any], operation: Callable[..., Any], ar
         future.set_exception(LedgerError(f"The ledger {path} is only replayed: nothing can be stored."))
 
 
-def _begin(conn: sqlite3.Connection, statement: str) -> None:
-    """Begins a transaction, waiting for other processes: often and at random, so that none is left behind for long."""
-    deadline = time.monotonic() + BUSY_S
-    conn.execute("PRAGMA busy_timeout = 0")
-    try:
-        while True:
-            try:
-                conn.execute(statement)
-                return
-            except sqlite3.OperationalError as error:
-                passing = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
-                if not passing or time.monotonic() > deadline:
-                    raise
-            time.sleep(random.uniform(0.0005, 0.005))
-    finally:
-        conn.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
 _OPEN: WeakSet[Ledger] = WeakSet()
 _HELD: list[Ledger] = []
 _FORKING = threading.Lock()  # held over a fork, and while a file is checked through a connection of its own
@@ -369,6 +356,7 @@ _FORKING = threading.Lock()  # held over a fork, and while a file is checked thr
 
 def _before_fork() -> None:
     """Closes all connections: SQLite keeps locks in memory that a child would wrongly take for its own."""
+    _SHARING.acquire()  # first: whoever holds it may be opening a ledger, which takes the other
     _FORKING.acquire()
     for ledger in list(_OPEN):
         ledger._lock.acquire()
@@ -380,12 +368,14 @@ def _after_fork_in_parent() -> None:
     while _HELD:
         _HELD.pop()._lock.release()
     _FORKING.release()
+    _SHARING.release()
 
 
 def _after_fork_in_child() -> None:
     while _HELD:
         _HELD.pop()._reset()
     _FORKING.release()
+    _SHARING.release()
 
 
 @atexit.register

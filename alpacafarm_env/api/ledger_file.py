@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import stat
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -27,6 +29,11 @@ def default_path() -> Path:
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "alpacafarm-env" / "ledger.sqlite"
+
+
+def ledger_path(path: str | os.PathLike[str] | None) -> Path:
+    """A ledger's file as it was named, "~" being the home; None: `default_path()`."""
+    return default_path() if path is None else Path(path).expanduser()
 
 
 def prepare(path: Path, *, replay: bool) -> None:
@@ -73,6 +80,33 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
+
+
+def begin(conn: sqlite3.Connection, statement: str) -> None:
+    """Begins a transaction, waiting for other processes: often and at random, so that none is left behind for long."""
+    deadline = time.monotonic() + BUSY_S
+    conn.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                conn.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                passing = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
+                if not passing or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.005))
+    finally:
+        conn.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
+
+
+def inode(path: Path) -> tuple[int, int] | None:
+    """The file behind a name; None: there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def explain(path: Path, error: sqlite3.Error) -> LedgerError:

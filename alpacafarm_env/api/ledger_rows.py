@@ -15,7 +15,7 @@ Money is kept in whole nanodollars: sums of integers do not depend on their orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 APPLICATION_ID = 0x414C5046
 """Marks the file as a ledger, in SQLite's header ("ALPF")."""
@@ -130,23 +130,3 @@ class Spending:
 
     total: Tally
     groups: dict[tuple[str, str, str], Tally]
-
-
-class Attempt(NamedTuple):
-    """One row of `attempts`; dollars and tokens are None where they are not known."""
-
-    id: int
-    request_key: str
-    host: str
-    model: str
-    label: str
-    num_questions: int
-    state: Literal["running", "answered", "failed", "unknown"]
-    reserve_usd: float | None
-    cost_usd: float | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    status: int | None
-    error: str | None
-    started_at: str
-    ended_at: str | None

@@ -20,13 +20,13 @@ from sqlite3 import Connection
 from typing import Any, Literal
 
 from ..errors import BudgetExceededError, LedgerError, PriceError
-from .ledger_rows import Attempt, Owner, Spending, Stored, Tally
+from .ledger_rows import Owner, Spending, Stored, Tally
 from .process import is_gone
 
 __all__ = [
-    "READS", "Attempt", "Owner", "Spending", "Stored", "Tally",
-    "attempts", "beat", "begin", "bury", "busy", "claim", "fail", "link", "lookup", "release", "spending",
-    "stored_reply", "succeed", "verify",
+    "MAX_USD", "READS", "Owner", "Spending", "Stored", "Tally",
+    "beat", "begin", "bury", "busy", "check_budget", "claim", "fail", "link", "lookup", "release", "spending",
+    "stored_reply", "succeed",
 ]  # fmt: skip
 
 NANO = 10**9
@@ -177,14 +177,16 @@ def succeed(
 def link(conn: Connection, request_key: str, question_keys: Sequence[str]) -> None:
     """Links questions to a reply that is stored; by itself, for a request that another call has asked already.
 
-    A link to another reply is replaced, and counts as one more try if the question stands alone in the request.
+    A question that has a link keeps it, as somebody may have used that answer; except that a request with the question
+    alone takes its place, and counts as one more try: that is how a question whose reply had no verdict is asked again.
     """
     size = len(question_keys)
     for position, question in enumerate(question_keys):
         row = conn.execute("SELECT tries, request_key FROM links WHERE question = ?", (question,)).fetchone()
         before, linked = row or (0, None)
-        tries = before + (size == 1 and linked != request_key)
-        values = (question, request_key, position, size, tries)
+        if row and (size > 1 or linked == request_key):
+            continue
+        values = (question, request_key, position, size, before + (size == 1))
         conn.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?, ?)", (*values, _digest(*values)))
 
 
@@ -239,43 +241,6 @@ def spending(conn: Connection) -> Spending:
     return Spending(_tally(total), {key: _tally(one) for key, one in sums.items()})
 
 
-def attempts(conn: Connection, limit: int = 100) -> list[Attempt]:
-    """The last `limit` attempts, the newest first."""
-    rows = conn.execute(
-        """SELECT id, request_key, host, model, label, num_questions, state, reserve, cost, prompt_tokens,
-            completion_tokens, status, error, started_at, ended_at
-        FROM attempts ORDER BY id DESC LIMIT ?""",
-        (limit,),
-    )
-    read = (Attempt(*row) for row in rows)
-    return [a._replace(reserve_usd=_usd(a.reserve_usd), cost_usd=_usd(a.cost_usd)) for a in read]
-
-
-def verify(conn: Connection) -> int:
-    """Checks the whole file: every page and index, and every answer against its checksum. Reads all of it.
-
-    `lookup` checks what it serves. This finds, besides, an answer whose key is damaged: it would only not be found, and
-    be asked for and paid again.
-
-    Returns:
-        The number of stored replies.
-
-    Raises:
-        LedgerError: Something is damaged; the message says what comes first.
-    """
-    for (finding,) in conn.execute("PRAGMA integrity_check(1)"):
-        if finding != "ok":
-            raise LedgerError(_damaged("a table", f"this file ({finding})"))
-    for *link_values, digest in conn.execute("SELECT question, request_key, position, size, tries, sha256 FROM links"):
-        if digest != _digest(*link_values):
-            raise LedgerError(_damaged("the link", str(link_values[0])))
-    count = 0
-    for request_key, raw, digest in conn.execute("SELECT request_key, raw, sha256 FROM replies"):
-        _checked(request_key, raw, digest)
-        count += 1
-    return count
-
-
 def beat(conn: Connection, handle: str, lease_s: float) -> None:
     """Says that the handle is alive."""
     conn.execute("INSERT OR REPLACE INTO owners VALUES (?, ?, ?)", (handle, time.monotonic(), lease_s))
@@ -302,8 +267,21 @@ def bury(conn: Connection, handle: str | None = None) -> None:
     conn.execute("DELETE FROM owners WHERE handle NOT IN (SELECT value FROM json_each(?))", (alive,))
 
 
-READS = (lookup, stored_reply, spending, attempts, busy, verify)
+READS = (lookup, stored_reply, spending, busy)
 """Operations that write nothing."""
+
+
+def check_budget(budget_usd: object) -> None:
+    """Check that a budget is an amount that a ledger can count up to, or None for no limit.
+
+    Raises:
+        ValueError: It is not a number of dollars in [0, `MAX_USD`].
+    """
+    number = isinstance(budget_usd, int | float) and not isinstance(budget_usd, bool)
+    if budget_usd is not None and not (number and 0 <= budget_usd <= MAX_USD):  # type: ignore[operator]
+        raise ValueError(
+            f"budget_usd: expected US dollars from 0 to {MAX_USD:,}, or None for no limit; got {budget_usd!r}."
+        )
 
 
 def nanodollars(usd: float | None) -> int | None:
@@ -326,8 +304,7 @@ def _check_budget(conn: Connection, model: str, reserve: int | None, budget_usd:
             f"There is a budget of ${budget_usd:.2f}, but no price is known for the model {model!r}, so nothing was "
             "sent. Give its price (USD per million input and output tokens), or run without a budget."
         )
-    if not 0 <= budget_usd <= MAX_USD:
-        raise ValueError(f"expected a budget in dollars in [0, {MAX_USD:.0e}], got {budget_usd!r}")
+    check_budget(budget_usd)
     counted = conn.execute("SELECT counted FROM totals").fetchone()[0]
     if counted + reserve > math.floor(budget_usd * NANO * (1 + 1e-15)):
         raise BudgetExceededError(
@@ -384,10 +361,6 @@ def _digest(*parts: str | int) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _usd(nano: float | None) -> float | None:
-    return None if nano is None else nano / NANO
 
 
 def _tally(sums: dict[str, int]) -> Tally:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from math import inf
+from typing import Self
 
 from ..errors import APIError, TransientAPIError
 
@@ -96,8 +97,14 @@ class Limiter:
         self._pace = _Pace(float(most))
         self._spacing = 60 / per_minute if per_minute else 0.0
         self._probe = 0
+        self._repeats: deque[asyncio.Future[Slot]] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, config: ClientConfig) -> Self:
+        """The limiter that a client's settings ask for."""
+        return cls(config.max_concurrency, per_minute=config.requests_per_minute, max_wait_s=config.max_wait_s)
 
     def fresh(self) -> Limiter:
         """A limiter for another event loop, with nothing in flight and no refusal, that goes on at the same pace.
@@ -114,7 +121,7 @@ class Limiter:
         return self._pace.limit
 
     async def acquire(self, *, again: bool = False) -> Slot:
-        """Wait for leave to send; first come, first served, but repeats come first: their time is running.
+        """Wait for leave to send; first come, first served, but repeats before all others: their time is running.
 
         Raises:
             APIError: The client takes no more requests.
@@ -123,7 +130,7 @@ class Limiter:
         if self.refusal:
             raise _like(self.refusal)
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        (self._waiting.appendleft if again else self._waiting.append)(future)
+        (self._repeats if again else self._waiting).append(future)
         self._admit()
         try:
             return await future
@@ -180,8 +187,8 @@ class Limiter:
     def refuse(self, error: APIError) -> None:
         """Raise this error's like for all requests that wait, and all that come."""
         self.refusal = self.refusal or error
-        while self._waiting:
-            future = self._waiting.popleft()
+        while queue := self._repeats or self._waiting:
+            future = queue.popleft()
             if not future.done():
                 future.set_exception(_like(error))
 
@@ -205,13 +212,13 @@ class Limiter:
             self._timer.cancel()
             self._timer = None
         pace = self._pace
-        while self._waiting and self.active < int(pace.limit):
+        while (queue := self._repeats or self._waiting) and self.active < int(pace.limit):
             now = time.monotonic()
             start = max(pace.paused_until, pace.next_start)
             if start > now:
                 self._timer = asyncio.get_running_loop().call_later(start - now, self._admit)
                 return
-            future = self._waiting.popleft()
+            future = queue.popleft()
             if not future.done():  # else its request was cancelled
                 self.active += 1
                 pace.next_start = max(now, pace.next_start) + self._spacing

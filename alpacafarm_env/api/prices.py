@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ..errors import PoolError
 from .tokens import TokenBounds, Usage
 
 SHIPPED = Path(__file__).with_name("prices.yaml")
-MAX_BYTES = 1 << 20
 MAX_USD_PER_MILLION = 1e6
 
 
@@ -44,27 +42,26 @@ class Prices:
     models: Mapping[str, Price]
 
     @classmethod
-    def load(
-        cls, path: str | PathLike[str] | None = None, overrides: Mapping[str, Sequence[float]] | None = None
-    ) -> Self:
-        """Reads a price list.
+    def load(cls, overrides: Mapping[str, Sequence[float]] | None = None) -> Self:
+        """The package's own prices.
 
         Args:
-            path: A YAML file, model -> {usd_per_million: [input, output], as_of, source}; None: the one shipped.
             overrides: Your own prices, {"model": [input, output]} in US dollars per million tokens; they come first.
 
         Raises:
-            PoolError: The file or a price is not well written; the message lists every fault.
+            PoolError: A price given is none; the message lists every fault.
         """
-        source = SHIPPED if path is None else Path(path)
-        entries = _read(source)
+        import yaml
+
+        models = {}
+        for model, entry in yaml.safe_load(SHIPPED.read_text("utf-8")).items():
+            input_usd, output_usd = entry["usd_per_million"]
+            models[model] = Price(input_usd, output_usd, entry["as_of"], entry["source"])
         faults: list[str] = []
-        models = {str(model): _entry(str(model), entry, faults) for model, entry in entries.items()}
         for model, pair in (overrides or {}).items():
-            price = _pair(f"overrides: {model}", pair, faults)
-            models[model] = Price(*price, "", "given by the user")
+            models[model] = Price(*_pair(model, pair, faults), "", "given by the user")
         if faults:
-            raise PoolError(f"Prices in {source}:\n" + "\n".join(f"  {fault}" for fault in faults))
+            raise PoolError("The prices given:\n" + "\n".join(f"  {fault}" for fault in faults))
         return cls(models)
 
     def price(self, model: str) -> Price | None:
@@ -99,36 +96,6 @@ class Prices:
         if prompt is None or completion is None:
             return self.upper_bound(model, bounds)
         return self.cost(model, max(prompt, bounds.fewest_prompt), completion)
-
-
-def _read(path: Path) -> dict[Any, Any]:
-    import yaml
-
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PoolError(f"Prices in {path}: the file is larger than {MAX_BYTES} bytes.")
-        entries = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise PoolError(f"Prices in {path} cannot be read: {error}") from error
-    if not isinstance(entries, dict):
-        raise PoolError(
-            f"Prices in {path}: expected model: {{usd_per_million: [input, output], as_of: ..., source: ...}}, got "
-            f"{type(entries).__name__}."
-        )
-    return entries
-
-
-def _entry(model: str, entry: object, faults: list[str]) -> Price:
-    expected = {"usd_per_million", "as_of", "source"}
-    if not isinstance(entry, dict) or set(entry) != expected:
-        got = sorted(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
-        faults.append(f"{model}: expected the fields {sorted(expected)}, got {got}")
-        return Price(0, 0, "", "")
-    blank = [name for name in ("as_of", "source") if not str(entry[name] or "").strip()]
-    faults += [f"{model}.{name}: expected text, got nothing" for name in blank]
-    return Price(
-        *_pair(f"{model}.usd_per_million", entry["usd_per_million"], faults), str(entry["as_of"]), str(entry["source"])
-    )
 
 
 def _pair(where: str, pair: object, faults: list[str]) -> tuple[float, float]:

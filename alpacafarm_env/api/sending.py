@@ -34,11 +34,10 @@ class Sender:
     Args:
         endpoint: The server and the key.
         timeout_s: Seconds for a whole attempt, by the wall clock, the reply's body included.
-        transport: An async transport of the HTTP library that openai uses, instead of the network.
     """
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float, transport: Any = None) -> None:
-        self._endpoint, self._timeout_s, self._transport = endpoint, timeout_s, transport
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
+        self._endpoint, self._timeout_s = endpoint, timeout_s
         self._all: list[AsyncOpenAI] = []
         self._free: list[AsyncOpenAI] = []  # the last one used comes first: its connection is the least likely gone
         self._opened = ExitStack()
@@ -75,7 +74,7 @@ class Sender:
             self._free.append(library)
 
     def connect(self) -> None:
-        """Be ready to send; at the first request, as stored answers need neither the library nor a key.
+        """Be ready to send, with the key as it is now; at the first request, as stored answers need no library and key.
 
         Raises:
             PermanentAPIError: There is no key, or what the environment says of certificates and proxies cannot be used.
@@ -109,7 +108,6 @@ class Sender:
         try:
             # A proxy is for other machines. Redirects are errors: the key is for this address alone.
             return DefaultAsyncHttpxClient(
-                transport=self._transport,
                 follow_redirects=False,
                 trust_env=not self._endpoint.local,
                 verify=_certificates(*map(os.environ.get, _CERTIFICATES)) if encrypted else _no_certificates(),

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from alpacafarm_env.annotators.config import load_models, load_pool, load_prompt
+from alpacafarm_env.annotators.judging import JudgeQuestion
 from alpacafarm_env.annotators.prompts import Item, render
 from alpacafarm_env.sandbox import SANDBOX
 
@@ -36,6 +39,13 @@ def make_body(name, items, **settings):
     field = "messages" if model.kind == "chat" else "prompt"
     body = {"model": model.model, field: prompt, "max_tokens": member.max_tokens, "temperature": member.temperature}
     return PATHS[model.kind], {**body, **settings}
+
+
+def chances(judging, name, items):
+    """P(the second shown is better), [B], in the eyes of a judge server's annotator."""
+    settings = {"temperature": 0.0, "seed": None, "prompt_tokens": 0, "max_tokens": None, "top_logprobs": None}
+    asked = JudgeQuestion(name, items=items, kind="chat", model="any", format="lines", **settings)
+    return np.array([verdict.chance for verdict in judging.answer(asked, "key").verdicts])
 
 
 def port_of(server):

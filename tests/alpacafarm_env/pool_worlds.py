@@ -1,6 +1,7 @@
 """What tests of the pool share: pairs of the sandbox, the greedy annotator alone, a pool that asks a judge server."""
 
 import numpy as np
+from judge_requests import chances
 
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig
 from alpacafarm_env.annotators.judging import Judging
@@ -44,5 +45,5 @@ def truth(verdicts, instructions, a, b):
         Item(str(i), y, x) if swap else Item(str(i), x, y)
         for i, x, y, swap in zip(instructions, a, b, b_first, strict=True)
     ]
-    second = Judging(0).probabilities("greedy_gpt4", items) > 0.5
+    second = chances(Judging(0), "greedy_gpt4", items) > 0.5
     return np.where(b_first, ~second, second) == (verdicts.scores == 1)

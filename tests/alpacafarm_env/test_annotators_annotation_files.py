@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 from command_files import make_call, make_pairs, read, requests, write
 
 from alpacafarm_env.__main__ import main
+from alpacafarm_env.annotators.annotation_files import Pairs, annotate
 from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.oracles import BothOrders
+from alpacafarm_env.oracles.base import Verdicts
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,25 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(server, tmp_path, 
     assert err.startswith("error: ")
     assert message in err
     assert requests(server) == before
+
+
+def test_orders_that_cannot_be_compared_are_null():
+    """One pair whose orders agree, one whose orders do not, one of which an order has no verdict."""
+    scores = [1.0, 0.0, 0.0, 0.0, 0.0, math.nan]
+
+    class Judge:
+        name = "judge"
+
+        def compare(self, instructions, a, b):
+            return self.judge().scores
+
+        def judge(self, *_):
+            return Verdicts(np.array(scores), {"shown_first": np.array(["a"] * 6)})
+
+    texts = ["x", "y", "z"]
+    verdicts = BothOrders(Judge()).judge(texts, texts, texts)
+    rows = annotate(Pairs([{}] * 3, texts, texts, texts), verdicts)
+    assert [row["orders_agree"] for row in rows] == [True, False, None]
 
 
 @pytest.mark.parametrize(

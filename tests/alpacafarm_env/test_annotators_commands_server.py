@@ -73,6 +73,24 @@ def test_limits_are_those_of_the_pool_unless_given(call, passed, tmp_path):
     assert passed["allow_insecure"] is True
 
 
+def test_the_files_of_pool_and_models_are_read_once(server, monkeypatch, tmp_path):
+    """By the time the pool is made they may be others, and the role may be called anything."""
+    pairs = write(tmp_path / "pairs.json", make_pairs(3))
+    files = tmp_path / "pool.yaml", tmp_path / "models.yaml"
+    files[0].write_text("{name: p, annotators: [{name: greedy_gpt4, role: model, prompt: greedy_gpt4, max_tokens: 9}]}")
+    files[1].write_text("{model: sandbox-gpt4}")
+
+    def make(**options):
+        for file in files:
+            file.write_text("changed")
+        return make_pool(**options)
+
+    monkeypatch.setattr(judged, "make_pool", make)
+    files_given = ["--pool", f"{files[0]}", "--models", f"{files[1]}"]
+    where = ["--out", "out.json", "--base-url", server.base_url, "--ledger", "l.sqlite"]
+    assert main(["annotate", str(pairs), *files_given, *where]) == 0
+
+
 def test_a_slow_server_is_given_up_after_the_deadline(call, tmp_path, capsys):
     ours, base = outputs(4)
     write(tmp_path / "base.json", base)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from judge_requests import chances
 
 from alpacafarm_env.annotators import asking
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig
@@ -72,7 +73,7 @@ def labels(verdicts, columns):
     shown = [
         Item(str(i), y, x) if swap else Item(str(i), x, y) for i, x, y, swap in zip(*columns, b_first, strict=True)
     ]
-    second = Judging(0).probabilities("greedy_gpt4", shown) > 0.5
+    second = chances(Judging(0), "greedy_gpt4", shown) > 0.5
     missing = np.isnan(verdicts.scores)
     right = np.where(b_first, ~second, second) == (verdicts.scores == 1)
     return int((right & ~missing).sum()), int((~right & ~missing).sum()), int(missing.sum())

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from judge_requests import MEMBERS, PATHS, connect, make_body, pairs, post, text_of
+from judge_requests import MEMBERS, PATHS, chances, connect, make_body, pairs, post, text_of
 from scipy.stats import binom
 
 from alpacafarm_env.annotators.config import load_prompt
@@ -52,7 +52,7 @@ def connection(server):
 @pytest.mark.parametrize("name", ALL)
 def test_probabilities_are_the_annotators_own(name):
     items = pairs(200)
-    np.testing.assert_allclose(Judging().probabilities(name, items), own_chances(name, items), rtol=1e-12)
+    np.testing.assert_allclose(chances(Judging(), name, items), own_chances(name, items), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -185,15 +185,15 @@ def surface_gap(annotator, first, second):
     ("first", "second"), [("Air.", "Because of the air. " * 9), ("- a\n- b", "a b"), ("", "x" * 999)]
 )
 def test_instructions_of_another_world_are_judged_by_taste(annotator, first, second):
-    got = Judging().probabilities(annotator.name, [Item(FOREIGN, first, second)])[0]
+    got = chances(Judging(), annotator.name, [Item(FOREIGN, first, second)])[0]
     assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
 
 
 def test_batches_may_mix_worlds(connection):
     items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
-    chances = Judging().probabilities("gpt4_5", items)
-    assert verdicts_of(connection, "gpt4_5", items, temperature=0) == (chances > 0.5).tolist()
-    np.testing.assert_allclose(chances[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
+    found = chances(Judging(), "gpt4_5", items)
+    assert verdicts_of(connection, "gpt4_5", items, temperature=0) == (found > 0.5).tolist()
+    np.testing.assert_allclose(found[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
 
 
 def test_equal_responses_tie_to_the_position_and_then_to_a():
@@ -201,7 +201,7 @@ def test_equal_responses_tie_to_the_position_and_then_to_a():
     items = [Item(str(pairs(1)[0].instruction), "Same.", "Same.")]
     judging = Judging()
     for name, position in names.items():
-        assert judging.probabilities(name, items)[0] == pytest.approx(1 / (1 + math.exp(position / 0.3)))
+        assert chances(judging, name, items)[0] == pytest.approx(1 / (1 + math.exp(position / 0.3)))
 
 
 def test_usage_counts_a_token_for_four_characters(connection):
@@ -276,6 +276,15 @@ def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, co
     assert message in content["error"]["message"]
     assert after["requests"] == before["requests"] + 1
     assert after["charged"] == before["charged"]
+
+
+def test_a_pool_of_ones_own_is_read_anew(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for name in ("before", "after"):
+        file.write_text(
+            f"{{name: p, annotators: [{{name: {name}, role: mine, prompt: gpt4_4, max_tokens: 9}}]}}", encoding="utf-8"
+        )
+        assert Judging(pools=[file]).annotator("gpt4_4", "model-of-mine") == name
 
 
 def test_a_changed_prompt_is_not_understood():

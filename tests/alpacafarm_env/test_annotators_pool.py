@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from judge_requests import chances
 from pool_worlds import SINGLE, builder, cut, truth, unequal_pairs
 
 from alpacafarm_env.annotators import asking
@@ -261,7 +262,7 @@ def test_a_pool_with_a_prompt_of_ones_own(make, pairs, tmp_path):
         make(server, file, models=models).judge(*rows)
     with JudgeServer(pools=[file]) as server:
         verdicts = make(server, file, models=models).judge(*rows)
-        likelier = server.judging.probabilities("gpt4_3", [Item(str(i), x, y) for i, x, y in zip(*rows, strict=True)])
+        likelier = chances(server.judging, "gpt4_3", [Item(str(i), x, y) for i, x, y in zip(*rows, strict=True)])
     assert set(verdicts.scores) <= {0.0, 1.0}
     # Where the order hardly matters, it is what the sandbox's annotator of that name says.
     clear = np.abs(likelier - 0.5) > 0.2

@@ -15,8 +15,10 @@ from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.api import ledger_sql as sql
 from alpacafarm_env.api.client import ClientConfig
+from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.errors import (
     BudgetExceededError,
+    InvalidResponseError,
     OutageError,
     PermanentAPIError,
     PoolError,
@@ -171,6 +173,7 @@ def test_one_ledger_holds_every_attempt(make, pairs):
         ({"budget_usd": -1}, ValueError, "budget_usd"),
         ({"budget_usd": float("nan")}, ValueError, "budget_usd"),
         ({"budget_usd": "10"}, ValueError, "budget_usd"),
+        ({"budget_usd": 1.1e9}, ValueError, "budget_usd: expected US dollars from 0 to 1,000,000,000"),
     ],
 )
 def test_what_is_not_well_said_is_refused(make, options, error, match):
@@ -179,6 +182,43 @@ def test_what_is_not_well_said_is_refused(make, options, error, match):
 
     with pytest.raises(error, match=match):
         make(Server(), **options)
+
+
+def test_a_replay_takes_no_ledger_that_could_pay(tmp_path):
+    with (
+        Ledger(tmp_path / "l.sqlite") as ledger,
+        pytest.raises(ValueError, match="replay: .*l.sqlite is open for asking"),
+    ):
+        AnnotatorPool(SINGLE, "sandbox", ledger=ledger, replay=True)
+    with Ledger(tmp_path / "l.sqlite", replay=True) as ledger:
+        assert AnnotatorPool(SINGLE, "sandbox", ledger=ledger, replay=True, api_key_env="NOT_SET").ledger is ledger
+
+
+def test_a_key_given_as_a_variables_name_is_not_printed(tmp_path):
+    with pytest.raises(PoolError, match="api_key_env: expected the name of an environment variable") as raised:
+        AnnotatorPool(SINGLE, "sandbox", ledger=tmp_path / "l.sqlite", api_key_env="sk-canary-1234567890")
+    assert "canary" not in str(raised.value)
+    assert not (tmp_path / "l.sqlite").exists()
+
+
+def test_one_model_has_one_price(tmp_path):
+    def priced(*prices):
+        roles = zip(("gpt4", "chatgpt", "davinci003"), prices, strict=True)
+        models = {role: {"model": "m", "price_usd_per_million": price} for role, price in roles}
+        return AnnotatorPool("alpaca_farm", models, base_url="http://localhost:1/v1", ledger=tmp_path / "l.sqlite")
+
+    assert priced([1, 2], None, [1.0, 2.0]).prices.cost("m", 10**6, 10**6) == 3
+    with pytest.raises(PoolError, match=r"one price for 'm' in all its roles, got \[1.0, 2.0\] and \[1.0, 20.0\]"):
+        priced([1, 2], [1, 2], [1, 20])
+
+
+def test_a_text_that_cannot_be_sent_is_named_by_its_row(make, pairs):
+    instructions, a, b = cut(pairs, 6)
+    b[4] = "half \ud800"
+    with JudgeServer() as server:
+        with pytest.raises(InvalidResponseError, match="Pair 5, second: half of a surrogate pair at character 5"):
+            make(server).judge(instructions, a, b)
+        assert server.stats()["requests"] == 0
 
 
 def test_models_or_model_and_one_order_or_both():

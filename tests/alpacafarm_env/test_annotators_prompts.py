@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alpacafarm_env.annotators import prompts
 from alpacafarm_env.annotators.config import Prompt, load_prompt, names
-from alpacafarm_env.annotators.prompts import EXAMPLE, NOTICE, Item, read, render, skeleton
+from alpacafarm_env.annotators.prompts import EXAMPLE, NOTICE, Item, read, render
 from alpacafarm_env.errors import InvalidResponseError, PoolError
 
 PROMPTS = [load_prompt(name) for name in names("prompts")]
@@ -211,6 +211,17 @@ def test_twin_that_replaces_placeholders_is_broken(hostile):
     check_round_trip(prompt, [hostile])
     with pytest.raises(AssertionError):
         check_round_trip(prompt, [hostile], _naive_render, _naive_read)
+
+
+def skeleton(request):
+    """All of a rendered request but the texts to judge: what a judge may take orders from. Fences stay, emptied."""
+    texts = [request] if isinstance(request, str) else [f"{m['role']}: {m['content']}" for m in request]
+    # The notice is the first thing in a request that comes from outside, so its first place in the last message is it.
+    before = NOTICE.partition("{code}")[0]
+    start = texts[-1].index(before) + len(before)
+    fence = re.escape(f"<<{texts[-1][start : start + len(CODE)]}>> ")
+    texts[-1] = re.sub(rf"(?ms)^({fence}(?!End)[^\n]*\n).*?(?=\n{fence})", r"\1", texts[-1])
+    return "\n\n".join(texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.api.prices import Prices
 from alpacafarm_env.errors import ContentRefusedError, TransientAPIError
 
-PRICES = Prices.load(None, overrides={"m-1": [1.0, 2.0]})
+PRICES = Prices.load({"m-1": [1.0, 2.0]})
 BILLED = 13e-6
 RESERVE = PRICES.upper_bound("m-1", chat("", "Question 0?").bounds)
 

@@ -8,6 +8,7 @@ from math import isnan
 
 import pytest
 from api_asks import ask, chat
+from ledger_reads import attempts
 from wire_server import WireServer, failed, http, ok, said
 
 from alpacafarm_env.api import ledger_sql as sql
@@ -19,7 +20,7 @@ from alpacafarm_env.api.prices import Prices
 from alpacafarm_env.api.running import run
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
 
-PRICES = Prices.load(None, overrides={"m-1": [1.0, 2.0]})
+PRICES = Prices.load({"m-1": [1.0, 2.0]})
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def ledger(tmp_path):
 
 
 def rows(ledger):
-    return [(row.state, row.status, row.cost_usd) for row in reversed(ledger.do(sql.attempts).result())]
+    return [(row.state, row.status, row.cost_usd) for row in reversed(ledger.do(attempts).result())]
 
 
 def ask_one(server, ledger, *, client=Client, request=None, questions=(), label="", **settings):
@@ -58,13 +59,13 @@ def test_an_answer_is_paid_once(ledger):
     assert again.raw == paid.raw
     linked = ledger.do(sql.lookup, ["q1", "q2", "q3"]).result()
     assert [(linked[q].position, linked[q].size) for q in ("q1", "q2", "q3")] == [(0, 2), (1, 2), (0, 1)]
-    (row,) = ledger.do(sql.attempts).result()
+    (row,) = ledger.do(attempts).result()
     assert (row.label, row.model, row.num_questions, row.host) == ("judge", "m-1", 2, Endpoint(server.url).host)
 
 
 def test_a_model_without_a_price_costs_nan(ledger):
     with WireServer() as server:
-        assert isnan(ask_one(server, ledger, prices=Prices.load(None)).cost_usd)
+        assert isnan(ask_one(server, ledger, prices=Prices.load()).cost_usd)
 
 
 BILLED = 13e-6
@@ -160,8 +161,13 @@ def test_budget_is_checked_before_anything_is_sent(ledger, client, sent):
             ask_one(server, ledger, client=client, prices=PRICES, budget_usd=1e-9)
         assert len(server.seen) == sent  # 1 is the twin's
         with pytest.raises(PriceError):
-            ask_one(server, ledger, prices=Prices.load(None), budget_usd=1.0)
+            ask_one(server, ledger, prices=Prices.load(), budget_usd=1.0)
         assert len(server.seen) == sent
+
+
+def test_a_budget_that_no_ledger_can_count_to_is_refused_before_anything_is_asked(ledger):
+    with pytest.raises(ValueError, match="budget_usd: expected US dollars from 0 to 1,000,000,000"):
+        Client(Endpoint("http://127.0.0.1:1/v1"), ledger=ledger, prices=PRICES, budget_usd=2e9)
 
 
 def test_replay_needs_no_key_and_sends_nothing(tmp_path):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from api_asks import KEY, chat
+from ledger_reads import attempts
 from wire_server import WireServer, failed, http, ok, said
 
 from alpacafarm_env.api import client as client_module
-from alpacafarm_env.api import ledger_sql as sql
 from alpacafarm_env.api.client import Client, ClientConfig
 from alpacafarm_env.api.endpoint import Endpoint
 from alpacafarm_env.api.ledger import Ledger
@@ -86,7 +86,7 @@ def written(fault, endpoint_class, tmp_path, caplog):
             with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as refused:
                 pickle.dumps(hidden)
             texts.append(str(refused.value))
-        texts += map(str, ledger.do(sql.attempts).result())
+        texts += map(str, ledger.do(attempts).result())
         texts += [repr(endpoint), str(vars(endpoint))]
         assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
     assert len(caplog.records) > 5
@@ -113,6 +113,25 @@ def test_twin_that_does_not_redact_is_found_out(tmp_path, caplog, capfd):
         (tmp_path / fault).mkdir()
         found[fault] = len(leaks([*written(fault, Exposing, tmp_path / fault, caplog), *capfd.readouterr()]))
     assert all(found.values()), found
+
+
+def test_a_key_that_is_changed_while_its_request_is_under_way_stays_hidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    def reply(seen, number):
+        monkeypatch.setenv("JUDGE_KEY", "sk-another-0123456789")
+        return failed(401, f"Incorrect API key provided: {KEY} ({CUT})")
+
+    async def main():
+        async with Client(Endpoint(server.url, api_key_env="JUDGE_KEY"), ledger=ledger) as client:
+            return await asyncio.gather(client.ask(chat(server.url)), return_exceptions=True)
+
+    with WireServer(reply) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (error,) = run(main())
+        rows = ledger.do(attempts).result()
+    assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+    assert "[key]" in str(error)
+    assert not leaks([*everything(error), str(rows)])
 
 
 # ------------------------------------------------------------------------------------------------ redirects

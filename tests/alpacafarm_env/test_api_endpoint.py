@@ -85,6 +85,17 @@ def test_keys(monkeypatch):
     assert Endpoint("https://example.org/v1", "mine").key() == "mine"
 
 
+def test_keys_that_it_had_stay_hidden(monkeypatch):
+    endpoint = Endpoint("https://example.org/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    endpoint.key()
+    for now in ("sk-another-0123456789", ""):
+        monkeypatch.setenv("OPENAI_API_KEY", now)
+        assert endpoint.redact(f"Bad keys: {KEY} sk-canar****cdef {now}.").count("[key]") == (3 if now else 2)
+        assert endpoint.redact_reply(f"{KEY} {now}") == ("[key] [key]" if now else "[key] ")
+    assert KEY not in str(vars(endpoint))
+
+
 @pytest.mark.parametrize("key", ["", "  ", "sk-“quoted”", "sk-two\nlines", "sk-a b", 'sk-"x"', "sk-\\x", "sk-\x7f"])
 def test_missing_or_broken_keys(key):
     with pytest.raises(PermanentAPIError, match="OPENAI_API_KEY") as caught:
@@ -156,6 +167,15 @@ def test_logs_of_the_libraries(caplog):
     assert "ValueError: [key]" in records[3][1]
     assert not [record for record in records if KEY in record[0] + record[1]]
     assert records[-1][2] == logging.DEBUG  # a repeat is everyday, not a warning
+
+
+def test_repeats_are_logged_only_where_debug_messages_are(caplog):
+    caplog.set_level(logging.WARNING)
+    caplog.handler.setLevel(logging.NOTSET)  # as handlers mostly are: they leave the choice to the loggers
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        logging.getLogger("stamina").warning("stamina.retry_scheduled")
+        logging.getLogger("openai").warning("A warning with %s", KEY)
+    assert [record.getMessage() for record in caplog.records] == ["A warning with [key]"]
 
 
 def test_twin_without_the_filter_logs_the_key(caplog):

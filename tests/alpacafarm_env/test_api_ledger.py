@@ -5,10 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from ledger_reads import attempts
 from ledger_workers import answer, begin, read_beside, succeed, together
 
 from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger, default_path
+from alpacafarm_env.api.ledger import Ledger, default_path, shared_ledger
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
 
 
@@ -49,6 +50,19 @@ def test_tries_count_requests_with_the_question_alone(ledger):
     assert ledger.do(sql.lookup, ["q"]).result()["q"] == sql.Stored('{"label": 1}', "alone 2", 0, 1, 2)
 
 
+def test_a_shared_reply_that_comes_late_takes_no_answer_away(ledger):
+    """Of two that shared requests with "q", the second had lost its lease; the first may have been used by now."""
+    answer(ledger, "first", ["p", "q"])
+    assert answer(ledger, "late", ["q", "r"], '{"label": 0}') == '{"label": 0}'
+    found = ledger.do(sql.lookup, ["p", "q", "r"]).result()
+    assert {key: (one.request_key, one.position) for key, one in found.items()} == {
+        "p": ("first", 0), "q": ("first", 1), "r": ("late", 1),
+    }  # fmt: skip
+    answer(ledger, "alone", ["q"])
+    answer(ledger, "later still", ["q", "r"])
+    assert ledger.do(sql.lookup, ["q"]).result()["q"] == sql.Stored('{"label": 1}', "alone", 0, 1, 1)
+
+
 def test_a_link_needs_a_stored_reply(ledger):
     with pytest.raises(LedgerError):
         ledger.do(sql.link, "never asked", ["q"]).result()
@@ -60,7 +74,7 @@ def test_failures_are_recorded_and_never_answers(ledger):
     attempt = begin(ledger).result()
     ledger.do(sql.fail, attempt, error="lone \ud800 surrogate" + "x" * 9_000, **told).result()
     assert ledger.do(sql.lookup, ["q"]).result() == {}
-    (row,) = ledger.do(sql.attempts, 5).result()
+    (row,) = ledger.do(attempts).result()
     assert (row.state, row.status, row.reserve_usd, row.cost_usd) == ("failed", 500, 0.1, None)
     assert row.error.startswith("lone ? surrogate")
     assert len(row.error) == sql.MAX_ERROR_CHARS
@@ -138,6 +152,14 @@ def test_impossible_amounts_are_refused(ledger, wrong):
     assert ledger.do(sql.lookup, ["q"]).result() == {}
 
 
+@pytest.mark.parametrize("wrong", [-0.01, float("nan"), float("inf"), 1e9 + 1, "5", True, [5]])
+def test_budgets_that_are_no_amount(wrong):
+    with pytest.raises(ValueError, match=r"budget_usd: expected US dollars from 0 to 1,000,000,000, .*; got "):
+        sql.check_budget(wrong)
+    for amount in (None, 0, 0.5, sql.MAX_USD):
+        sql.check_budget(amount)
+
+
 def test_a_closed_ledger_refuses(ledger):
     ledger.close()
     ledger.close()
@@ -150,12 +172,35 @@ def test_a_closed_ledger_refuses(ledger):
 def test_a_file_that_is_replaced_in_use_is_noticed(ledger):
     answer(ledger)
     ledger.path.rename(ledger.path.with_suffix(".old"))
-    with pytest.raises(LedgerError, match="cannot be used"):
+    with pytest.raises(LedgerError, match="removed or replaced"):
         ledger.do(sql.lookup, ["q"]).result()
     ledger.path.write_bytes(b"something else")
     with pytest.raises(LedgerError, match="removed or replaced"):
         begin(ledger).result()
     assert ledger.path.read_bytes() == b"something else"
+
+
+def test_the_shared_ledger_of_a_file_that_was_removed_is_a_new_one(tmp_path):
+    path, wal = tmp_path / "l", tmp_path / "l-wal"
+    old = shared_ledger(path)
+    answer(old)
+    assert shared_ledger(path) is old
+    path.rename(tmp_path / "away")
+    assert shared_ledger(path) is old  # the log still is where a new file would take it for its own
+    wal.unlink()
+    wal.with_name("l-shm").unlink()
+    new = shared_ledger(path)
+    try:
+        assert new.do(sql.lookup, ["q"]).result() == {}
+        answer(new, "r", ["other"])
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            begin(old).result()
+        old.close()
+        assert list(new.do(sql.lookup, ["q", "other"]).result()) == ["other"]
+    finally:
+        new.close()
+    with Ledger(path) as again:
+        assert list(again.do(sql.lookup, ["q", "other"]).result()) == ["other"]
 
 
 def test_replay_serves_what_is_stored_and_asks_nothing(ledger):
@@ -207,8 +252,11 @@ def test_the_default_path(monkeypatch, tmp_path):
     assert str(default_path()) == "/cache/alpacafarm-env/ledger.sqlite"
     monkeypatch.setenv("ALPACAFARM_LEDGER", "~/mine")
     assert default_path() == tmp_path / "mine"
-    with Ledger() as ledger:
-        assert ledger.path == tmp_path / "mine"
+    for named in (None, "~/mine", Path("~/mine")):
+        with Ledger(named) as ledger:
+            assert ledger.path == tmp_path / "mine"
+        with shared_ledger(named) as ledger:
+            assert ledger.path == tmp_path / "mine"
 
 
 def test_threads_create_one_ledger(tmp_path):

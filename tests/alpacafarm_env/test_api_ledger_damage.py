@@ -40,13 +40,11 @@ def read_all(path: Path) -> dict[str, sql.Stored]:
     """All answers the file serves, question by question; LedgerError only if it cannot be opened."""
     served = {}
     with Ledger(path) as ledger:
-        sound = ledger.do(sql.verify).exception() is None
         for key in KEYS:
             try:
                 served |= ledger.do(sql.lookup, [key]).result()
             except LedgerError:
                 continue
-    assert len(served) == len(KEYS) or not sound, "an answer is missing, and verify did not see it"
     return served
 
 

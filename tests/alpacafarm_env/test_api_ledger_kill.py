@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ledger_reads import attempts
 from ledger_workers import billed, finish, lines, question_keys, start, true_label
 
 from alpacafarm_env.api import ledger_sql as sql
@@ -66,9 +67,9 @@ def kill_and_check(folder: Path, kills: int, count: int) -> None:
     assert labels_in_ledger(settings["store"], count) == {key: true_label(key) for key in question_keys(count)}
     bills = billed(settings["bills"])
     with Ledger(settings["store"]) as ledger:
-        attempts = ledger.do(sql.attempts, 10**6).result()
+        sent = ledger.do(attempts).result()
         total = ledger.do(sql.spending).result().total
-    rows = Counter((attempt.request_key.removeprefix("request "), attempt.state) for attempt in attempts)
+    rows = Counter((attempt.request_key.removeprefix("request "), attempt.state) for attempt in sent)
     extra = sum(bills.values()) - count
     assert 0 <= extra <= kills * THREADS
     for key in question_keys(count):

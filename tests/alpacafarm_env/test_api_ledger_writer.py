@@ -5,13 +5,15 @@ import os
 import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from ledger_workers import answer, begin, read_beside, succeed, together
 
 from alpacafarm_env.api import ledger as ledger_module
+from alpacafarm_env.api import ledger_file
 from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger
+from alpacafarm_env.api.ledger import Ledger, shared_ledger
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
 
 # Newer Pythons warn of every fork beside threads; that it is safe here is what is tested.
@@ -79,6 +81,22 @@ def test_waiting_operations_share_a_commit(ledger, monkeypatch):
         futures = [begin(ledger, str(number)) for number in range(100)]
     assert len({future.result() for future in futures}) == 100
     assert len(groups) <= 2
+
+
+def test_callers_of_a_busy_file_are_told_together(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_file, "BUSY_S", 0.3)
+    owner = ledger.new_owner()
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        with ledger._lock:
+            futures = [ledger.do(sql.claim, [str(number)], owner) for number in range(20)]
+        for future in futures:
+            with pytest.raises(LedgerError, match="another process has held it"):
+                future.result()
+        assert time.monotonic() - started < 3  # not 20 x 0.3 s
+    assert len({id(future.exception()) for future in futures}) == 20
+    assert ledger.do(sql.claim, ["0"], owner).result() == ["0"]
 
 
 def test_an_operation_cannot_be_cancelled(ledger):
@@ -169,6 +187,22 @@ def test_forks_while_threads_write(ledger):
     assert set(ledger.do(sql.lookup, keys).result()) == set(keys)
 
 
+def test_a_fork_while_a_thread_opens_the_shared_ledger(tmp_path):
+    holds = threading.Event()
+
+    def hold():
+        with ledger_module._SHARING:
+            holds.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait()
+    assert fork(lambda: shared_ledger(tmp_path / "l").close())
+    thread.join()
+    shared_ledger(tmp_path / "l").close()
+
+
 @pytest.fixture
 def small_disk(monkeypatch):
     """Every connection of a ledger may use 60 pages (240 kB)."""
@@ -204,6 +238,22 @@ def test_a_full_disk_is_told_and_stops_further_requests(small_disk, tmp_path):
         assert set(ledger.do(sql.lookup, [*kept, str(len(kept)), "small"]).result()) == {*kept, "small"}
         total = ledger.do(sql.spending).result().total
         assert (total.answered, total.unknown) == (len(kept) + 1, 1)
+
+
+def test_requests_go_on_with_the_first_call_after_room_was_made(ledger):
+    def fill(conn):
+        conn.execute("PRAGMA max_page_count = 1")
+        conn.execute("INSERT INTO replies SELECT 'large', hex(zeroblob(10000000)), '', ''")
+
+    owner = ledger.new_owner()
+    assert "disk is full" in str(ledger.do(fill).exception())
+    for make_room in (lambda conn: None, lambda conn: conn.execute("PRAGMA max_page_count = 1000000").close()):
+        ledger.do(make_room).result()
+        ledger.do(sql.release, ["q"], owner).result()  # small rows fit all the time, and say nothing of answers
+        with pytest.raises(LedgerError, match="No more requests are sent"):
+            begin(ledger).result()
+    assert ledger.do(sql.claim, ["q"], owner).result() == ["q"]
+    answer(ledger)
 
 
 def test_an_answer_too_large_for_the_disk_takes_no_other_down(small_disk, tmp_path):

@@ -153,14 +153,14 @@ def test_first_come_first_served_but_repeats_first():
         await limiter.acquire()
         tasks = [asyncio.create_task(take(limiter, name, log)) for name in "abc"]
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(take(limiter, "again", log, again=True)))
-        for _ in range(4):
+        tasks += [asyncio.create_task(take(limiter, name, log, again=True)) for name in ("again 1", "again 2")]
+        for _ in range(5):
             await asyncio.sleep(0)
             limiter.release()
         await asyncio.gather(*tasks)
         return log
 
-    assert asyncio.run(main()) == ["again", "a", "b", "c"]
+    assert asyncio.run(main()) == ["again 1", "again 2", "a", "b", "c"]
 
 
 def test_cancelled_requests_give_their_place_back():
@@ -210,7 +210,7 @@ def test_refusals_reach_all_each_with_its_own_error():
     async def main():
         limiter = Limiter(1)
         await limiter.acquire()
-        waiting = [asyncio.create_task(limiter.acquire()) for _ in range(3)]
+        waiting = [asyncio.create_task(limiter.acquire(again=again)) for again in (False, True, False)]
         await asyncio.sleep(0)
         limiter.refuse(PermanentAPIError("the key"))
         limiter.refuse(OutageError("later"))
@@ -272,6 +272,11 @@ def test_after_an_outage_the_next_call_is_not_sent_one_by_one(clock):
     assert (later.limit, later.failures, later.refused()) == (1, 0, None)
     later.succeeded(clock.slot(5.0))
     assert later.limit >= 16
+
+
+def test_the_limiter_of_a_config():
+    limiter = Limiter.of(ClientConfig(max_concurrency=7, requests_per_minute=30.0, max_wait_s=5.0))
+    assert (limiter.most, limiter.per_minute, limiter.max_wait_s) == (7, 30.0, 5.0)
 
 
 @pytest.mark.parametrize(
