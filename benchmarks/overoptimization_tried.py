@@ -38,5 +38,12 @@ TRIED: Final[tuple[Tried, ...]] = (
         "25 % flips 5.07 (step 6) to 4.54 at 7 nats while the proxy goes from 0.61 to 1.38; one greedy annotator 5.28 "
         "(step 8) to 5.23 at 6.5 nats.",
     ),
+    Tried(
+        "The same with 5 seeds, and what sets PPO's distance",
+        "At one penalty PPO ends 3 to 13 nats from SFT. The reward models' scores have a standard deviation of about 1 "
+        "over all of SFT's answers, but among the answers to one instruction, which is all that PPO is moved by, 0.9 "
+        "and 0.8 by the greedy annotator (seeds 0 and 1), 0.9 and 0.7 without flips, 0.7 and 0.5 by 25 % flips: the "
+        "noisier, the weaker the pull against the penalty. Not tried yet: scores scaled to 1 within an instruction.",
+    ),
 )
-"""In the order in which it was tried; one seed each (seed 0), 256 responses a step, 40 steps."""
+"""In the order in which it was tried: 256 responses a step, 40 steps, one seed (seed 0) unless it says otherwise."""
