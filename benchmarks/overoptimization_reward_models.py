@@ -60,7 +60,7 @@ def train(
     trunk, target = Path(plan.labels.trunk or sandbox.POLICY), plan.folder
     if plan.labels.layers is not None:
         trunk = shallow(trunk, plan.labels.layers, folder / "trunk")
-    if trunk != sandbox.POLICY:
+    if plan.labels.trunk is not None or plan.labels.layers is not None:
         target = folder / "own_scale"
     fit(trunk, preferences, target, val=val, config=config, seed=plan.training_seed, out=folder, tell=tell)
     if target != plan.folder:  # the scale is that of its trunk's answers, and must be that of SFT's as for all others

@@ -82,7 +82,7 @@ class Treatment:
     flip: float = 0.0
     """Noise added to the labels: the share that is flipped, 0 to 0.5."""
     num_labels: int = 2_000
-    """Pairs that are labelled, of the sandbox's 10,000; ties are left out. With all of them the noise averages out."""
+    """Pairs that are labelled, of the sandbox's 10,000; ties are left out. The more, the less the noise."""
     members: int = 1
     """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
     an `oracle`: none is trained."""

@@ -267,10 +267,7 @@ def _dollars(text: str) -> float:
     """A type for a budget, as far as a ledger can count."""
     from ..api.ledger_sql import MAX_USD
 
-    amount = real_number()(text)
-    if amount > MAX_USD:
-        raise argparse.ArgumentTypeError(f"expected at most {MAX_USD:.0e} US dollars, got {text!r}")
-    return amount
+    return real_number(0, MAX_USD)(text)
 
 
 class _RefuseKey(argparse.Action):

@@ -132,7 +132,7 @@ def _http() -> Any:
 def _fewer_full_collections() -> Iterator[None]:
     """Lets the garbage collector pass over all that exists already, openai's thousands of classes among it.
 
-    Requests leave enough behind for a full collection every few dozen of them, which took a sixth of their time.
+    Looking at all of that again and again took a seventh to a fifth of a request's time (805 requests, 64 in flight).
     """
     if gc.get_freeze_count():  # somebody else's, or another client's
         yield

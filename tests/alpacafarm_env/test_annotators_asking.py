@@ -3,8 +3,7 @@
 import asyncio
 
 import numpy as np
-import pytest
-from pool_worlds import SINGLE, builder, cut, truth, unequal_pairs
+from pool_worlds import SINGLE, cut, truth
 
 from alpacafarm_env.annotators import asking
 from alpacafarm_env.annotators.asking import Asking
@@ -20,16 +19,6 @@ SHARED = PoolConfig(
     annotators=tuple(member.model_copy(update={"batch_size": 5}) for member in SINGLE.annotators),
 )
 """The same annotator, drawn alike, but five pairs a request."""
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return unequal_pairs()
-
-
-@pytest.fixture
-def make(tmp_path):
-    return builder(tmp_path)
 
 
 def test_a_pair_was_asked_if_any_request_about_it_was(make, pairs):

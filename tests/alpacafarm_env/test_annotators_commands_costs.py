@@ -67,7 +67,7 @@ def test_a_resumed_noisy_run_costs_as_much_per_1000_as_a_whole_one(run, tmp_path
 def test_a_budget_that_no_ledger_can_count_is_no_option(run, capsys):
     with pytest.raises(SystemExit):
         run(make_pairs(3), "--budget-usd", "1.1e9")
-    assert "--budget-usd: expected at most 1e+09 US dollars, got '1.1e9'" in capsys.readouterr().err
+    assert "--budget-usd: expected a number of 0 to 1e+09, got '1.1e9'" in capsys.readouterr().err
 
 
 def test_a_run_that_pays_nothing_has_no_price(run):

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from judge_requests import chances
-from pool_worlds import SINGLE, builder, cut, truth, unequal_pairs
+from pool_worlds import SINGLE, cut, truth
 
 from alpacafarm_env.annotators import asking
 from alpacafarm_env.annotators.config import load_pool
@@ -18,16 +18,6 @@ from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.api.client import ClientConfig
 from alpacafarm_env.errors import PermanentAPIError
 from alpacafarm_env.oracles import Flip
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return unequal_pairs()
-
-
-@pytest.fixture
-def make(tmp_path):
-    return builder(tmp_path)
 
 
 def test_verdicts_are_the_annotators_own(make, pairs):

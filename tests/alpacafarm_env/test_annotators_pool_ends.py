@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from pool_worlds import SINGLE, builder, cut, unequal_pairs
+from pool_worlds import SINGLE, cut
 
 from alpacafarm_env.annotators.asking import Asking
 from alpacafarm_env.annotators.faults import Faults
@@ -26,16 +26,6 @@ from alpacafarm_env.errors import (
     ReplayMissError,
     UnknownNameError,
 )
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return unequal_pairs()
-
-
-@pytest.fixture
-def make(tmp_path):
-    return builder(tmp_path)
 
 
 def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):

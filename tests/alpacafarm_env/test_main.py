@@ -149,8 +149,8 @@ def test_unknown_split_is_exit_status_two(capsys):
             for bad, message in (
                 (["--flip", "0.6"], "expected a number of 0 to 0.5, got '0.6'"),
                 (["--flip", "nan"], "expected a number of 0 to 0.5, got 'nan'"),
-                (["--budget-usd", "-1"], "expected a number of 0 or more, got '-1'"),
-                (["--budget-usd", "inf"], "expected a number of 0 or more, got 'inf'"),
+                (["--budget-usd", "-1"], "expected a number of 0 to 1e+09, got '-1'"),
+                (["--budget-usd", "inf"], "expected a number of 0 to 1e+09, got 'inf'"),
                 (["--max-concurrency", "0"], "expected a positive int, got '0'"),
                 (["--timeout-s", "0"], "expected a number above 0, got '0'"),
                 (["--deadline-s", "nan"], "expected a number above 0, got 'nan'"),

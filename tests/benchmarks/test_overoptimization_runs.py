@@ -129,6 +129,7 @@ def test_another_trunk_is_scaled_by_the_sft_policy_s_answers(tmp_path):
     plain = RewardModelPlan(Labels("sim_eval", 0.0, 64), 0, 0, tmp_path / "plain", TINY)
     same = RewardModelPlan(Labels("sim_eval", 0.0, 64, str(sandbox.POLICY)), 0, 0, tmp_path / "trunk", TINY)
     rows = [run_reward_model(plan, silent)[0] for plan in (plain, same)]
+    assert [len(list(plan.out.rglob("own_scale"))) for plan in (plain, same)] == [0, 1]
     assert rows[0]["accuracy_gold"] == rows[1]["accuracy_gold"]
     assert rows[0]["calibration_error"] == pytest.approx(rows[1]["calibration_error"], abs=1e-5)
     eval_, texts = sandbox.SANDBOX.instructions("eval")[:4], ["Yes.", "No.", "Perhaps, said he.", "- a\n- b"]
