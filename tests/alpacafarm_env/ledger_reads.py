@@ -3,7 +3,7 @@
 from sqlite3 import Connection
 from typing import NamedTuple
 
-NANO = 10**9
+from alpacafarm_env.api.ledger_sql import NANO
 
 
 class Attempt(NamedTuple):

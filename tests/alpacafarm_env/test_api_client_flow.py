@@ -155,7 +155,7 @@ def frozen_while_asking():
 
 def test_full_collections_pass_over_what_was_there_until_the_client_closes():
     assert gc.get_freeze_count() == 0
-    assert frozen_while_asking() > 100_000
+    assert frozen_while_asking() > 10_000
     assert gc.get_freeze_count() == 0
 
 

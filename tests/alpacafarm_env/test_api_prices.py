@@ -116,11 +116,14 @@ def test_a_prompt_is_charged_by_its_bytes_at_least(prices):
     assert TokenBounds.of({"messages": messages}).fewest_prompt == 10
 
 
-def test_a_twin_that_believes_the_server_is_told_to_charge_nothing():
-    class Believing(Prices):
-        def charge(self, model, bounds, usage):
-            return self.cost(model, *usage)
+class Believing(Prices):
+    """The twin: charges whatever is reported."""
 
+    def charge(self, model, bounds, usage):
+        return self.cost(model, *usage)
+
+
+def test_a_twin_that_believes_the_server_is_told_to_charge_nothing():
     with pytest.raises(AssertionError):
         check_floor(Believing.load())
 
@@ -156,10 +159,6 @@ def test_usage_that_cannot_be_is_charged_at_the_bound(prices, usage):
 
 
 def test_a_twin_that_believes_every_usage_fails():
-    class Believing(Prices):
-        def charge(self, model, bounds, usage):
-            return self.cost(model, *usage)
-
     believing = Believing.load()
     for usage in [(-1, 5), (10**12, 5), (0, 5)]:
         with pytest.raises(AssertionError):

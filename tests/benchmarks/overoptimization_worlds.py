@@ -20,7 +20,7 @@ class Facts:
     title: str
     flip: float = 0.0
     judge: str = "sim_eval"
-    num_labels: int = 10_000
+    num_labels: int = 2_000
     members: int = 1
     combine: str = "mean"
 
@@ -32,7 +32,8 @@ FACTS = (
     Facts("flip_35", "35 % flips", 0.35),
     Facts("gpt4", "one greedy annotator (p_sim^GPT-4)", judge="sim_gpt4"),
     Facts("human", "human raters", judge="human"),
-    Facts("labels_2500", "25 % flips, 2,500 labels", 0.25, num_labels=2500),
+    Facts("labels_10000", "25 % flips, 10,000 labels", 0.25, num_labels=10_000),
+    Facts("layers_1", "25 % flips, reward model of 1 layer", 0.25),
     Facts("mean_3", "25 % flips, mean of 3", 0.25, members=3),
     Facts("wco_3", "25 % flips, minimum of 3 (WCO)", 0.25, members=3, combine="min"),
     Facts("uwo_3", "25 % flips, mean - variance of 3 (UWO)", 0.25, members=3, combine="uwo"),
@@ -45,11 +46,12 @@ TRUTH = {
     "flip_35": 0.58,
     "gpt4": 0.02,
     "human": 0.44,
-    "labels_2500": 0.62,
+    "labels_10000": 0.4,
     "mean_3": 0.42,
     "wco_3": 0.3,
     "uwo_3": 0.33,
     "mine": 0.4,
+    "layers_1": 0.62,
 }
 """Treatment -> b of PPO's d(0.8 - b log d); best-of-n's is d(0.9 - 0.35 b d)."""
 START = 4.5

@@ -72,7 +72,7 @@ def test_every_figure_is_drawn_and_the_numbers_are_the_tables(report, tmp_path):
         assert " ".join(" ".join(row).split()) in shown
 
 
-def test_a_broken_figure_and_an_error_are_seen(report, tmp_path):
+def test_a_broken_figure_and_a_blocked_script_are_seen(report, tmp_path):
     page = report[0].replace("base64,iVBOR", "base64,AAAA", 1) + "<script>nothing.here()</script>"
     assert [image["loaded"] for image in look(page, tmp_path)["images"]].count(False) == 1
     assert "Content Security Policy" in " ".join(browse(page, tmp_path)[1])

@@ -70,7 +70,7 @@ def test_what_is_drawn_follows_the_rows(tmp_path):
     truth = {name: TRUTH[name] for name in ("none", "ann", "mine")}
     found = write_figures(tmp_path, Results.of(study(truth, methods=("ppo",)), FACTS), SETTING)
     names = {path.stem for path in tmp_path.iterdir()}
-    assert {"flips_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"} <= names
+    assert {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"} <= names
     assert not any(name.endswith("best_of_n") or "length" in name or "ensembles" in name for name in names)
     assert "reward_models" not in names
     assert sum(len(each) for each in found.values()) == len(names)

@@ -6,8 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.benchmarks import overoptimization_ppo, overoptimization_reward_models
 from alpacafarm_env.benchmarks.overoptimization_best_of_n import best_rows, choose, run_best_of_n
 from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
@@ -145,6 +147,10 @@ def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
         for folder in (sandbox.POLICY, plan.folder)
     ]
     assert sizes == [3, 1]
+    layer = LanguageModel.from_pretrained(next(tmp_path.rglob("trunk"))).model.model.layers[0].state_dict()
+    first, *_, last = (each.state_dict() for each in LanguageModel.from_pretrained(sandbox.POLICY).model.model.layers)
+    assert all(torch.equal(layer[name], first[name]) for name in first)
+    assert not all(torch.equal(layer[name], last[name]) for name in last)
     assert np.isfinite(RewardModel(plan.folder).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
     with pytest.raises(DataError, match="at most the 3 of .*, got 4"):
         run_reward_model(replace(plan, labels=replace(plan.labels, layers=4), out=tmp_path / "b"), silent)

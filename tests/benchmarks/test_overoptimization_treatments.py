@@ -66,7 +66,7 @@ class TwoMinds:
         return self.judge(instructions, responses).scores
 
 
-def test_the_sweep_is_that_of_the_issue():
+def test_the_sweep_varies_noise_labels_sizes_and_ensembles():
     assert len({treatment.name for treatment in TREATMENTS}) == len(TREATMENTS)
     flips = {t.flip for t in TREATMENTS if (t.judge, t.num_labels, t.members) == ("sim_eval", 2_000, 1)}
     assert flips == {0.0, 0.175, 0.25, 0.35}
