@@ -67,7 +67,7 @@ def test_warnings_are_marked_at_their_step(results):
 
 
 def test_what_is_drawn_follows_the_rows(tmp_path):
-    truth = {name: TRUTH[name] for name in ("none", "ann", "mine")}
+    truth = {name: TRUTH[name] for name in ("none", "ann", "labels_10000", "mine")}
     found = write_figures(tmp_path, Results.of(study(truth, methods=("ppo",)), FACTS), SETTING)
     names = {path.stem for path in tmp_path.iterdir()}
     assert {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"} <= names
