@@ -176,17 +176,31 @@ class RewardModeling:
                 totals[name] += float(part)
         return {name: total / len(pairs) for name, total in totals.items()}
 
-    def calibrate(self, instructions: Sequence[str], responses: Sequence[str]) -> tuple[float, float]:
+    def calibrate(
+        self, instructions: Sequence[str], responses: Sequence[str], *, num_samples: int = 1
+    ) -> tuple[float, float]:
         """Store mean and standard deviation of these responses' scores in the model's config; returns them.
 
         An oracle that reads them gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one
         KL coefficient suits all reward models. Source: Stiennon et al. 2020, appendix C (mean 0).
 
+        Args:
+            instructions: [B], one a response.
+            responses: [B].
+            num_samples: Consecutive responses that answer one instruction. With 2 or more the standard deviation is
+                that among the answers to an instruction: what a policy can move. 1: among all responses.
+
         Raises:
-            ValueError: If the scores have no spread.
+            ValueError: If the scores have no spread, or B is no multiple of num_samples.
         """
+        if num_samples < 1 or len(responses) % num_samples:
+            raise ValueError(f"Expected a multiple of num_samples = {num_samples} responses, got {len(responses)}.")
         scores = self.score(instructions, responses)
-        mean, std = (float(scores.mean()), float(scores.std())) if len(scores) else (math.nan, 0.0)
+        mean = float(scores.mean()) if len(scores) else math.nan
+        if num_samples > 1:
+            std = math.sqrt(scores.reshape(-1, num_samples).var(axis=1, ddof=1).mean()) if len(scores) else 0.0
+        else:
+            std = float(scores.std()) if len(scores) else 0.0
         if not std > 0:
             raise ValueError(
                 f"Expected at least two responses that differ in score, got {len(scores)} with std {std!r}."

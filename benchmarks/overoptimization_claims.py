@@ -24,8 +24,8 @@ NOISY, CLEAN = "ann", "gpt4"
 """p_sim^ann (25 % flips) and p_sim^GPT-4 (no added noise)."""
 FLIPS = ("none", "flip_175", "ann", "flip_35")
 """Treatments that differ in the share of flipped labels only."""
-CONSERVATIVE = ("wco_3", "uwo_3")
-"""Ensembles over the labels of `NOISY` that distrust what their members disagree on."""
+CONSERVATIVE = ("wco_3", "uwo_3", "wco_3_own")
+"""Ensembles over labels like those of `NOISY` that distrust what their members disagree on."""
 KLS = (0.5, 1.0, 2.0, 4.0)
 """Nats at which best-of-n and PPO are compared."""
 FITTED = 0.9

@@ -23,9 +23,9 @@ from .study import Row
 
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
-    "labellers": ("Who labels", ("ann", "human", "none", "gpt4")),
+    "labellers": ("Who labels", ("ann", "human", "none", "gpt4", "gpt4_utility")),
     "sizes": ("Number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
-    "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
+    "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3", "wco_3_own")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn beside `NOISY`."""
 

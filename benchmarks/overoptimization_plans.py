@@ -27,8 +27,8 @@ class Sizes:
 
     num_labels: int = 10_000
     """Most labels a reward model learns from, whatever its treatment wants."""
-    num_val: int = 2000
-    """Instructions of val whose answers set a reward model's scale."""
+    num_val: int = 500
+    """Instructions of val whose answers, 4 each, set a reward model's scale."""
     num_fresh: int = 2000
     """Fresh pairs that a reward model's accuracy is measured on."""
     num_prompts: int = 100
@@ -47,7 +47,7 @@ class Sizes:
     """... and this many after it."""
     rollouts: int = 256
     """Responses of a PPO step."""
-    kl_coef: float = 0.04
+    kl_coef: float = 0.05
     """PPO's KL penalty. With less even a reward without added noise is fooled in the end: the report's appendix."""
 
     def __post_init__(self) -> None:
@@ -170,14 +170,9 @@ class TreatmentPlan:
         return find_treatment(self.treatment)
 
     @property
-    def labels(self) -> Labels:
-        """What its reward models learn from, no more labels than the sizes allow."""
-        return self.found.labels(self.sizes.num_labels)
-
-    @property
     def as_run(self) -> Treatment:
         """The treatment with the number of labels that it really has."""
-        return replace(self.found, num_labels=self.labels.num_labels)
+        return replace(self.found, num_labels=self.found.labels(self.sizes.num_labels).num_labels)
 
     @property
     def folder(self) -> Path:
@@ -185,8 +180,10 @@ class TreatmentPlan:
         return self.out / "runs" / file_name(self.cell)
 
     def reward_models(self) -> list[RewardModelPlan]:
-        """The members, to be trained first."""
-        return [RewardModelPlan(self.labels, i, self.seed, self.out, self.sizes) for i in range(self.found.members)]
+        """The members, to be trained first; no more labels than the sizes allow."""
+        treatment = self.found
+        labels = [treatment.labels(self.sizes.num_labels, member) for member in range(treatment.members)]
+        return [RewardModelPlan(each, member, self.seed, self.out, self.sizes) for member, each in enumerate(labels)]
 
     def trained(self) -> Cell:
         """What the treatment makes its reward from.

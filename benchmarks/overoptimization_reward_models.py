@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from .. import sandbox
-from ..agents import LanguageModel, RewardModeling, RewardModelingConfig
+from ..agents import LanguageModel, RewardModelingConfig
 from ..errors import DataError
-from ..instructions import Instruction, Preference
+from ..instructions import Preference
 from ..sandbox.dataset import Sandbox, label
-from .fresh_pairs import MAX_RESPONSE_TOKENS, fresh_pairs
+from .fresh_pairs import fresh_pairs
 from .method_runs import check_settings, file_name
 from .overoptimization_plans import RewardModelPlan
 from .parallel import News, Tell, quiet
 from .reward_model_accuracy import hits, predicted, reliability
-from .reward_models import fit, sample
+from .reward_models import fit
 from .study import Row
+
+SCALE_SAMPLES: Final = 4
+"""SFT's answers to each instruction that sets a reward model's scale."""
 
 
 def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
@@ -45,26 +48,36 @@ def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
 
 def labelled(plan: RewardModelPlan) -> tuple[Preference, ...]:
     """The pairs of SFT samples as the plan's judge labels them, less the ties; the seed is the annotators' too."""
-    data, num = sandbox.SANDBOX, plan.labels.num_labels
+    data = sandbox.SANDBOX
     assert isinstance(data, Sandbox)
-    pairs = data.pairs()[:num]
-    return label(data.instructions("preference")[:num], pairs, plan.labels.annotator(plan.seed))
+    rows = slice(plan.labels.first, plan.labels.first + plan.labels.num_labels)
+    return label(data.instructions("preference")[rows], data.pairs()[rows], plan.labels.annotator(plan.seed))
 
 
 def train(
     plan: RewardModelPlan, preferences: Sequence[Preference], folder: Path, tell: Callable[[float], None]
 ) -> None:
-    """Trains, sets the scale by the SFT policy's answers and saves into the plan's folder."""
-    config = replace(RewardModelingConfig.sandbox(), keep_checkpoints=1)
-    val = sandbox.SANDBOX.instructions("val")[: plan.sizes.num_val]
-    trunk, target = Path(plan.labels.trunk or sandbox.POLICY), plan.folder
+    """Trains and saves into the plan's folder.
+
+    0 is the mean score of the SFT policy's answers, 1 their standard deviation within an instruction, whatever the
+    treatment: PPO and the choice among n samples are moved by differences within an instruction only, so one KL
+    penalty pulls equally hard against all rewards.
+    """
+    trunk = Path(plan.labels.trunk or sandbox.POLICY)
     if plan.labels.layers is not None:
         trunk = shallow(trunk, plan.labels.layers, folder / "trunk")
-    if plan.labels.trunk is not None or plan.labels.layers is not None:
-        target = folder / "own_scale"
-    fit(trunk, preferences, target, val=val, config=config, seed=plan.training_seed, out=folder, tell=tell)
-    if target != plan.folder:  # the scale is that of its trunk's answers, and must be that of SFT's as for all others
-        rescale(target, plan.folder, preferences[:1], val)
+    fit(
+        trunk,
+        preferences,
+        plan.folder,
+        val=sandbox.SANDBOX.instructions("val")[: plan.sizes.num_val],
+        config=replace(RewardModelingConfig.sandbox(), keep_checkpoints=1),
+        seed=plan.training_seed,
+        out=folder,
+        sft=sandbox.POLICY,
+        num_samples=SCALE_SAMPLES,
+        tell=tell,
+    )
 
 
 def shallow(trunk: Path, layers: int, folder: Path) -> Path:
@@ -81,14 +94,6 @@ def shallow(trunk: Path, layers: int, folder: Path) -> Path:
     model.config.num_hidden_layers = layers
     language_model.save(folder)
     return folder
-
-
-def rescale(source: Path, target: Path, any_pair: Sequence[Preference], val: Sequence[Instruction]) -> None:
-    """Saves a reward model again, such that 0 is an SFT response's mean score."""
-    sft = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
-    model = RewardModeling(source, any_pair, config=RewardModelingConfig.sandbox())
-    model.calibrate(val, sample(sft, val, "calibration"))
-    model.save(target)
 
 
 def measure(plan: RewardModelPlan, num_trained: int) -> Row:

@@ -23,6 +23,7 @@ from ..instructions import Instruction
 from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
 from ..oracles.judges import Flip
 from ..oracles.registry import make_oracle
+from ..sandbox.dataset import SIZES
 from .own_modules import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
@@ -46,13 +47,16 @@ class Labels:
     """Folder of the model that a reward model starts from; None for the SFT policy."""
     layers: int | None = None
     """How many of its layers it keeps, the first ones; None for all."""
+    first: int = 0
+    """The pair from which on they are taken."""
 
     @property
     def name(self) -> str:
         """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
         trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name}"
         layers = "" if self.layers is None else f", layers {self.layers}"
-        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{trunk}{layers}"
+        first = "" if self.first == 0 else f" from {self.first}"
+        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{first}{trunk}{layers}"
 
     def annotator(self, seed: int) -> PreferenceOracle:
         """The judge with its noise: the pairs that get a coin at 17.5 % are among those that get one at 25 %."""
@@ -84,8 +88,10 @@ class Treatment:
     num_labels: int = 2_000
     """Pairs that are labelled, of the sandbox's 10,000; ties are left out. The more, the less the noise."""
     members: int = 1
-    """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
-    an `oracle`: none is trained."""
+    """Reward models. They differ in the start of the head and the order of the pairs. 0, with an `oracle`: none is
+    trained."""
+    own_labels: bool = False
+    """Each member has `num_labels` pairs of its own; otherwise they share pairs and labels, and so their noise."""
     combine: Literal["mean", "min", "uwo"] = "mean"
     """How the members' scores make one: their mean, their minimum (WCO), or mean - uwo_weight * variance (UWO)."""
     uwo_weight: float = 0.5
@@ -113,10 +119,14 @@ class Treatment:
         require(self.combine in ("mean", "min", "uwo"), "combine", "'mean', 'min' or 'uwo'")
         require(0 <= self.uwo_weight < math.inf, "uwo_weight", "0 or more")
         require(self.members >= (self.oracle is None), "members", "1 or more (0 only with an oracle of your own)")
+        most = SIZES["preference"] // max(1, self.members)
+        require(not self.own_labels or self.num_labels <= most, "num_labels", f"{most} or less with own_labels")
 
-    def labels(self, most: int | None = None) -> Labels:
-        """What its reward models learn from; `most` labels at most."""
-        return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk, self.layers)
+    def labels(self, most: int | None = None, member: int = 0) -> Labels:
+        """What a member learns from; `most` labels at most."""
+        num = min(self.num_labels, most or self.num_labels)
+        first = member * num if self.own_labels else 0
+        return Labels(self.judge, self.flip, num, self.trunk, self.layers, first)
 
     def settings(self) -> dict[str, Any]:
         """All that decides its reward, JSON-able; of callables whether there is one."""
@@ -194,6 +204,10 @@ class Stepped(Shared):
         return self._envs[num_envs]
 
 
+def _greedy_utility(cell: Cell) -> RewardOracle:
+    return sandbox.utility_oracle("sim_gpt4")
+
+
 TREATMENTS: Final = (
     Treatment("none", "no noise"),
     Treatment("flip_175", "17.5 % flips", flip=0.175),
@@ -206,8 +220,23 @@ TREATMENTS: Final = (
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
+    Treatment(
+        "wco_3_own",
+        "25 % flips, minimum of 3, labels of their own",
+        flip=0.25,
+        members=3,
+        combine="min",
+        own_labels=True,
+    ),
+    Treatment(
+        "gpt4_utility",
+        "the greedy annotator's own utility, no reward model",
+        judge="sim_gpt4",
+        members=0,
+        oracle=_greedy_utility,
+    ),
 )
-"""The sweep: noise, label counts, model sizes and ensembles."""
+"""The sweep: noise, label counts, model sizes, ensembles, and an annotator without a reward model."""
 
 
 def find_treatment(name: str) -> Treatment:

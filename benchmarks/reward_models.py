@@ -12,6 +12,7 @@ from ..agents import LanguageModel, RewardModeling, RewardModelingConfig
 from ..agents.loop import keyed_generator
 from ..instructions import Instruction, Preference
 from ..sandbox import dataset as texts
+from .fresh_pairs import MAX_RESPONSE_TOKENS
 
 LAST_FILE: Final = "tokenizer_config.json"
 """Of a saved model's folder: files are put in place in the order of their names, so with this one all are there."""
@@ -20,7 +21,7 @@ LAST_FILE: Final = "tokenizer_config.json"
 def sample(
     model: LanguageModel, instructions: Sequence[Instruction], key: str, num_samples: int = 1
 ) -> tuple[str, ...]:
-    """Responses at temperature 1, keyed by the sandbox's seed."""
+    """Responses at temperature 1, keyed by the sandbox's seed; those to one instruction follow each other."""
     generator = keyed_generator(texts.SEED, "build", key)
     return model.generate(instructions, generator=generator, num_samples=num_samples).texts
 
@@ -34,6 +35,8 @@ def fit(
     config: RewardModelingConfig,
     seed: int,
     out: Path,
+    sft: Path | None = None,
+    num_samples: int = 1,
     tell: Callable[[float], None] = lambda share: None,
 ) -> dict[str, float]:
     """Trains a reward model from a policy's trunk, calibrates it and saves it.
@@ -46,6 +49,9 @@ def fit(
         config: Settings of the training.
         seed: Of the training.
         out: Folder for metrics and checkpoints.
+        sft: Folder of the policy whose answers set the scale, if it is another one.
+        num_samples: Of its answers to each instruction. With 2 or more a unit of reward is their standard deviation
+            within an instruction; with 1, that of all answers.
         tell: Is told the share of the steps that is done.
 
     Returns:
@@ -55,8 +61,10 @@ def fit(
     metrics: dict[str, float] = {}
     for metrics in agent.updates():
         tell(metrics["step"] / agent.num_steps)
-    sft = LanguageModel.from_pretrained(policy, max_response_tokens=64)
-    mean, std = agent.calibrate(val, sample(sft, val, "calibration"))
+    answering = LanguageModel.from_pretrained(sft or policy, max_response_tokens=MAX_RESPONSE_TOKENS)
+    answers = sample(answering, val, "calibration", num_samples)
+    asked = [instruction for instruction in val for _ in range(num_samples)]
+    mean, std = agent.calibrate(asked, answers, num_samples=num_samples)
     if PartialState().is_main_process:
         agent.save(target)
     PartialState().wait_for_everyone()

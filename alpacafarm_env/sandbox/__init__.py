@@ -15,7 +15,7 @@ from ..oracles.base import PreferenceOracle, RewardOracle
 from ..oracles.judges import Flip
 from .dataset import ASSETS, Sandbox
 from .gold import GoldJudge, GoldOracle
-from .judges import GREEDY, HUMANS, POOL, Annotators
+from .judges import GREEDY, HUMANS, POOL, Annotators, Utility
 
 SANDBOX: Final[Dataset] = Sandbox()
 POLICY: Final = ASSETS / "policy"
@@ -51,3 +51,17 @@ def judge(name: str, seed: int = 0) -> PreferenceOracle:
     if name not in _POOLS:
         raise did_you_mean("judge", name, (*_POOLS, "sim_ann", "gold"))
     return Annotators(name, _POOLS[name], seed=seed)
+
+
+def utility_oracle(name: str) -> RewardOracle:
+    """The mean utility of a judge's annotators: what they want, without noise, order and reward model.
+
+    Args:
+        name: "sim_eval", "sim_gpt4" or "human".
+
+    Raises:
+        UnknownNameError: No such judge, or one without annotators.
+    """
+    if name not in _POOLS:
+        raise did_you_mean("judge with utilities", name, _POOLS)
+    return Utility(f"{name}_utility", _POOLS[name])

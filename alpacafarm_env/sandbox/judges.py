@@ -182,3 +182,24 @@ class Annotators(Shared):
         gaps = features(instructions, b) - features(instructions, a)
         position = np.where(b_first, -1.0, 1.0) * self._position[who]
         return log_odds(gaps, self._weights[who], position, self._temperature[who])
+
+
+class Utility(Shared):
+    """What a pool of annotators wants, as a `RewardOracle`: the mean of their utilities, in units of gold.
+
+    No draw, no comparison and no reward model stands between it and the policy: what is gained or lost by optimizing it
+    is owed to the annotators' weights and tastes alone.
+
+    Args:
+        name: The oracle's name.
+        annotators: Whose.
+    """
+
+    def __init__(self, name: str, annotators: Sequence[Annotator]) -> None:
+        self.name = name
+        self._weights = np.mean([annotator.weights() for annotator in annotators], axis=0)
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Utilities [B]; NaN for an instruction of another world."""
+        utilities: NDArray[np.float64] = features(instructions, responses) @ self._weights
+        return utilities

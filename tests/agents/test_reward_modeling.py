@@ -112,6 +112,20 @@ def test_calibration_without_spread_is_refused(policy_folder: Path) -> None:
         agent.calibrate(TEXTS[:1], ["x"])
 
 
+def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder: Path, tmp_path: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES, device="cpu")
+    asked = [text for text in TEXTS for _ in range(3)]
+    responses = [f"{text} {number}" for text in TEXTS for number in range(3)]
+    mean, std = agent.calibrate(asked, responses, num_samples=3)
+    groups = agent.score(asked, responses).reshape(-1, 3)
+    assert std == pytest.approx(math.sqrt(np.mean([np.var(group, ddof=1) for group in groups])))
+    assert std < agent.calibrate(asked, responses)[1]  # instructions differ in their means too
+    assert mean == pytest.approx(groups.mean())
+    for wrong in (0, 2):
+        with pytest.raises(ValueError, match=f"a multiple of num_samples = {wrong} responses, got 15"):
+            agent.calibrate(asked, responses, num_samples=wrong)
+
+
 def test_texts_that_are_too_long_are_counted(policy_folder: Path) -> None:
     with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle to max_length=40") as warned:
         agent = RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(max_length=40))

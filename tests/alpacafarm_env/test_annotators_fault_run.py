@@ -14,14 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judge_requests import chances
+from pool_worlds import SINGLE, truth
 
 from alpacafarm_env.annotators import asking
-from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig
+from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.judging import Judging
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.api import ledger_sql as sql
 from alpacafarm_env.api.client import ClientConfig
@@ -29,12 +27,6 @@ from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.api.replies import Reply
 from alpacafarm_env.sandbox import SANDBOX
 
-SINGLE = PoolConfig(
-    name="single",
-    annotators=(
-        AnnotatorConfig(name="greedy_gpt4", role="gpt4", prompt="greedy_gpt4", max_tokens=250, temperature=0.0),
-    ),
-)
 RATES = {
     "retry_after_seconds": 0.025,
     "retry_after_date": 0.01,
@@ -69,13 +61,7 @@ def rows(count):
 
 def labels(verdicts, columns):
     """(right, wrong, without verdict), by the annotator's own likelier verdict in the order that was shown."""
-    b_first = verdicts.details["shown_first"] == "b"
-    shown = [
-        Item(str(i), y, x) if swap else Item(str(i), x, y) for i, x, y, swap in zip(*columns, b_first, strict=True)
-    ]
-    second = chances(Judging(0), "greedy_gpt4", shown) > 0.5
-    missing = np.isnan(verdicts.scores)
-    right = np.where(b_first, ~second, second) == (verdicts.scores == 1)
+    right, missing = truth(verdicts, *columns), np.isnan(verdicts.scores)
     return int((right & ~missing).sum()), int((~right & ~missing).sum()), int(missing.sum())
 
 
@@ -163,7 +149,8 @@ from alpacafarm_env.api.client import ClientConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.api.ledger import Ledger
 sys.path.insert(0, {folder!r})
-from test_annotators_fault_run import SINGLE, rows
+from pool_worlds import SINGLE
+from test_annotators_fault_run import rows
 path, url, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ledger, config = Ledger(path, lease_s=1.0), ClientConfig(max_concurrency=8)
 pool = AnnotatorPool(SINGLE, "sandbox", base_url=url, ledger=ledger, client_config=config)

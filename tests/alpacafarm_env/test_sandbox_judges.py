@@ -224,3 +224,19 @@ def test_every_annotator_can_be_asked_alone():
         for index in range(len(pool)):
             (chance,) = Annotators("p", pool).probabilities([ASK], [BAD], [GOOD], index)
             assert 0 < chance < 1
+
+
+def test_utilities_are_what_the_annotators_want(pairs):
+    """Without order and draw: P(b) of an annotator shown both orders is even exactly where the utilities are equal."""
+    instructions, a, b = pairs
+    utility, greedy = sandbox.utility_oracle("sim_gpt4"), sandbox.judge("sim_gpt4")
+    gaps = utility.score(instructions, b) - utility.score(instructions, a)
+    odds = gaps / GREEDY[0].temperature
+    assert GREEDY[0].position == 0
+    np.testing.assert_allclose(greedy.probabilities(instructions, a, b, 0), 1 / (1 + np.exp(-odds)), atol=1e-9)
+    alone = [sandbox.judge("sim_eval").annotators[i].weights() for i in range(13)]
+    expected = features(instructions, a) @ np.mean(alone, axis=0)
+    np.testing.assert_allclose(sandbox.utility_oracle("sim_eval").score(instructions, a), expected)
+    assert np.isnan(utility.score(["Of another world?"], ["Yes."])).all()
+    with pytest.raises(UnknownNameError, match="judge with utilities 'sim_ann'"):
+        sandbox.utility_oracle("sim_ann")

@@ -37,6 +37,8 @@ FACTS = (
     Facts("mean_3", "25 % flips, mean of 3", 0.25, members=3),
     Facts("wco_3", "25 % flips, minimum of 3 (WCO)", 0.25, members=3, combine="min"),
     Facts("uwo_3", "25 % flips, mean - variance of 3 (UWO)", 0.25, members=3, combine="uwo"),
+    Facts("wco_3_own", "25 % flips, minimum of 3, labels of their own", 0.25, members=3, combine="min"),
+    Facts("gpt4_utility", "the greedy annotator's own utility", judge="sim_gpt4", members=0),
     Facts("mine", "my <b>own</b> wrapper", 0.25),
 )
 TRUTH = {
@@ -52,6 +54,8 @@ TRUTH = {
     "uwo_3": 0.33,
     "mine": 0.4,
     "layers_1": 0.62,
+    "wco_3_own": 0.2,
+    "gpt4_utility": 0.0,
 }
 """Treatment -> b of PPO's d(0.8 - b log d); best-of-n's is d(0.9 - 0.35 b d)."""
 START = 4.5

@@ -19,6 +19,7 @@ from alpacafarm_env.benchmarks.overoptimization_reward_models import run_reward_
 from alpacafarm_env.benchmarks.overoptimization_runs import read_evaluation
 from alpacafarm_env.benchmarks.overoptimization_samples import read_samples, run_samples
 from alpacafarm_env.benchmarks.overoptimization_treatments import Labels
+from alpacafarm_env.benchmarks.reward_models import sample
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.sandbox.gold import GoldOracle
@@ -127,16 +128,23 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
     assert overoptimization_reward_models.labelled(replace(plans[0], seed=6)) != labels[0]
 
 
-def test_another_trunk_is_scaled_by_the_sft_policy_s_answers(tmp_path):
-    plain = RewardModelPlan(Labels("sim_eval", 0.0, 64), 0, 0, tmp_path / "plain", TINY)
-    same = RewardModelPlan(Labels("sim_eval", 0.0, 64, str(sandbox.POLICY)), 0, 0, tmp_path / "trunk", TINY)
-    rows = [run_reward_model(plan, silent)[0] for plan in (plain, same)]
-    assert [len(list(plan.out.rglob("own_scale"))) for plan in (plain, same)] == [0, 1]
-    assert rows[0]["accuracy_gold"] == rows[1]["accuracy_gold"]
-    assert rows[0]["calibration_error"] == pytest.approx(rows[1]["calibration_error"], abs=1e-5)
-    eval_, texts = sandbox.SANDBOX.instructions("eval")[:4], ["Yes.", "No.", "Perhaps, said he.", "- a\n- b"]
-    scores = [RewardModel(plan.folder).score(eval_, texts) for plan in (plain, same)]
-    np.testing.assert_allclose(*scores, atol=1e-5)
+def test_labels_of_one_s_own_are_of_the_next_pairs(tmp_path):
+    def labelled(num, first=0):
+        plan = RewardModelPlan(Labels("sim_eval", 0.25, num, first=first), 0, 5, tmp_path, TINY)
+        return overoptimization_reward_models.labelled(plan)
+
+    assert labelled(64, first=64) == labelled(128)[len(labelled(64)) :]
+
+
+@pytest.mark.parametrize("start", [{}, {"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
+def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
+    plan = RewardModelPlan(Labels("sim_eval", 0.25, 64, **start), 0, 0, tmp_path, TINY)
+    run_reward_model(plan, silent)
+    asked = sandbox.SANDBOX.instructions("val")[: TINY.num_val]
+    answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
+    scores = RewardModel(plan.folder).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    assert scores.mean() == pytest.approx(0, abs=1e-4)
+    assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=1e-4)
 
 
 def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):

@@ -72,6 +72,8 @@ def test_the_sweep_varies_noise_labels_sizes_and_ensembles():
     assert flips == {0.0, 0.175, 0.25, 0.35}
     assert {t.num_labels for t in TREATMENTS} == {2_000, 10_000}
     assert {t.layers for t in TREATMENTS} == {None, 1}
+    assert {t.own_labels for t in TREATMENTS} == {False, True}
+    assert {t.members for t in TREATMENTS} == {0, 1, 3}
     assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
     assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
     assert all(pickle.loads(pickle.dumps(treatment)) == treatment for treatment in TREATMENTS)
@@ -82,6 +84,22 @@ def test_treatments_that_differ_in_the_combination_share_their_labels():
     assert find_treatment("none").labels() != find_treatment("ann").labels()
     assert find_treatment("labels_10000").labels(500).num_labels == 500
     assert find_treatment("labels_10000").labels(20_000).num_labels == 10_000
+
+
+def test_members_with_labels_of_their_own_share_no_pair():
+    own = find_treatment("wco_3_own")
+    assert own.labels() == find_treatment("ann").labels()
+    assert [own.labels(None, member).first for member in range(3)] == [0, 2_000, 4_000]
+    assert [own.labels(100, member).first for member in range(3)] == [0, 100, 200]
+    assert len({own.labels(None, member).name for member in range(3)}) == 3
+    with pytest.raises(ValueError, match="num_labels must be 3333 or less with own_labels, got 4000"):
+        Treatment("x", "X", members=3, own_labels=True, num_labels=4_000)
+
+
+def test_the_annotator_s_own_utility_needs_no_reward_model():
+    treatment = find_treatment("gpt4_utility")
+    found = treatment.proxy(Cell(0, ())).score(EVAL, TEXTS)
+    np.testing.assert_array_equal(found, sandbox.utility_oracle("sim_gpt4").score(EVAL, TEXTS))
 
 
 def test_25_percent_flips_are_the_paper_s_annotators():
