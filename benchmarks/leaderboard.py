@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -45,8 +46,10 @@ NUM_QUICK = 5
 class LeaderboardOptions(StudyOptions):
     """Replays recorded judgements of published responses and compares the leaderboard with the published one."""
 
+    repeats: ClassVar[bool] = False
+
     seeds: int = 1
-    """No effect: a replay draws nothing at random. Accepted because every benchmark command takes it."""
+    """1 alone: a replay draws nothing at random."""
     data: str | None = None
     """The folder with responses and judgements. Default: the environment variable ALPACAFARM_DATA."""
 

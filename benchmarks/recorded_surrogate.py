@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import tyro
@@ -48,19 +48,13 @@ BOTH_PROTOCOLS: Final = ("majority", "longer", "length_list", "length_list_weigh
 class SurrogateOptions(StudyOptions):
     """Learns reward models from recorded judgements and tests them on models that they never saw."""
 
+    repeats: ClassVar[bool] = False
     seeds: int = 1
-    """1 alone: the folds and the fits are always the same, so a repetition would say the same again."""
+    """1 alone: the folds and the fits are always the same."""
     data: str | None = None
     """The folder with responses and judgements. Default: the environment variable ALPACAFARM_DATA."""
     surrogates: tuple[str, ...] = ()
     """Which to try beside the baselines. Default: all; with --quick without the slowest two."""
-
-    def __post_init__(self) -> None:
-        if self.seeds != 1:
-            raise ValueError(
-                f"--seeds: expected 1, got {self.seeds!r}: the folds and the fits are always the same, so a repetition "
-                "would say the same again."
-            )
 
 
 def plans(options: SurrogateOptions, judged: Judged) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from tqdm import tqdm
@@ -45,6 +45,9 @@ PACKAGES = (
 class StudyOptions:
     """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
 
+    repeats: ClassVar[bool] = True
+    """Whether seeds make a difference."""
+
     out: Path | None = None
     """Folder for table.csv, manifest.json, figures and report.html. Default: results/<command>, with --quick
     results/<command>-quick."""
@@ -58,6 +61,11 @@ class StudyOptions:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
+        if not self.repeats and self.seeds != 1:
+            raise ValueError(
+                f"--seeds: expected 1, got {self.seeds!r}: nothing here is drawn at random, so a repetition would say "
+                "the same again."
+            )
 
     def folder(self, name: str) -> Path:
         """The output folder: `out`, or results/<name>; a quick study has a folder of its own, results/<name>-quick."""

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import alpacafarm_env
+from alpacafarm_env.benchmarks.leaderboard import LeaderboardOptions
+from alpacafarm_env.benchmarks.recorded_surrogate import SurrogateOptions
 from alpacafarm_env.benchmarks.study import Study, StudyOptions, run_command, versions, write_csv
 from alpacafarm_env.errors import CheckpointError, DataError
 
@@ -193,4 +195,8 @@ def test_options(tmp_path):
     )
     with pytest.raises(ValueError, match="--seeds: expected 1 or more, got 0"):
         StudyOptions(seeds=0)
+    for options in (LeaderboardOptions, SurrogateOptions):
+        assert options().seeds == 1
+        with pytest.raises(ValueError, match="--seeds: expected 1, got 3: nothing here is drawn at random"):
+            options(seeds=3)
     assert {"python", "platform", "numpy"} <= versions().keys()
