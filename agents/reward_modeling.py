@@ -182,7 +182,8 @@ class RewardModeling:
         """Store mean and standard deviation of these responses' scores in the model's config; returns them.
 
         An oracle that reads them gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one
-        KL coefficient suits all reward models. Source: Stiennon et al. 2020, appendix C (mean 0).
+        KL coefficient suits all reward models (with `num_samples` above 1). Source: Stiennon et al. 2020, appendix C
+        (mean 0).
 
         Args:
             instructions: [B], one a response.
@@ -193,7 +194,9 @@ class RewardModeling:
         Raises:
             ValueError: If the scores have no spread, or B is no multiple of num_samples.
         """
-        if num_samples < 1 or len(responses) % num_samples:
+        if num_samples < 1:
+            raise ValueError(f"num_samples: expected 1 or more, got {num_samples}.")
+        if len(responses) % num_samples:
             raise ValueError(f"Expected a multiple of num_samples = {num_samples} responses, got {len(responses)}.")
         scores = self.score(instructions, responses)
         mean = float(scores.mean()) if len(scores) else math.nan
@@ -203,7 +206,8 @@ class RewardModeling:
             std = float(scores.std()) if len(scores) else 0.0
         if not std > 0:
             raise ValueError(
-                f"Expected at least two responses that differ in score, got {len(scores)} with std {std!r}."
+                f"Expected at least two responses{' to one instruction' * (num_samples > 1)} that differ in score, got "
+                f"{len(scores)} with std {std!r}."
             )
         self.model.config.alpacafarm_reward_mean, self.model.config.alpacafarm_reward_std = mean, std
         return mean, std

@@ -20,12 +20,12 @@ from .overoptimization_fits import FORMS, Array, change_after, drop, gain_at, re
 from .overoptimization_results import Results, errors_text, fit_text, gold_text, seeds_text, story
 from .overoptimization_trends import trend
 
-NOISY, CLEAN = "ann", "gpt4"
-"""p_sim^ann (25 % flips) and p_sim^GPT-4 (no added noise)."""
+NOISY, CLEAN, UTILITY = "ann", "gpt4", "gpt4_utility"
+"""p_sim^ann (25 % flips), p_sim^GPT-4 (no added noise), and what the latter wants, without a reward model."""
 FLIPS = ("none", "flip_175", "ann", "flip_35")
 """Treatments that differ in the share of flipped labels only."""
-CONSERVATIVE = ("wco_3", "uwo_3", "wco_3_own")
-"""Ensembles over labels like those of `NOISY` that distrust what their members disagree on."""
+CONSERVATIVE = ("wco_3", "uwo_3")
+"""Ensembles over the labels of `NOISY` that distrust what their members disagree on."""
 KLS = (0.5, 1.0, 2.0, 4.0)
 """Nats at which best-of-n and PPO are compared."""
 FITTED = 0.9
@@ -61,7 +61,8 @@ def claims(results: Results) -> list[Claim]:
             *(ensemble_cuts(results, name, method) for name in CONSERVATIVE),
         ]
     efficiency = [less_efficient(results, measure) for measure in ("gold", "proxy")]
-    return [*found, *efficiency, *(fits_well(results, method) for method in results.methods)]
+    forms = {method: dict.fromkeys((FORMS[method], FORMS["best_of_n"])) for method in results.methods}
+    return [*found, *efficiency, *(fits_well(results, method, form) for method in forms for form in forms[method])]
 
 
 def falls_with_noise(results: Results, method: str) -> Claim:
@@ -86,17 +87,18 @@ def falls_with_noise(results: Results, method: str) -> Claim:
 
 
 def holds_without_noise(results: Results, method: str) -> Claim:
-    """Claim 2: with p_sim^GPT-4, which has no noise, gold does not fall by more than one standard error."""
+    """Claim 2: with p_sim^GPT-4, without added noise, gold does not fall by more than one standard error."""
     title = f"With {results.title(CLEAN)} gold does not fall by more than one standard error ({METHOD_WORDS[method]})"
     curves = results.get(CLEAN, method)
     if curves is None:
         return _missing(title, results, CLEAN)
     fallen = drop(curves["gold"])
     text = story(curves, fallen)
-    both = results.drops((NOISY, CLEAN), method)
-    if both is not None and both[1].shape[1] > 1:
-        gap = Estimate.of(both[1][0] - both[1][1])
-        text += f" With {results.title(NOISY)} it falls by {gold_text(gap)} more ({errors_text(gap)}, paired by seed)."
+    for other in (NOISY, UTILITY):
+        both = results.drops((other, CLEAN), method)
+        if both is not None and both[1].shape[1] > 1:
+            gap, fall = Estimate.of(both[1][0] - both[1][1]), gold_text(drop(both[0][0]["gold"]).estimate)
+            text += f" With {results.title(other)} the drop is {fall}, {gold_text(gap)} more (paired by seed)."
     if fallen.estimate.num < 2:
         return Claim(title, None, f"{text} {ONE_SEED}")
     return Claim(title, fallen.estimate.mean <= fallen.estimate.standard_error, text)
@@ -179,12 +181,12 @@ def less_efficient(results: Results, measure: str) -> Claim:
     limit = min(reach(ppo["kl"]), reach(best["kl"]))
     if limit <= 0:
         return Claim(title, None, "PPO did not leave the SFT policy: there is no KL to compare at.")
-    grid = (np.linspace(0, math.sqrt(limit), 41)[1:]) ** 2 * (1 - 1e-12)  # the last KL is reached, up to rounding
+    grid = np.linspace(0, math.sqrt(limit), 41)[1:]
     gaps = Estimate.of((_gains(ppo, grid, measure) - _gains(best, grid, measure)).mean(axis=1))
     levels = [level for level in KLS if level <= limit]
     told = []
     for level in levels:
-        gains = [Estimate.of(_gains(curves, [level], measure)[:, 0]) for curves in (ppo, best)]
+        gains = [Estimate.of(_gains(curves, [math.sqrt(level)], measure)[:, 0]) for curves in (ppo, best)]
         told.append(f"{level:g} nats PPO {gold_text(gains[0])}, best-of-n {gold_text(gains[1])}")
     text = (
         f"{results.title(name)}: {measure} gained over SFT by PPO less that by best-of-n at equal KL, averaged over "
@@ -196,11 +198,13 @@ def less_efficient(results: Results, measure: str) -> Claim:
     return Claim(title, gaps.interval.high < 0, text)
 
 
-def fits_well(results: Results, method: str) -> Claim:
-    """Claim 6: the mean curves follow the form of Gao et al. 2022 with R^2 above 0.9."""
-    title = f"Mean gold curves follow R(d) = {FORMS[method]} with R² above {FITTED:g} ({METHOD_WORDS[method]})"
-    found = {name: results.fit(name, method) for name, kind in results.curves if kind == method}
-    fitted = {name: each for name, each in found.items() if each is not None}
+def fits_well(results: Results, method: str, form: str) -> Claim:
+    """Claim 6: the mean curves follow a form of Gao et al. 2022 with R^2 above 0.9.
+
+    They give d(a - b d) to best-of-n and d(a - b log d) to reinforcement learning. Of PPO both are asked.
+    """
+    title = f"Mean gold curves follow R(d) = {form} with R² above {FITTED:g} ({METHOD_WORDS[method]})"
+    fitted = results.fits(method, form)
     if not fitted:
         return Claim(title, None, "No curve can be fitted: too few evaluations, or gold the same at all of them.")
     below = [name for name, each in fitted.items() if not each.r_squared > FITTED]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from .method_summary import Estimate
 from .overoptimization_claims import FLIPS
 from .overoptimization_curves import METHOD_WORDS, METHODS, Curves
-from .overoptimization_fits import Array, drop, mean_distance, peak
+from .overoptimization_fits import FORMS, Array, drop, gain_at, peak, shared_distances
 from .overoptimization_results import Results
 from .overoptimization_trends import by_seed, warning_place
 from .plots import COLORS, band, titled
@@ -63,7 +63,10 @@ def draw_reward_models(results: Results, rows: Sequence[Row], title: str, note: 
 
 
 def draw_fits(results: Results, title: str, note: str) -> Drawing:
-    """A panel a treatment: gold gained against sqrt(KL) by both methods on the same axes, with their fits dashed."""
+    """A panel a treatment: gold gained against sqrt(KL) by both methods on the same axes, with fits.
+
+    Dashed in the form of Gao et al. for the method, dotted in that for the other.
+    """
     names = [name for name in FITTED if any(results.get(name, method) for method in METHODS)]
     columns = min(len(names), 2)
     rows = -(-len(names) // columns)
@@ -79,20 +82,22 @@ def draw_fits(results: Results, title: str, note: str) -> Drawing:
         axis.set(xlabel="√KL from SFT (√nats)", ylabel="gold gained over SFT (gold units)")
     for axis in axes.flat[len(names) :]:
         axis.remove()
-    return _finish(figure, title, f"Shaded: 95 % t-interval of the mean over seeds. {note}")
+    return _finish(
+        figure, title, f"Seeds averaged at equal √KL. Dashed: the method's form; dotted: the other's. {note}"
+    )
 
 
 def _draw_fit(axis: Axes, results: Results, curves: Curves, place: int) -> None:
-    color, x = COLORS[place], mean_distance(curves["kl"])  # where the fit has its points
-    mean, low, high = band(curves["gold"] - curves["gold"][:, :1])
-    order = np.argsort(x, kind="stable")
-    axis.fill_between(x[order], low[order], high[order], color=color, alpha=0.18, linewidth=0)
+    color, x = COLORS[place], np.r_[0.0, shared_distances(curves["kl"])]  # where the fit has its points
+    mean, low, high = band(gain_at(curves["kl"], curves["gold"], x))
+    axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     words = METHOD_WORDS[curves.method]
     axis.plot(x, mean, color=color, linestyle="", marker=MARKERS[place], markersize=4.5, label=words)
-    if (found := results.fit(curves.treatment, curves.method)) is not None:
-        along = np.linspace(0, found.measured, 201)
-        label = f"{found.form}, R² {found.r_squared:.2f}"
-        axis.plot(along, found.at(along), color=color, linestyle=(0, (4, 2)), linewidth=1.6, label=label)
+    for form in FORMS.values():
+        if (found := results.fit(curves.treatment, curves.method, form)) is not None:
+            along, line = np.linspace(0, found.measured, 201), "--" if form == FORMS[curves.method] else ":"
+            label = f"{form}, R² {found.r_squared:.2f}"
+            axis.plot(along, found.at(along), color=color, linestyle=line, linewidth=1.6, label=label)
 
 
 def draw_warnings(results: Results, shown: Sequence[Curves], title: str, note: str) -> Drawing:

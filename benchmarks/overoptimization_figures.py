@@ -25,7 +25,7 @@ GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
     "labellers": ("Who labels", ("ann", "human", "none", "gpt4", "gpt4_utility")),
     "sizes": ("Number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
-    "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3", "wco_3_own")),
+    "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn beside `NOISY`."""
 
@@ -59,7 +59,8 @@ class Setting:
         )
         return (
             f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{seeds}. Proxy: each treatment's own reward, in its own units. Gold: the sandbox's true reward."
+            f"{seeds}. Proxy: each treatment's own reward (1: "
+            "standard deviation of SFT's answers to an instruction). Gold: the sandbox's true reward."
         )
 
 
@@ -111,7 +112,7 @@ def _all(results: Results, where: Setting, reward_models: Sequence[Row], length_
                 yield section, name, full, draw(make(shown), full, where.label(method)), (method,)
     if any(results.get(name, method) for name in FITTED for method in METHODS):
         methods = " and ".join(METHOD_WORDS[method] for method in results.methods)
-        title = f"Gold gained against the distance from SFT, {methods}, with fits (dashed)"
+        title = f"Gold gained against the distance from SFT, {methods}, with fits"
         yield "fits", "fits", title, draw_fits(results, title, where.label()), results.methods
     if any(sum(results.get(name, method) is not None for name in FLIPS) > 1 for method in results.methods):
         title = "Drop of gold from its peak to the end against flipped labels"
@@ -156,7 +157,7 @@ def _position(curves: Curves) -> tuple[str, Array]:
 def _pair(results: Results, group: Sequence[Curves], axis: Callable[[Curves], tuple[str, Array]]) -> list[Panel]:
     return [
         _panel(results, group, axis, "gold reward (gold units)", lambda curves: curves["gold"]),
-        _panel(results, group, axis, "proxy reward (each in its own units)", lambda curves: curves["proxy"]),
+        _panel(results, group, axis, "proxy reward (SFT's standard deviations)", lambda curves: curves["proxy"]),
     ]
 
 

@@ -145,14 +145,18 @@ def basis(distance: Array, form: str) -> Array:
     return np.stack([distance, -bend], axis=-1)
 
 
-def mean_distance(kl: Array) -> Array:
-    """[K] d = sqrt(mean KL) of kl [S, K]; an estimate of KL that comes out a little below 0 counts as 0."""
-    distance: Array = np.sqrt(np.maximum(kl.mean(axis=0), 0))
-    return distance
+def shared_distances(kl: Array) -> Array:
+    """[J] distances d > 0 at which the seeds of kl [S, K] are averaged: those of the seed that gets least far.
+
+    At one step seeds are unequally far, and a mean over them is at no distance; R is a function of d. So seeds are
+    averaged at equal d, up to the farthest that all of them reach. For best-of-n, whose KL is known, that is every n.
+    """
+    distances = np.sqrt(np.maximum(kl[np.maximum(kl, 0).max(axis=1).argmin()], 0))
+    return distances[_farther(distances)][1:]
 
 
 def fit(kl: Array, gold: Array, form: str) -> Fit | None:
-    """Least-squares fit to the mean curve: d = `mean_distance`, R = mean of (gold - gold at the start).
+    """Least-squares fit to the mean curve: the mean over seeds of gold less that at the start, at `shared_distances`.
 
     Intervals resample the seeds by leaving out one at a time: with pseudo-values S theta - (S - 1) theta_(-s), theta
     +- t(.975, S - 1) sd / sqrt(S). For best-of-n, where all seeds have the same KL, this is exactly the t-interval over
@@ -183,15 +187,13 @@ def fit(kl: Array, gold: Array, form: str) -> Fit | None:
             Interval(float(value), float(value) - half, float(value) + half, count)
             for value, half in zip(whole, [(each.high - each.low) / 2 for each in spread], strict=True)
         ]
-    return Fit(form, intervals[0], intervals[1], r_squared, num, float(mean_distance(kl).max()))
+    return Fit(form, intervals[0], intervals[1], r_squared, num, float(shared_distances(kl)[-1]))
 
 
 def _fit_mean(kl: Array, gold: Array, form: str) -> tuple[Array, float, int] | None:
     """The fit (a, b) [2], R^2 and the number of points after the start, of the mean curve."""
-    distance = mean_distance(kl)
-    gain = (gold - gold[:, :1]).mean(axis=0)
-    kept = (np.arange(len(distance)) > 0) & (distance > 0)
-    x, y = basis(distance[kept], form), gain[kept]
+    distance = shared_distances(kl)
+    x, y = basis(distance, form), gain_at(kl, gold, distance).mean(axis=0)
     if len(y) < FEWEST_POINTS or np.linalg.matrix_rank(x) < 2 or not np.ptp(y) > 0:
         return None
     solution = np.asarray(np.linalg.lstsq(x, y, rcond=None)[0], dtype=np.float64)
@@ -204,22 +206,27 @@ def _fit_mean(kl: Array, gold: Array, form: str) -> tuple[Array, float, int] | N
 
 
 def gain_at(kl: Array, measure: Array, at: ArrayLike) -> Array:
-    """Gain over the start when each seed first reaches given KLs, [S, J]; NaN for a KL that it does not reach.
+    """Gain over the start when each seed first reaches given distances, [S, J]; NaN for one that it does not reach.
 
-    Between evaluations the measure is taken as linear in sqrt(KL).
+    Between evaluations the measure is taken as linear in the distance.
 
     Args:
         kl: [S, K] nats.
         measure: [S, K], gold for instance.
-        at: [J] nats, 0 or more.
+        at: [J] distances d = sqrt(KL), 0 or more.
     """
-    wanted = np.sqrt(np.asarray(at, dtype=np.float64))
+    wanted = np.asarray(at, dtype=np.float64)
     rows = []
     for distances, values in zip(np.sqrt(np.maximum(kl, 0)), measure - measure[:, :1], strict=True):
-        # KL is an estimate and may step back: only evaluations that are farther than all before them count.
-        farther = np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
-        rows.append(np.interp(wanted, distances[farther], values[farther], right=np.nan))
+        farther = _farther(distances)
+        reached = wanted <= distances.max() * (1 + 1e-12)  # the last one, up to rounding
+        rows.append(np.where(reached, np.interp(wanted, distances[farther], values[farther]), np.nan))
     return np.array(rows)
+
+
+def _farther(distances: Array) -> NDArray[np.bool_]:
+    """[K], which evaluations are farther than all before them: KL is an estimate and may step back."""
+    return np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
 
 
 def reach(kl: Array) -> float:

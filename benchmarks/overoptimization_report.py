@@ -7,6 +7,7 @@ configuration and versions. All text is escaped by `report.render`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .method_summary import Estimate
 from .overoptimization_claims import KLS, VERDICTS, Claim, claims
 from .overoptimization_curves import MEASURES, METHOD_WORDS, TreatmentFacts
 from .overoptimization_figures import FRESH, Setting, write_figures
-from .overoptimization_fits import change_after, drop, gain_at, peak
+from .overoptimization_fits import FORMS, change_after, drop, gain_at, peak
 from .overoptimization_gallery import Run, gallery_table
 from .overoptimization_results import Results, gold_text
 from .overoptimization_summary import missing, others, warnings
@@ -155,7 +156,7 @@ def gains_table(results: Results, where: Setting) -> Table:
     """Gold gained over SFT at given KLs, a row a treatment and method; "–" where a seed does not get there."""
     rows = []
     for (name, method), curves in results.curves.items():
-        gains = gain_at(curves["kl"], curves["gold"], (*KLS, 8.0))
+        gains = gain_at(curves["kl"], curves["gold"], np.sqrt((*KLS, 8.0)))
         cells = [gold_text(Estimate.of(column)) if np.isfinite(column).all() else "–" for column in gains.T]
         rows.append((results.title(name), METHOD_WORDS[method], *cells, str(len(curves.seeds))))
     header = ("treatment", "method", *(f"at {kl:g} nats" for kl in (*KLS, 8.0)), "n seeds")
@@ -164,10 +165,10 @@ def gains_table(results: Results, where: Setting) -> Table:
 
 
 def fit_table(results: Results) -> Table | None:
-    """Parameters of the fits with intervals; None where no curve has enough points."""
+    """Parameters of the fits in both forms with intervals; None where no curve has enough points."""
     rows = []
-    for name, method in results.curves:
-        if (found := results.fit(name, method)) is None:
+    for (name, method), form in product(results.curves, FORMS.values()):
+        if (found := results.fit(name, method, form)) is None:
             continue
         top = (number(found.peak_distance), number(found.peak_gain)) if found.has_peak else ("none", "none")
         intervals = (interval_text(found.a, ""), interval_text(found.b, ""))
@@ -176,9 +177,10 @@ def fit_table(results: Results) -> Table | None:
         rows.append((*facts, *intervals, f"{found.r_squared:.3f}", *top, *counts))
     header = ("treatment", "method", "R(d)", "a", "b", "R²", "d*", "R*", "points", "n seeds")
     caption = (
-        "R: gold gained over SFT, d = √KL in √nats, natural logarithm; least squares on the mean curve without its "
-        "start; 95 % intervals of a and b by leaving out one seed at a time. d*, R*: the fitted peak, "
-        "none: not within twice the measured d. Forms: Gao et al. 2022 (arXiv 2210.10760)."
+        "R: gold gained over SFT, d = √KL in √nats, natural logarithm; least squares on the mean over the seeds at "
+        "equal d, up to the farthest that all of them reach, without the start; 95 % intervals of a and b by leaving "
+        "out one seed at a time. d*, R*: the fitted peak, none: not within twice the measured d. Forms: Gao et al. "
+        "2022 (arXiv 2210.10760), who give the one with d to best-of-n and the one with log d to PPO."
     )
     return Table(header, rows, caption) if rows else None
 
@@ -243,13 +245,15 @@ def meanings(where: Setting) -> list[str]:
     words = {
         "kl": "kl: KL(policy ‖ SFT) in nats a response; of PPO estimated on the evaluated responses, of best-of-n "
         "log n − (n − 1) / n, an upper bound.",
-        "proxy": "proxy: mean of the treatment's reward, which PPO and best-of-n maximise; each in its own units, so "
-        "that proxies of two treatments cannot be compared.",
+        "proxy": "proxy: mean of the treatment's reward, which PPO and best-of-n maximise. Of one reward model 0 is "
+        "the mean of SFT's answers and 1 their standard deviation within an instruction; members of an ensemble score "
+        "less what they give to SFT's likeliest answer; an oracle or wrapper of one's own has its own units.",
         "gold": "gold: mean true reward, in its own units, the same for all treatments.",
         "win_rate_simulated": "win_rate_simulated, win_rate_human: percent of responses preferred to the reference, by "
         "p_sim^eval and by the human raters.",
         "length": "length: mean characters of a response.",
-        "disagreement": "disagreement: standard deviation over an ensemble's members, mean over the responses.",
+        "disagreement": "disagreement: standard deviation over an ensemble's members, mean over the responses; in the "
+        "proxy's units.",
     }
     return [words[name] for name in MEASURES if name in words] + [where.label()]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .method_summary import Estimate
 from .overoptimization_curves import METHODS, Curves, Key, TreatmentFacts, all_curves, paired
-from .overoptimization_fits import FORMS, Array, Drop, Fit, change_after, drop, fit, peak, rises
+from .overoptimization_fits import Array, Drop, Fit, change_after, drop, fit, peak, rises
 from .study import Row
 from .win_rate_summary import interval_text, number, signed
 
@@ -54,10 +54,15 @@ class Results:
             return None
         return common, np.stack([drop(curves["gold"]).per_seed for curves in common])
 
-    def fit(self, treatment: str, method: str) -> Fit | None:
-        """The fit of a mean curve in its method's form."""
+    def fit(self, treatment: str, method: str, form: str) -> Fit | None:
+        """The fit of a mean curve in one of `FORMS`."""
         curves = self.get(treatment, method)
-        return None if curves is None else fit(curves["kl"], curves["gold"], FORMS[method])
+        return None if curves is None else fit(curves["kl"], curves["gold"], form)
+
+    def fits(self, method: str, form: str) -> dict[str, Fit]:
+        """The fits of a method's curves in a form; of all treatments whose curves can be fitted."""
+        found = {name: self.fit(name, method, form) for name, kind in self.curves if kind == method}
+        return {name: each for name, each in found.items() if each is not None}
 
 
 def story(curves: Curves, fallen: Drop) -> str:

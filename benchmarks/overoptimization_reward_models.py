@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from ..sandbox.dataset import Sandbox, label
 from .fresh_pairs import fresh_pairs
 from .method_runs import check_settings, file_name
 from .overoptimization_plans import RewardModelPlan
+from .overoptimization_sft import NUM_SAMPLES
 from .parallel import News, Tell, quiet
 from .reward_model_accuracy import hits, predicted, reliability
 from .reward_models import fit
 from .study import Row
-
-SCALE_SAMPLES: Final = 4
-"""SFT's answers to each instruction that sets a reward model's scale."""
 
 
 def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
@@ -48,10 +46,10 @@ def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
 
 def labelled(plan: RewardModelPlan) -> tuple[Preference, ...]:
     """The pairs of SFT samples as the plan's judge labels them, less the ties; the seed is the annotators' too."""
-    data = sandbox.SANDBOX
+    data, num = sandbox.SANDBOX, plan.labels.num_labels
     assert isinstance(data, Sandbox)
-    rows = slice(plan.labels.first, plan.labels.first + plan.labels.num_labels)
-    return label(data.instructions("preference")[rows], data.pairs()[rows], plan.labels.annotator(plan.seed))
+    pairs = data.pairs()[:num]
+    return label(data.instructions("preference")[:num], pairs, plan.labels.annotator(plan.seed))
 
 
 def train(
@@ -59,9 +57,9 @@ def train(
 ) -> None:
     """Trains and saves into the plan's folder.
 
-    0 is the mean score of the SFT policy's answers, 1 their standard deviation within an instruction, whatever the
-    treatment: PPO and the choice among n samples are moved by differences within an instruction only, so one KL
-    penalty pulls equally hard against all rewards.
+    0 is the mean score of the SFT policy's answers, 1 their standard deviation within an instruction, for each reward
+    model: PPO and the choice among n samples are moved by differences within an instruction only, so one KL penalty
+    pulls equally hard against any of them (the mean or minimum of three moves a little less: 0.9 to 1).
     """
     trunk = Path(plan.labels.trunk or sandbox.POLICY)
     if plan.labels.layers is not None:
@@ -75,7 +73,7 @@ def train(
         seed=plan.training_seed,
         out=folder,
         sft=sandbox.POLICY,
-        num_samples=SCALE_SAMPLES,
+        num_samples=NUM_SAMPLES,
         tell=tell,
     )
 

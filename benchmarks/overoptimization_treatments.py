@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from .. import sandbox
 from ..errors import UnknownNameError, did_you_mean
 from ..instructions import Instruction
+from ..oracles import Centred, Ensemble, RewardModel
 from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
 from ..oracles.judges import Flip
-from ..oracles.registry import make_oracle
-from ..sandbox.dataset import SIZES
 from .own_modules import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
@@ -47,16 +46,13 @@ class Labels:
     """Folder of the model that a reward model starts from; None for the SFT policy."""
     layers: int | None = None
     """How many of its layers it keeps, the first ones; None for all."""
-    first: int = 0
-    """The pair from which on they are taken."""
 
     @property
     def name(self) -> str:
         """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
         trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name}"
         layers = "" if self.layers is None else f", layers {self.layers}"
-        first = "" if self.first == 0 else f" from {self.first}"
-        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{first}{trunk}{layers}"
+        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{trunk}{layers}"
 
     def annotator(self, seed: int) -> PreferenceOracle:
         """The judge with its noise: the pairs that get a coin at 17.5 % are among those that get one at 25 %."""
@@ -88,15 +84,16 @@ class Treatment:
     num_labels: int = 2_000
     """Pairs that are labelled, of the sandbox's 10,000; ties are left out. The more, the less the noise."""
     members: int = 1
-    """Reward models. They differ in the start of the head and the order of the pairs. 0, with an `oracle`: none is
-    trained."""
-    own_labels: bool = False
-    """Each member has `num_labels` pairs of its own; otherwise they share pairs and labels, and so their noise."""
+    """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
+    an `oracle`: none is trained."""
     combine: Literal["mean", "min", "uwo"] = "mean"
     """How the members' scores make one: their mean, their minimum (WCO), or mean - uwo_weight * variance (UWO)."""
     uwo_weight: float = 0.5
     """UWO's weight of the variance, a unit of reward for each squared one. Coste et al. 2023 (arXiv 2310.02743) take
-    0.5 for best-of-n and 0.1 for PPO; here both methods have one reward."""
+    0.5 for best-of-n and 0.1 for PPO, in units of their own; here both methods have one reward."""
+    centred: bool = True
+    """Whether the members of an ensemble score an answer less SFT's likeliest one (`oracles.Centred`): without it they
+    differ most in their level on an instruction, which no label decides. A single model's choices are the same."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
     layers: int | None = None
@@ -119,14 +116,10 @@ class Treatment:
         require(self.combine in ("mean", "min", "uwo"), "combine", "'mean', 'min' or 'uwo'")
         require(0 <= self.uwo_weight < math.inf, "uwo_weight", "0 or more")
         require(self.members >= (self.oracle is None), "members", "1 or more (0 only with an oracle of your own)")
-        most = SIZES["preference"] // max(1, self.members)
-        require(not self.own_labels or self.num_labels <= most, "num_labels", f"{most} or less with own_labels")
 
-    def labels(self, most: int | None = None, member: int = 0) -> Labels:
-        """What a member learns from; `most` labels at most."""
-        num = min(self.num_labels, most or self.num_labels)
-        first = member * num if self.own_labels else 0
-        return Labels(self.judge, self.flip, num, self.trunk, self.layers, first)
+    def labels(self, most: int | None = None) -> Labels:
+        """What its reward models learn from; `most` labels at most."""
+        return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk, self.layers)
 
     def settings(self) -> dict[str, Any]:
         """All that decides its reward, JSON-able; of callables whether there is one."""
@@ -137,11 +130,14 @@ class Treatment:
         """The reward before `wrap`."""
         if self.oracle is not None:
             return self.oracle(cell)
-        members = [{"reward_model": str(x), "name": f"member_{i}"} for i, x in enumerate(cell.reward_models)]
+        from .overoptimization_sft import likeliest  # imports torch
+
+        members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(cell.reward_models)]
         if len(members) == 1:
-            return make_oracle(members[0], dataset=sandbox.SANDBOX)
-        weight = {"weight": self.uwo_weight} if self.combine == "uwo" else {}
-        return make_oracle({"ensemble": members, "combine": self.combine, **weight}, dataset=sandbox.SANDBOX)
+            return members[0]
+        if self.centred:
+            members = [Centred(member, likeliest) for member in members]
+        return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 
     def env(self, cell: Cell, num_envs: int, split: str = "unlabeled") -> Env:
         """AlpacaFarm-PPO-v0 with this treatment's reward."""
@@ -205,7 +201,9 @@ class Stepped(Shared):
 
 
 def _greedy_utility(cell: Cell) -> RewardOracle:
-    return sandbox.utility_oracle("sim_gpt4")
+    from .overoptimization_sft import Scaled  # imports torch
+
+    return Scaled(sandbox.utility_oracle("sim_gpt4"))
 
 
 TREATMENTS: Final = (
@@ -220,21 +218,7 @@ TREATMENTS: Final = (
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
-    Treatment(
-        "wco_3_own",
-        "25 % flips, minimum of 3, labels of their own",
-        flip=0.25,
-        members=3,
-        combine="min",
-        own_labels=True,
-    ),
-    Treatment(
-        "gpt4_utility",
-        "the greedy annotator's own utility, no reward model",
-        judge="sim_gpt4",
-        members=0,
-        oracle=_greedy_utility,
-    ),
+    Treatment("gpt4_utility", "the greedy annotator's own utility", members=0, oracle=_greedy_utility),
 )
 """The sweep: noise, label counts, model sizes, ensembles, and an annotator without a reward model."""
 

@@ -34,16 +34,42 @@ TRIED: Final[tuple[Tried, ...]] = (
         "25 % flips 5.00 (step 8) to 4.73 at 10 nats, one greedy annotator 5.21 (step 8) to 5.08 at 9 nats.",
     ),
     Tried(
-        "2,000 labels, KL penalty 0.04, constant rate: the settings of this study",
+        "2,000 labels, KL penalty 0.04, constant rate",
         "25 % flips 5.07 (step 6) to 4.54 at 7 nats while the proxy goes from 0.61 to 1.38; one greedy annotator 5.28 "
         "(step 8) to 5.23 at 6.5 nats.",
     ),
     Tried(
         "The same with 5 seeds, and what sets PPO's distance",
-        "At one penalty PPO ends 3 to 13 nats from SFT. The reward models' scores have a standard deviation of about 1 "
-        "over all of SFT's answers, but among the answers to one instruction, which is all that PPO is moved by, 0.9 "
-        "and 0.8 by the greedy annotator (seeds 0 and 1), 0.9 and 0.7 without flips, 0.7 and 0.5 by 25 % flips: the "
-        "noisier, the weaker the pull against the penalty. Not tried yet: scores scaled to 1 within an instruction.",
+        "Drops: 25 % flips 0.15 [-0.01, 0.31], one greedy annotator -0.11 [-0.22, 0.00]. At one penalty PPO ends 3 to "
+        "13 nats from SFT. The reward models' scores have a standard deviation of about 1 over all of SFT's answers, "
+        "but among the answers to one instruction, which is all that PPO is moved by, 0.9 and 0.8 by the greedy "
+        "annotator (seeds 0 and 1), 0.9 and 0.7 without flips, 0.7 and 0.5 by 25 % flips: the noisier, the weaker the "
+        "pull against the penalty.",
+    ),
+    Tried(
+        "Scores scaled to a standard deviation of 1 within an instruction, KL penalty 0.03 (seeds 0 and 1)",
+        "25 % flips 5.04 (step 6) to 4.73 at 10 nats, 5.07 (step 10) to 4.58 at 4 nats; one greedy annotator, seed 1, "
+        "5.24 (step 8) to 5.06 at 11 nats.",
+    ),
+    Tried(
+        "The same with a KL penalty of 0.05 (seeds 0 and 1): the settings of this study",
+        "25 % flips 5.06 (step 6) to 4.75 at 8 nats, 5.04 (step 10) to 4.64 at 4 nats, while the proxies go from 0.88 "
+        "to 1.92 and from 0.77 to 1.26; one greedy annotator 5.24 (step 8) to 5.25 at 6 nats, 5.27 (step 10) to 5.31 "
+        "at 7 nats.",
+    ),
+    Tried(
+        "Why ensembles over shared labels do not halve the drop: best-of-1024, 25 % flips, seeds 2 and 3",
+        "One model falls by 0.21 and 0.63. Three members that share the labels: mean 0.26, 0.63; minimum 0.02, 0.68; "
+        "mean - 0.5 variance 0.16, 0.78. The same pairs labelled again for each member: 0.11, 0.26; 0.15, 0.57; 0.15, "
+        "0.51. Pairs of their own: 0.07, 0.32; 0.04, 0.22; 0.00, 0.28. Members that share labels share their noise; "
+        "with labels of their own it averages out, and the distrust adds a little: hence wco_3_own.",
+    ),
+    Tried(
+        "Why gold falls under best-of-1024 by the greedy annotator, who makes no noise",
+        "Chosen by its own utility, without a reward model, gold rises to the end: 4.13, 6.30 (n = 16), 6.89 (n = "
+        "1024), no fall in any of 5 seeds: hence gpt4_utility. With 10,000 labels instead of 2,000 the reward model "
+        "still falls by 0.48 and 0.44 (seeds 2 and 3), from a higher peak (5.53): what is fooled is the reward model, "
+        "not the annotator.",
     ),
 )
 """In the order in which it was tried: 256 responses a step, 40 steps, one seed (seed 0) unless it says otherwise."""

@@ -63,8 +63,8 @@ class StudyOptions:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
         if not self.repeats and self.seeds != 1:
             raise ValueError(
-                f"--seeds: expected 1, got {self.seeds!r}: nothing here is drawn at random, so a repetition would say "
-                "the same again."
+                f"--seeds: expected 1, got {self.seeds!r}: whatever is drawn here is always the same, so a repetition "
+                "would say the same again."
             )
 
     def folder(self, name: str) -> Path:

@@ -1,6 +1,7 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .centred import Centred
 from .ensemble import Ensemble
 from .judges import BothOrders, Flip, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
@@ -9,6 +10,7 @@ from .reward_model import RewardModel
 
 __all__ = [
     "BothOrders",
+    "Centred",
     "Constant",
     "Ensemble",
     "Flip",

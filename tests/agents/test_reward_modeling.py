@@ -121,9 +121,12 @@ def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder:
     assert std == pytest.approx(math.sqrt(np.mean([np.var(group, ddof=1) for group in groups])))
     assert std < agent.calibrate(asked, responses)[1]  # instructions differ in their means too
     assert mean == pytest.approx(groups.mean())
-    for wrong in (0, 2):
-        with pytest.raises(ValueError, match=f"a multiple of num_samples = {wrong} responses, got 15"):
-            agent.calibrate(asked, responses, num_samples=wrong)
+    with pytest.raises(ValueError, match="a multiple of num_samples = 2 responses, got 15"):
+        agent.calibrate(asked, responses, num_samples=2)
+    with pytest.raises(ValueError, match="num_samples: expected 1 or more, got 0"):
+        agent.calibrate(asked, responses, num_samples=0)
+    with pytest.raises(ValueError, match="two responses to one instruction that differ in score, got 4 with std 0"):
+        agent.calibrate([TEXTS[0]] * 2 + [TEXTS[1]] * 2, ["x", "x", "y", "y"], num_samples=2)
 
 
 def test_texts_that_are_too_long_are_counted(policy_folder: Path) -> None:

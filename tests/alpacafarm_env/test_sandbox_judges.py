@@ -227,7 +227,7 @@ def test_every_annotator_can_be_asked_alone():
 
 
 def test_utilities_are_what_the_annotators_want(pairs):
-    """Without order and draw: P(b) of an annotator shown both orders is even exactly where the utilities are equal."""
+    """Without draw: P(b) of an annotator that is indifferent to the order is the logistic of their utilities' gap."""
     instructions, a, b = pairs
     utility, greedy = sandbox.utility_oracle("sim_gpt4"), sandbox.judge("sim_gpt4")
     gaps = utility.score(instructions, b) - utility.score(instructions, a)

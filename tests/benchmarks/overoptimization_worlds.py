@@ -37,8 +37,7 @@ FACTS = (
     Facts("mean_3", "25 % flips, mean of 3", 0.25, members=3),
     Facts("wco_3", "25 % flips, minimum of 3 (WCO)", 0.25, members=3, combine="min"),
     Facts("uwo_3", "25 % flips, mean - variance of 3 (UWO)", 0.25, members=3, combine="uwo"),
-    Facts("wco_3_own", "25 % flips, minimum of 3, labels of their own", 0.25, members=3, combine="min"),
-    Facts("gpt4_utility", "the greedy annotator's own utility", judge="sim_gpt4", members=0),
+    Facts("gpt4_utility", "the greedy annotator's own utility", members=0),
     Facts("mine", "my <b>own</b> wrapper", 0.25),
 )
 TRUTH = {
@@ -54,7 +53,6 @@ TRUTH = {
     "uwo_3": 0.33,
     "mine": 0.4,
     "layers_1": 0.62,
-    "wco_3_own": 0.2,
     "gpt4_utility": 0.0,
 }
 """Treatment -> b of PPO's d(0.8 - b log d); best-of-n's is d(0.9 - 0.35 b d)."""
@@ -79,12 +77,13 @@ def true_gain(method, b):
 def study(truth=TRUTH, *, methods=("ppo", "best_of_n"), seeds=5, noise=0.06, stalled=(), salt=0):
     """Rows of all treatments; `noise` is the spread of the seeds' gold. The proxies of `stalled` do not rise."""
     rows = []
+    members = {facts.name: facts.members for facts in FACTS}
     for number, (name, b) in enumerate(truth.items()):
         for method in methods:
             gain, kl = true_gain(method, b), kls(method)
             for seed in range(seeds):
                 rng = np.random.default_rng([salt, number, seed, method == "ppo"])
-                spread = 0.3 if name.endswith("_3") else math.nan
+                spread = 0.3 if members[name] > 1 else math.nan
                 for k, place in enumerate(STEPS if method == "ppo" else NS):
                     jitter = rng.normal(0, noise, 4)
                     d = math.sqrt(kl[k])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from overoptimization_worlds import FACTS, SETTING, TRUTH, reward_models, study
 
+from alpacafarm_env.benchmarks import overoptimization_figures
 from alpacafarm_env.benchmarks.overoptimization_drawings import (
     draw_drops,
     draw_fits,
@@ -11,7 +12,7 @@ from alpacafarm_env.benchmarks.overoptimization_drawings import (
     draw_warnings,
 )
 from alpacafarm_env.benchmarks.overoptimization_figures import Setting, write_figures
-from alpacafarm_env.benchmarks.overoptimization_fits import drop
+from alpacafarm_env.benchmarks.overoptimization_fits import drop, gain_at
 from alpacafarm_env.benchmarks.overoptimization_results import Results
 
 
@@ -37,19 +38,23 @@ def test_fits_have_both_methods_on_the_same_axes(results):
     assert [axis.get_title() for axis in figure.axes][1] == "25 % flips (p_sim^ann)"
     labels = figure.axes[1].get_legend_handles_labels()[1]
     assert labels[0] == "PPO"
-    assert labels[1].startswith("d(a - b log d), R² ")
-    assert labels[2] == "best-of-n"
+    forms = ["d(a - b d)", "d(a - b log d)"]
+    assert [label.partition(", R² ")[0] for label in labels] == ["PPO", *forms, "best-of-n", *forms]
+    styles = [line.get_linestyle() for line in figure.axes[1].lines]
+    assert styles == ["None", ":", "--", "None", "--", ":"]
     assert len({axis.get_ylim() for axis in figure.axes}) == 1
 
 
 def test_a_fit_is_drawn_through_the_points_that_it_was_made_from():
     rows = study({"ann": 0.47}, methods=("ppo",), noise=0.0)
-    for row in rows:  # seeds that are unequally far: the root of a mean is not the mean of the roots
+    for row in rows:  # seeds that are unequally far: seed 0 sets how far all of them get
         row["kl"] *= 1 + row["seed"]
-    figure = draw_fits(Results.of(rows, FACTS), "title", "")
-    points, along = figure.axes[0].lines
-    assert points.get_xdata()[-1] == pytest.approx(np.sqrt(20 * 3))
-    assert along.get_xdata()[-1] == points.get_xdata()[-1]
+    results = Results.of(rows, FACTS)
+    points, *fits = draw_fits(results, "title", "").axes[0].lines
+    assert points.get_xdata()[-1] == pytest.approx(np.sqrt(20))
+    gains = gain_at(results.get("ann", "ppo")["kl"], results.get("ann", "ppo")["gold"], points.get_xdata())
+    assert points.get_ydata() == pytest.approx(gains.mean(axis=0))
+    assert [line.get_xdata()[-1] for line in fits] == [points.get_xdata()[-1]] * 2
 
 
 def test_reward_models_are_in_percent(results):
@@ -93,6 +98,17 @@ def test_no_two_figures_show_the_same_treatments(tmp_path):
     assert [figure.caption.split(":")[0] for figure in found["against KL"]] == ["Share of flipped labels", "Ensembles"]
     alone = write_figures(tmp_path, Results.of(study({"ann": 0.47}), FACTS), SETTING)
     assert len(alone["against KL"]) == 2  # one a method
+
+
+def test_groups_hold_what_belongs_together(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(overoptimization_figures, "draw", lambda panels, title, note: drawn.update({title: panels}))
+    monkeypatch.setattr(overoptimization_figures, "write_png", lambda path, figure: b"\x89PNG\r\n\x1a\n")
+    write_figures(tmp_path, Results.of(study(methods=("ppo",)), FACTS), SETTING)
+    labels = {title.split(":")[0]: [curve.label for curve in panels[0].curves] for title, panels in drawn.items()}
+    assert any("own utility" in label for label in labels["Who labels"])
+    assert len(labels["Ensembles"]) == 4
+    assert len(labels["Who labels"]) == 5
 
 
 def test_a_method_without_flips_is_no_bar_among_the_drops(results):

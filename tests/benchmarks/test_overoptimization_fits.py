@@ -19,6 +19,7 @@ from alpacafarm_env.benchmarks.overoptimization_fits import (
     peak,
     reach,
     rises,
+    shared_distances,
 )
 from alpacafarm_env.benchmarks.overoptimization_trends import (
     by_seed,
@@ -144,8 +145,23 @@ def test_what_cannot_be_fitted_is_none_and_a_rise_without_end_has_no_peak():
 def test_gold_at_equal_kl_is_where_a_seed_first_gets_there():
     kl, gold = np.array([[0.0, 4.0, 1.0, 16.0]]), np.array([[1.0, 3.0, 9.0, 4.0]])
     # d = 0, 2, (1: a step back), 4; gains 0, 2, 3.
-    assert gain_at(kl, gold, [1.0, 4.0, 9.0, 25.0])[0].tolist() == pytest.approx([1.0, 2.0, 2.5, math.nan], nan_ok=True)
+    assert gain_at(kl, gold, [1.0, 2.0, 3.0, 5.0])[0].tolist() == pytest.approx([1.0, 2.0, 2.5, math.nan], nan_ok=True)
     assert reach(np.array([[0.0, 2.0], [0.0, 3.0]])) == 2.0
+
+
+def test_seeds_that_are_unequally_far_are_averaged_at_equal_distances():
+    """Each seed follows one and the same R(d); at a step they are at different places of it."""
+    steps, speed = np.arange(0, 8, 0.1), np.array([[0.5], [1.0], [3.0]])
+    kl = (speed * steps) ** 2
+    d = np.sqrt(kl)
+    gold = 4 + d * (1.2 - 0.25 * d)
+    assert shared_distances(kl).tolist() == pytest.approx(0.5 * steps[1:])
+    found = fit(kl, gold, FORMS["best_of_n"])
+    # Between evaluations a seed is taken as straight: exact but for that.
+    assert (found.a.mean, found.b.mean) == pytest.approx((1.2, 0.25), abs=0.01)
+    assert found.r_squared > 0.999
+    assert shared_distances(np.array([[0.0, 1.0, 0.5, 4.0]])).tolist() == [1.0, 2.0]  # a step back is none
+    assert shared_distances(np.zeros((2, 3))).size == 0
 
 
 def test_the_trend_over_flips():

@@ -128,14 +128,6 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
     assert overoptimization_reward_models.labelled(replace(plans[0], seed=6)) != labels[0]
 
 
-def test_labels_of_one_s_own_are_of_the_next_pairs(tmp_path):
-    def labelled(num, first=0):
-        plan = RewardModelPlan(Labels("sim_eval", 0.25, num, first=first), 0, 5, tmp_path, TINY)
-        return overoptimization_reward_models.labelled(plan)
-
-    assert labelled(64, first=64) == labelled(128)[len(labelled(64)) :]
-
-
 @pytest.mark.parametrize("start", [{}, {"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
     plan = RewardModelPlan(Labels("sim_eval", 0.25, 64, **start), 0, 0, tmp_path, TINY)

@@ -47,7 +47,8 @@ def test_a_proxy_that_stalls_is_no_over_optimization():
 def test_without_noise_gold_does_not_fall_or_it_is_said_that_it_does():
     claim = find(judged(), "GPT-4) gold does not fall")
     assert claim.holds
-    assert "it falls by 0.5" in claim.text
+    assert "With 25 % flips (p_sim^ann) the drop is 0.5" in claim.text
+    assert "With the greedy annotator's own utility the drop is 0.00" in claim.text
     claim = find(judged({**TRUTH, "gpt4": 0.47}), "GPT-4) gold does not fall")
     assert claim.holds is False
     assert "falls from its peak (drop 0.5" in claim.text
@@ -118,12 +119,16 @@ def test_fits_are_judged_by_r_squared():
     rows = study({"ann": 0.47}, methods=("ppo",))
     for row in rows:
         row["gold"] = 4.5 + (row["step"] % 4 == 2)
-    (poor,) = [each for each in claims(Results.of(rows, FACTS)) if "R(d)" in each.title]
-    assert poor.holds is False
-    assert "0 of 1 curves do (not: 25 % flips (p_sim^ann))" in poor.text
+    both = [each for each in claims(Results.of(rows, FACTS)) if "R(d)" in each.title]
+    assert ["log d" in poor.title for poor in both] == [True, False]  # PPO is asked for best-of-n's form too
+    for poor in both:
+        assert poor.holds is False
+        assert "0 of 1 curves do (not: 25 % flips (p_sim^ann))" in poor.text
     flat = [{**row, "gold": 4.5} for row in rows]
-    (nothing,) = [each for each in claims(Results.of(flat, FACTS)) if "R(d)" in each.title]
-    assert nothing.holds is None
+    assert [each.holds for each in claims(Results.of(flat, FACTS)) if "R(d)" in each.title] == [None, None]
+    (one,) = [each for each in claims(Results.of(study(TRUTH, methods=("best_of_n",)), FACTS)) if "R(d)" in each.title]
+    assert one.holds
+    assert "d(a - b d)" in one.title
 
 
 def test_one_seed_claims_nothing_that_needs_an_error():

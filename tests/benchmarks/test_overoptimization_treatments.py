@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.benchmarks.overoptimization_sft import likeliest
 from alpacafarm_env.benchmarks.overoptimization_treatments import (
     TREATMENTS,
     Cell,
@@ -18,6 +21,7 @@ from alpacafarm_env.benchmarks.overoptimization_treatments import (
     Treatment,
     find_treatment,
 )
+from alpacafarm_env.benchmarks.reward_models import sample
 from alpacafarm_env.errors import UnknownNameError
 from alpacafarm_env.oracles import Constant, make_oracle
 from alpacafarm_env.oracles.base import Verdicts, judge
@@ -72,7 +76,6 @@ def test_the_sweep_varies_noise_labels_sizes_and_ensembles():
     assert flips == {0.0, 0.175, 0.25, 0.35}
     assert {t.num_labels for t in TREATMENTS} == {2_000, 10_000}
     assert {t.layers for t in TREATMENTS} == {None, 1}
-    assert {t.own_labels for t in TREATMENTS} == {False, True}
     assert {t.members for t in TREATMENTS} == {0, 1, 3}
     assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
     assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
@@ -86,20 +89,17 @@ def test_treatments_that_differ_in_the_combination_share_their_labels():
     assert find_treatment("labels_10000").labels(20_000).num_labels == 10_000
 
 
-def test_members_with_labels_of_their_own_share_no_pair():
-    own = find_treatment("wco_3_own")
-    assert own.labels() == find_treatment("ann").labels()
-    assert [own.labels(None, member).first for member in range(3)] == [0, 2_000, 4_000]
-    assert [own.labels(100, member).first for member in range(3)] == [0, 100, 200]
-    assert len({own.labels(None, member).name for member in range(3)}) == 3
-    with pytest.raises(ValueError, match="num_labels must be 3333 or less with own_labels, got 4000"):
-        Treatment("x", "X", members=3, own_labels=True, num_labels=4_000)
-
-
 def test_the_annotator_s_own_utility_needs_no_reward_model():
     treatment = find_treatment("gpt4_utility")
     found = treatment.proxy(Cell(0, ())).score(EVAL, TEXTS)
-    np.testing.assert_array_equal(found, sandbox.utility_oracle("sim_gpt4").score(EVAL, TEXTS))
+    plain = sandbox.utility_oracle("sim_gpt4").score(EVAL, TEXTS)
+    assert np.corrcoef(found, plain)[0, 1] == pytest.approx(1)
+    # In units of SFT's answers, as reward models are.
+    asked = sandbox.SANDBOX.instructions("val")[:500]
+    answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
+    scores = treatment.proxy(Cell(0, ())).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    assert scores.mean() == pytest.approx(0, abs=1e-6)
+    assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1)
 
 
 def test_25_percent_flips_are_the_paper_s_annotators():
@@ -118,9 +118,12 @@ def test_25_percent_flips_are_the_paper_s_annotators():
 
 def test_an_ensemble_s_reward_is_made_of_its_members():
     cell = Cell(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
-    members = np.stack(
-        [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX).score(EVAL, TEXTS) for x in cell.reward_models]
-    )
+    models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell.reward_models]
+    raw = np.stack([model.score(EVAL, TEXTS) for model in models])
+    members = raw - [model.score(EVAL, likeliest(EVAL)) for model in models]
+    plain = Treatment("x", "X", members=3, combine="min", centred=False)
+    np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
+    assert (raw.argmin(axis=0) != members.argmin(axis=0)).any()
     expected = {
         "mean": members.mean(axis=0),
         "min": members.min(axis=0),
@@ -131,6 +134,20 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
         found = judge(treatment.reward(cell), EVAL, TEXTS)
         np.testing.assert_allclose(found.scores, scores, atol=1e-5)
         np.testing.assert_allclose(found.details["disagreement"], members.std(axis=0), atol=1e-5)
+
+
+def test_a_single_model_is_not_centred():
+    found = Treatment("x", "X").reward(SHIPPED).score(EVAL, TEXTS)
+    expected = make_oracle({"reward_model": str(sandbox.REWARD_MODEL)}, dataset=sandbox.SANDBOX).score(EVAL, TEXTS)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sft_s_likeliest_answers_do_not_depend_on_what_else_is_asked():
+    policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64)
+    alone = [policy.generate([each], generator=torch.Generator(), temperature=0.0).texts[0] for each in EVAL]
+    assert likeliest([EVAL[3], EVAL[3]]) == [alone[3]] * 2
+    assert likeliest(EVAL) == alone
+    assert len(set(alone)) > 1
 
 
 def test_a_wrapper_decides_in_training_and_in_scoring(own):

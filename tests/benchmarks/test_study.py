@@ -197,6 +197,6 @@ def test_options(tmp_path):
         StudyOptions(seeds=0)
     for options in (LeaderboardOptions, SurrogateOptions):
         assert options().seeds == 1
-        with pytest.raises(ValueError, match="--seeds: expected 1, got 3: nothing here is drawn at random"):
+        with pytest.raises(ValueError, match="--seeds: expected 1, got 3: whatever is drawn here is always the same"):
             options(seeds=3)
     assert {"python", "platform", "numpy"} <= versions().keys()

@@ -1,0 +1,63 @@
+"""SFT's answers as the measure of the study's rewards: what 0 and 1 mean, and what an instruction's own level is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import sandbox
+from ..agents import LanguageModel
+from ..oracles.base import RewardOracle, Shared
+from .fresh_pairs import MAX_RESPONSE_TOKENS
+from .reward_models import sample
+
+NUM_SAMPLES: Final = 4
+"""SFT's answers to each instruction that sets a reward's scale."""
+
+
+def likeliest(instructions: Sequence[str]) -> list[str]:
+    """SFT's likeliest answer to each instruction, token by token; the same whatever else is asked."""
+    known = _likeliest()
+    if new := list({str(each): each for each in instructions if str(each) not in known}.values()):
+        found = _policy().generate(new, generator=torch.Generator(), temperature=0.0)
+        known.update(zip(map(str, new), found.texts, strict=True))
+    return [known[str(each)] for each in instructions]
+
+
+class Scaled(Shared):
+    """An oracle in units of SFT: 0 is its answers' mean score, 1 their standard deviation within an instruction.
+
+    As the study's reward models are, so that one KL penalty pulls equally hard against both.
+
+    Args:
+        oracle: Any.
+        num_val: Instructions of val whose answers set the scale.
+    """
+
+    def __init__(self, oracle: RewardOracle, num_val: int = 500) -> None:
+        self.oracle, self.name = oracle, oracle.name
+        val = sandbox.SANDBOX.instructions("val")[:num_val]
+        asked = [instruction for instruction in val for _ in range(NUM_SAMPLES)]
+        scores = oracle.score(asked, sample(_policy(), val, "calibration", NUM_SAMPLES))
+        self.mean = float(scores.mean())
+        self.std = float(np.sqrt(scores.reshape(-1, NUM_SAMPLES).var(axis=1, ddof=1).mean()))
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """(score - mean) / std, [B]."""
+        scores: NDArray[np.float64] = (self.oracle.score(instructions, responses) - self.mean) / self.std
+        return scores
+
+
+@cache
+def _policy() -> LanguageModel:
+    return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
+
+
+@cache
+def _likeliest() -> dict[str, str]:
+    return {}

@@ -1,0 +1,78 @@
+"""A centred oracle: differences to a fixed answer, levels asked once, and what an instruction's constant does."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.oracles import Centred, Ensemble, Verdicts, judge
+
+LEVELS = {"i": 10.0, "j": -3.0}
+
+
+class Leveled:
+    """Length of the response, plus a constant of the instruction; counts what it is asked."""
+
+    name = "leveled"
+
+    def __init__(self, sign=1.0):
+        self.sign, self.calls = sign, []
+
+    def judge(self, instructions, responses):
+        self.calls.append(list(zip(instructions, responses, strict=True)))
+        level = self.sign * np.array([LEVELS[x] for x in instructions])
+        lengths = np.array([float(len(y)) for y in responses])
+        return Verdicts(np.where(lengths > 5, np.nan, level + self.sign * lengths), {"length": lengths})
+
+    def score(self, instructions, responses):
+        return self.judge(instructions, responses).scores
+
+
+def two_letters(instructions):
+    return ["ab" for _ in instructions]
+
+
+def test_a_score_is_the_difference_to_the_fixed_answer():
+    oracle = Leveled()
+    centred = Centred(oracle, two_letters)
+    found = judge(centred, ["i", "j", "i"], ["abcd", "", "toolong"])
+    np.testing.assert_array_equal(found.scores, [2.0, -2.0, np.nan])
+    np.testing.assert_array_equal(found.details["length"], [4.0, 0.0, 7.0])
+    assert centred.name == "leveled"
+    assert Centred(oracle, two_letters, name="other").name == "other"
+    assert copy.deepcopy(centred) is centred
+
+
+def test_a_level_is_asked_once():
+    oracle = Leveled()
+    centred = Centred(oracle, two_letters)
+    centred.score(["i", "j", "i"], ["a", "b", "c"])
+    centred.score(["j"], ["abc"])
+    assert oracle.calls == [
+        [("i", "a"), ("j", "b"), ("i", "c")],
+        [("i", "ab"), ("j", "ab")],
+        [("j", "abc")],
+    ]
+    assert centred.score([], []).shape == (0,)
+
+
+def test_without_a_level_there_is_no_verdict():
+    assert np.isnan(Centred(Leveled(), lambda asked: ["toolong"] * len(asked)).score(["i"], ["a"])).all()
+
+
+def test_members_disagree_on_the_answer_and_not_on_the_instruction():
+    """Two members that agree on every pair of answers to one instruction, and differ in its level alone."""
+
+    class Shifted:
+        name = "shifted"
+
+        def score(self, instructions, responses):
+            return Leveled().score(instructions, responses) - [2 * LEVELS[x] for x in instructions]
+
+    plain, shifted = Leveled(), Shifted()
+    raw = Ensemble([plain, shifted], "min")
+    ours = Ensemble([Centred(plain, two_letters), Centred(shifted, two_letters)], "min")
+    asked, answered = ["i", "i", "j", "j"], ["a", "abc", "a", "abc"]
+    assert judge(raw, asked, answered).details["disagreement"] == pytest.approx([10, 10, 3, 3])
+    assert judge(ours, asked, answered).details["disagreement"] == pytest.approx([0, 0, 0, 0])
+    assert judge(ours, asked, answered).scores.tolist() == [-1, 1, -1, 1]
