@@ -152,7 +152,8 @@ def shared_distances(kl: Array) -> Array:
     averaged at equal d, up to the farthest that all of them reach. For best-of-n, whose KL is known, that is every n.
     """
     distances = np.sqrt(np.maximum(kl[np.maximum(kl, 0).max(axis=1).argmin()], 0))
-    return distances[_farther(distances)][1:]
+    found: Array = distances[_farther(distances)][1:]
+    return found
 
 
 def fit(kl: Array, gold: Array, form: str) -> Fit | None:
@@ -226,7 +227,8 @@ def gain_at(kl: Array, measure: Array, at: ArrayLike) -> Array:
 
 def _farther(distances: Array) -> NDArray[np.bool_]:
     """[K], which evaluations are farther than all before them: KL is an estimate and may step back."""
-    return np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
+    farther: NDArray[np.bool_] = np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
+    return farther
 
 
 def reach(kl: Array) -> float:
