@@ -61,14 +61,14 @@ TRIED: Final[tuple[Tried, ...]] = (
         "Ensembles of 3 as they come (5 seeds, KL penalty 0.04)",
         "Best-of-1024 by 25 % flips falls by 0.42 with one model, 0.31 [-0.10, 0.71] with the mean, 0.33 [-0.05, 0.71] "
         "with the minimum and 0.29 [-0.14, 0.71] with mean - 0.5 variance; PPO by 0.15, and 0.28 and 0.20 with the "
-        "latter two. Members agree more and more on the way (0.54 to 0.31) and warn of nothing. Of the variance between "
-        "members 70 % is a constant of the instruction, which no label decides (seed 0): the minimum is often one "
-        "member's word on all answers to an instruction.",
+        "latter two. Members agree more and more on the way (0.54 to 0.31) and warn of nothing. Of the variance "
+        "between members 70 % is a constant of the instruction, which no label decides (seed 0): the minimum is often "
+        "one member's word on all answers to an instruction.",
     ),
     Tried(
         "The same less each member's level on the instruction: best-of-1024, 25 % flips, seeds 2 and 3",
         "One model falls by 0.21 and 0.63; the minimum as it comes 0.02, 0.68. Less the mean score of SFT's answers: "
-        "0.08, 0.26; less that of SFT's likeliest answer: 0.13, 0.16 (mean - 0.5 variance: 0.25, 0.51). Disagreement "
+        "0.08, 0.26; less that of SFT's most frequent answer: 0.13, 0.16 (mean - 0.5 variance: 0.25, 0.51). Disagreement "
         "now grows with n, from 0.38 to 0.59. Hence centred members.",
     ),
     Tried(
@@ -77,7 +77,7 @@ TRIED: Final[tuple[Tried, ...]] = (
         "which is three times the labels: 0.07, 0.32; 0.04, 0.22. Members that share labels share their noise too.",
     ),
     Tried(
-        "Why gold falls under best-of-1024 by the greedy annotator, who makes no noise",
+        "Why gold falls under best-of-1024 by the greedy annotator",
         "Chosen by its own utility, without a reward model, gold rises to the end: 4.13, 6.30 (n = 16), 6.89 (n = "
         "1024), no fall in any of 5 seeds: hence gpt4_utility. With 10,000 labels instead of 2,000 the reward model "
         "still falls by 0.48 and 0.44 (seeds 2 and 3), from a higher peak (5.53): what is fooled is the reward model, "
