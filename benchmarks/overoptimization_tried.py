@@ -68,8 +68,8 @@ TRIED: Final[tuple[Tried, ...]] = (
     Tried(
         "The same less each member's level on the instruction: best-of-1024, 25 % flips, seeds 2 and 3",
         "One model falls by 0.21 and 0.63; the minimum as it comes 0.02, 0.68. Less the mean score of SFT's answers: "
-        "0.08, 0.26; less that of SFT's most frequent answer: 0.13, 0.16 (mean - 0.5 variance: 0.25, 0.51). Disagreement "
-        "now grows with n, from 0.38 to 0.59. Hence centred members.",
+        "0.08, 0.26; less that of SFT's most frequent answer: 0.13, 0.16 (mean - 0.5 variance: 0.25, 0.51). "
+        "Disagreement now grows with n, from 0.38 to 0.59. Hence centred members.",
     ),
     Tried(
         "Members with labels of their own: best-of-1024, 25 % flips, seeds 2 and 3, not centred",
