@@ -102,7 +102,8 @@ class Treatment:
     """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the one that the members make. It decides the
     reward in training; responses are scored by stepping it."""
     oracle: Callable[[Cell], RewardOracle] | None = None
-    """An oracle of your own, instead of the members' combined score. It must be picklable or made inside the call."""
+    """An oracle of your own, instead of the members' combined score. It must be picklable or made inside the call.
+    Without members PPO's value model starts from the SFT policy, with them from the first one."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, field: str, expected: str) -> None:
