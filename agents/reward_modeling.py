@@ -86,6 +86,13 @@ class RewardModelingConfig(TrainingConfig):
         )
 
 
+def scale_of(scores: NDArray[np.float64], num_samples: int) -> tuple[float, float]:
+    """Mean and standard deviation of scores [B]; that within groups of `num_samples` neighbours, if it is above 1."""
+    if num_samples == 1:
+        return float(scores.mean()), float(scores.std())
+    return float(scores.mean()), math.sqrt(scores.reshape(-1, num_samples).var(axis=1, ddof=1).mean())
+
+
 class RewardModeling:
     """Fits a reward model to preferences; a step is one update.
 
@@ -199,11 +206,7 @@ class RewardModeling:
         if len(responses) % num_samples:
             raise ValueError(f"Expected a multiple of num_samples = {num_samples} responses, got {len(responses)}.")
         scores = self.score(instructions, responses)
-        mean = float(scores.mean()) if len(scores) else math.nan
-        if num_samples > 1:
-            std = math.sqrt(scores.reshape(-1, num_samples).var(axis=1, ddof=1).mean()) if len(scores) else 0.0
-        else:
-            std = float(scores.std()) if len(scores) else 0.0
+        mean, std = scale_of(scores, num_samples) if len(scores) else (math.nan, 0.0)
         if not std > 0:
             raise ValueError(
                 f"Expected at least two responses{' to one instruction' * (num_samples > 1)} that differ in score, got "

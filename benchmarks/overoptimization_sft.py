@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .. import sandbox
 from ..agents import LanguageModel
+from ..agents.reward_modeling import scale_of
 from ..oracles.base import RewardOracle, Shared
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .reward_models import sample
@@ -44,8 +45,7 @@ class Scaled(Shared):
         val = sandbox.SANDBOX.instructions("val")[:num_val]
         asked = [instruction for instruction in val for _ in range(NUM_SAMPLES)]
         scores = oracle.score(asked, sample(_policy(), val, "calibration", NUM_SAMPLES))
-        self.mean = float(scores.mean())
-        self.std = float(np.sqrt(scores.reshape(-1, NUM_SAMPLES).var(axis=1, ddof=1).mean()))
+        self.mean, self.std = scale_of(scores, NUM_SAMPLES)
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """(score - mean) / std, [B]."""

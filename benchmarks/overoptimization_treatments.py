@@ -131,12 +131,12 @@ class Treatment:
         """The reward before `wrap`."""
         if self.oracle is not None:
             return self.oracle(cell)
-        from .overoptimization_sft import likeliest  # imports torch
-
         members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(cell.reward_models)]
         if len(members) == 1:
             return members[0]
         if self.centred:
+            from .overoptimization_sft import likeliest  # imports torch
+
             members = [Centred(member, likeliest) for member in members]
         return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 

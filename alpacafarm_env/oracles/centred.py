@@ -8,6 +8,7 @@ disagree on about the answer. Source: Eisenstein et al. 2023 (arXiv 2312.09244),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,7 +21,8 @@ class Centred(Shared):
     """score(x, y) - score(x, y0(x)), where y0(x) is a fixed answer to the instruction x.
 
     Args:
-        oracle: Scores both. It must be deterministic; the fixed answer to an instruction is scored once.
+        oracle: Scores both. It must be deterministic; the fixed answer to an instruction is scored once,
+            or again where there was no verdict on it.
         answer: y0, a function of instructions [B] that returns answers [B]: the SFT policy's likeliest, for instance.
         name: The oracle's name; the oracle's own by default.
     """
@@ -41,5 +43,6 @@ class Centred(Shared):
         found = judge(self.oracle, instructions, responses)
         if new := list({str(x): x for x in instructions if str(x) not in self._levels}.values()):
             levels = judge(self.oracle, new, self._answer(new)).scores
-            self._levels.update(zip(map(str, new), levels.tolist(), strict=True))
-        return Verdicts(found.scores - [self._levels[str(x)] for x in instructions], found.details)
+            known = zip(map(str, new), levels.tolist(), strict=True)
+            self._levels.update((x, level) for x, level in known if not math.isnan(level))  # others are asked again
+        return Verdicts(found.scores - [self._levels.get(str(x), math.nan) for x in instructions], found.details)

@@ -112,7 +112,7 @@ def test_calibration_without_spread_is_refused(policy_folder: Path) -> None:
         agent.calibrate(TEXTS[:1], ["x"])
 
 
-def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder: Path, tmp_path: Path) -> None:
+def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder: Path) -> None:
     agent = RewardModeling(policy_folder, PREFERENCES, device="cpu")
     asked = [text for text in TEXTS for _ in range(3)]
     responses = [f"{text} {number}" for text in TEXTS for number in range(3)]

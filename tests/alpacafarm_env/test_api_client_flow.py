@@ -155,7 +155,8 @@ def frozen_while_asking():
 
 def test_full_collections_pass_over_what_was_there_until_the_client_closes():
     assert gc.get_freeze_count() == 0
-    assert frozen_while_asking() > 10_000
+    existing = len(gc.get_objects())
+    assert frozen_while_asking() > 0.9 * existing  # some may be freed on the way
     assert gc.get_freeze_count() == 0
 
 

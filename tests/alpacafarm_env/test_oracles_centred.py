@@ -57,7 +57,11 @@ def test_a_level_is_asked_once():
 
 
 def test_without_a_level_there_is_no_verdict():
-    assert np.isnan(Centred(Leveled(), lambda asked: ["toolong"] * len(asked)).score(["i"], ["a"])).all()
+    answers = ["toolong"]
+    centred = Centred(Leveled(), lambda asked: answers * len(asked))
+    assert np.isnan(centred.score(["i"], ["a"])).all()
+    answers[0] = "ab"  # an outage that is over
+    assert centred.score(["i"], ["a"]).tolist() == [-1.0]
 
 
 def test_members_disagree_on_the_answer_and_not_on_the_instruction():
