@@ -247,7 +247,7 @@ def meanings(where: Setting) -> list[str]:
         "log n − (n − 1) / n, an upper bound.",
         "proxy": "proxy: mean of the treatment's reward, which PPO and best-of-n maximise. Of one reward model 0 is "
         "the mean of SFT's answers and 1 their standard deviation within an instruction; members of an ensemble score "
-        "less what they give to SFT's likeliest answer; an oracle or wrapper of one's own has its own units.",
+        "less the mean of SFT's answers to the same instruction; an oracle or wrapper of one's own has its own units.",
         "gold": "gold: mean true reward, in its own units, the same for all treatments.",
         "win_rate_simulated": "win_rate_simulated, win_rate_human: percent of responses preferred to the reference, by "
         "p_sim^eval and by the human raters.",

@@ -7,27 +7,29 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .. import sandbox
 from ..agents import LanguageModel
+from ..agents.loop import keyed_generator
 from ..agents.reward_modeling import scale_of
 from ..oracles.base import RewardOracle, Shared
+from ..sandbox import dataset as texts
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .reward_models import sample
 
 NUM_SAMPLES: Final = 4
-"""SFT's answers to each instruction that sets a reward's scale."""
+"""SFT's answers to each instruction that sets a reward's scale, or its own level."""
 
 
-def likeliest(instructions: Sequence[str]) -> list[str]:
-    """SFT's likeliest answer to each instruction, token by token; the same whatever else is asked."""
-    known = _likeliest()
+def answers(instructions: Sequence[str]) -> list[list[str]]:
+    """SFT's answers to each instruction, `NUM_SAMPLES` at temperature 1: the same whatever else is asked."""
+    known = _answers()
     if new := list({str(each): each for each in instructions if str(each) not in known}.values()):
-        found = _policy().generate(new, generator=torch.Generator(), temperature=0.0)
-        known.update(zip(map(str, new), found.texts, strict=True))
-    return [known[str(each)] for each in instructions]
+        generators = [keyed_generator(texts.SEED, "level", str(each)) for each in new]
+        found = _policy().generate(new, generator=generators, num_samples=NUM_SAMPLES).texts
+        known.update((str(each), found[i * NUM_SAMPLES :][:NUM_SAMPLES]) for i, each in enumerate(new))
+    return [list(known[str(each)]) for each in instructions]
 
 
 class Scaled(Shared):
@@ -59,5 +61,5 @@ def _policy() -> LanguageModel:
 
 
 @cache
-def _likeliest() -> dict[str, str]:
+def _answers() -> dict[str, tuple[str, ...]]:
     return {}

@@ -92,8 +92,8 @@ class Treatment:
     """UWO's weight of the variance, a unit of reward for each squared one. Coste et al. 2023 (arXiv 2310.02743) take
     0.5 for best-of-n and 0.1 for PPO, in units of their own; here both methods have one reward."""
     centred: bool = True
-    """Whether the members of an ensemble score an answer less SFT's likeliest one (`oracles.Centred`): without it they
-    differ most in their level on an instruction, which no label decides. A single model's choices are the same."""
+    """Whether the members of an ensemble score an answer less SFT's own, the mean of 4 (`oracles.Centred`): without it
+    they differ most in their level on an instruction, which no label decides. A single model's choices are the same."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
     layers: int | None = None
@@ -135,9 +135,9 @@ class Treatment:
         if len(members) == 1:
             return members[0]
         if self.centred:
-            from .overoptimization_sft import likeliest  # imports torch
+            from .overoptimization_sft import answers  # imports torch
 
-            members = [Centred(member, likeliest) for member in members]
+            members = [Centred(member, answers) for member in members]
         return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 
     def env(self, cell: Cell, num_envs: int, split: str = "unlabeled") -> Env:

@@ -1,4 +1,4 @@
-"""A reward less what it gives to a fixed answer: the part of a reward model's score that preferences do not decide.
+"""A reward less what it gives to fixed answers: without the part of a score that preferences do not decide.
 
 Preferences compare answers to one instruction, so a reward model that is trained on them is determined up to a constant
 for each instruction. That constant does not matter to who is best among answers to one instruction, but it differs from
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +19,52 @@ from .base import RewardOracle, Shared, Verdicts, judge
 
 
 class Centred(Shared):
-    """score(x, y) - score(x, y0(x)), where y0(x) is a fixed answer to the instruction x.
+    """score(x, y) - mean over k of score(x, y_k(x)), where the y_k(x) are fixed answers to the instruction x.
 
     Args:
-        oracle: Scores both. It must be deterministic; the fixed answer to an instruction is scored once,
-            or again where there was no verdict on it.
-        answer: y0, a function of instructions [B] that returns answers [B]: the SFT policy's likeliest, for instance.
+        oracle: Scores all of them. It must be deterministic; the fixed answers to an instruction are scored once,
+            or again where there was no verdict on one.
+        answers: A function of instructions [B] that returns the fixed answers to each: B lists of K answers, such as
+            samples of the SFT policy. The more, the better the level is known; an instruction of an empty list has no
+            level.
         name: The oracle's name; the oracle's own by default.
     """
 
     def __init__(
-        self, oracle: RewardOracle, answer: Callable[[Sequence[str]], Sequence[str]], *, name: str | None = None
+        self,
+        oracle: RewardOracle,
+        answers: Callable[[Sequence[str]], Sequence[Sequence[str]]],
+        *,
+        name: str | None = None,
     ) -> None:
         self.oracle, self.name = oracle, name or oracle.name
-        self._answer = answer
+        self._answers = answers
         self._levels: dict[str, float] = {}
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """The differences [B]; NaN where the oracle has no verdict on either."""
+        """The differences [B]; NaN where the oracle has no verdict on the response or on a fixed answer.
+
+        Raises:
+            TypeError: `answers` returned texts instead of lists of texts.
+            ValueError: It did not return one list for each instruction.
+        """
         return self.judge(instructions, responses).scores
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """The same with the oracle's details of the responses; asks it once about them and once about new levels."""
         found = judge(self.oracle, instructions, responses)
         if new := list({str(x): x for x in instructions if str(x) not in self._levels}.values()):
-            levels = judge(self.oracle, new, self._answer(new)).scores
-            known = zip(map(str, new), levels.tolist(), strict=True)
+            known = zip(map(str, new), self._measure(new), strict=True)
             self._levels.update((x, level) for x, level in known if not math.isnan(level))  # others are asked again
         return Verdicts(found.scores - [self._levels.get(str(x), math.nan) for x in instructions], found.details)
+
+    def _measure(self, instructions: Sequence[str]) -> list[float]:
+        """Mean score of the fixed answers to each instruction, [B]."""
+        fixed = self._answers(instructions)
+        if any(isinstance(each, str) for each in fixed):
+            raise TypeError("Centred: expected answers to return a list of texts for each instruction, got one text")
+        if len(fixed) != len(instructions):
+            raise ValueError(f"Centred: expected answers to return {len(instructions)} lists, got {len(fixed)}")
+        asked = [x for x, answers in zip(instructions, fixed, strict=True) for _ in answers]
+        scores = iter(judge(self.oracle, asked, [text for answers in fixed for text in answers]).scores.tolist())
+        return [fmean([next(scores) for _ in answers]) if answers else math.nan for answers in fixed]

@@ -1,4 +1,4 @@
-"""A centred oracle: differences to a fixed answer, levels asked once, and what an instruction's constant does."""
+"""A centred oracle: differences to fixed answers, levels asked once, and what an instruction's constant does."""
 
 import copy
 
@@ -29,14 +29,15 @@ class Leveled:
 
 
 def two_letters(instructions):
-    return ["ab" for _ in instructions]
+    return [["ab"] for _ in instructions]
 
 
-def test_a_score_is_the_difference_to_the_fixed_answer():
+def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
     oracle = Leveled()
-    centred = Centred(oracle, two_letters)
+    fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
+    centred = Centred(oracle, lambda asked: [fixed[x] for x in asked])
     found = judge(centred, ["i", "j", "i"], ["abcd", "", "toolong"])
-    np.testing.assert_array_equal(found.scores, [2.0, -2.0, np.nan])
+    np.testing.assert_array_equal(found.scores, [1.5, -2.0, np.nan])
     np.testing.assert_array_equal(found.details["length"], [4.0, 0.0, 7.0])
     assert centred.name == "leveled"
     assert Centred(oracle, two_letters, name="other").name == "other"
@@ -56,12 +57,20 @@ def test_a_level_is_asked_once():
     assert centred.score([], []).shape == (0,)
 
 
-def test_without_a_level_there_is_no_verdict():
-    answers = ["toolong"]
-    centred = Centred(Leveled(), lambda asked: answers * len(asked))
+@pytest.mark.parametrize("answers", [["ab", "toolong"], []], ids=["no verdict on one", "none at all"])
+def test_without_a_level_there_is_no_verdict(answers):
+    fixed = [answers]
+    centred = Centred(Leveled(), lambda asked: fixed * len(asked))
     assert np.isnan(centred.score(["i"], ["a"])).all()
-    answers[0] = "ab"  # an outage that is over
+    fixed[0] = ["ab"]  # an outage that is over
     assert centred.score(["i"], ["a"]).tolist() == [-1.0]
+
+
+def test_answers_of_another_shape_are_refused():
+    with pytest.raises(TypeError, match="a list of texts for each instruction, got one text"):
+        Centred(Leveled(), lambda asked: ["ab" for _ in asked]).score(["i"], ["a"])
+    with pytest.raises(ValueError, match="expected answers to return 2 lists, got 1"):
+        Centred(Leveled(), lambda asked: [["ab"]]).score(["i", "j"], ["a", "a"])
 
 
 def test_members_disagree_on_the_answer_and_not_on_the_instruction():

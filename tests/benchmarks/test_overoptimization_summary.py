@@ -19,6 +19,10 @@ def find(found, words):
     return claim
 
 
+def find_in(rows, words):
+    return find({claim.title: claim for claim in claims(Results.of(rows, FACTS))}, words)
+
+
 def test_over_optimization_holds_with_its_numbers():
     claim = find(judged(), "25 % flips gold falls")
     assert claim.holds
@@ -110,6 +114,22 @@ def test_kl_efficiency_in_the_proxy_is_a_claim_of_its_own():
     assert proxy.holds
     assert "proxy gained over SFT by PPO less that by best-of-n" in proxy.text
     assert gold.text == find(judged(methods=("ppo", "best_of_n")), "(in gold)").text
+
+
+def test_kl_efficiency_of_a_reward_without_noise_is_told_beside_it():
+    rows = study(TRUTH, methods=("ppo", "best_of_n"), noise=0.0)
+    plain = find_in(rows, "(in gold)").text
+    start = next(row["gold"] for row in rows if row["treatment"] == "gpt4_utility" and row["step"] == 0)
+    for row in rows:
+        if row["treatment"] == "gpt4_utility" and row["method"] == "ppo":
+            row["gold"] = start  # PPO gains nothing by it
+    worse = find_in(rows, "(in gold)").text
+    told = " With the greedy annotator's own utility it is "
+    before, after = (float(text.partition(told)[2].split(" ")[0]) for text in (plain, worse))
+    assert after < before - 0.5
+    assert worse.partition(told)[0] == plain.partition(told)[0]
+    alone = [row for row in rows if (row["treatment"], row["method"]) != ("gpt4_utility", "best_of_n")]
+    assert told not in find_in(alone, "(in gold)").text
 
 
 def test_fits_are_judged_by_r_squared():

@@ -3,16 +3,17 @@
 import importlib
 import pickle
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks.overoptimization_sft import likeliest
+from alpacafarm_env.benchmarks import overoptimization_sft
+from alpacafarm_env.benchmarks.overoptimization_sft import answers
 from alpacafarm_env.benchmarks.overoptimization_treatments import (
     TREATMENTS,
     Cell,
@@ -120,7 +121,8 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
     cell = Cell(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
     models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell.reward_models]
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
-    members = raw - [model.score(EVAL, likeliest(EVAL)) for model in models]
+    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in answers(EVAL) for text in each]
+    members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
     plain = Treatment("x", "X", members=3, combine="min", centred=False)
     np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
     assert (raw.argmin(axis=0) != members.argmin(axis=0)).any()
@@ -142,12 +144,15 @@ def test_a_single_model_is_not_centred():
     np.testing.assert_array_equal(found, expected)
 
 
-def test_sft_s_likeliest_answers_do_not_depend_on_what_else_is_asked():
-    policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64)
-    alone = [policy.generate([each], generator=torch.Generator(), temperature=0.0).texts[0] for each in EVAL]
-    assert likeliest([EVAL[3], EVAL[3]]) == [alone[3]] * 2
-    assert likeliest(EVAL) == alone
-    assert len(set(alone)) > 1
+def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
+    monkeypatch.setattr(overoptimization_sft, "_answers", cache(dict))  # nothing is known
+    third = answers([EVAL[3], EVAL[3]])
+    assert third[0] == third[1]
+    monkeypatch.setattr(overoptimization_sft, "_answers", cache(dict))
+    together = answers(EVAL)
+    assert together[3] == third[0]
+    assert {len(each) for each in together} == {4}
+    assert len({text for each in together for text in each}) > 4 * len(EVAL) / 2  # samples, not one answer four times
 
 
 def test_a_wrapper_decides_in_training_and_in_scoring(own):
