@@ -13,9 +13,10 @@ AlpacaFarm (arXiv 2305.14387), section 4.3.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Self
 
@@ -53,6 +54,9 @@ class OveroptimizationOptions(StudyOptions):
     uwo_3."""
     methods: tuple[Kind, ...] = ("ppo", "best_of_n")
     """What optimizes against them."""
+    kl_coef: float | None = None
+    """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
+    less, the farther PPO goes. Default: 0.05."""
     processes: int = 2
     """Cells at a time, each in a process with one torch thread."""
     sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
@@ -62,6 +66,8 @@ class OveroptimizationOptions(StudyOptions):
         super().__post_init__()
         if self.processes < 1:
             raise ValueError(f"--processes: expected 1 or more, got {self.processes!r}")
+        if self.kl_coef is not None and not 0 <= self.kl_coef < math.inf:
+            raise ValueError(f"--kl-coef: expected 0 or more, got {self.kl_coef!r}")
         if self.data not in (None, "sandbox"):
             raise ValueError(f"--data: expected none, since only the sandbox knows the true reward, got {self.data!r}.")
         if not self.methods or len(set(self.methods)) != len(self.methods):
@@ -70,7 +76,8 @@ class OveroptimizationOptions(StudyOptions):
     @property
     def chosen_sizes(self) -> Sizes:
         """The sizes of the cells."""
-        return self.sizes or (Sizes.quick() if self.quick else Sizes())
+        sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
+        return sizes if self.kl_coef is None else replace(sizes, kl_coef=self.kl_coef)
 
     @property
     def specs(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -148,6 +149,8 @@ def test_quick_changes_the_defaults_that_are_not_given():
     full = OveroptimizationOptions.parse(["--methods", "ppo", "--treatments", "ann", "none"])
     assert (full.seeds, tuple(full.specs), full.methods) == (5, ("ann", "none"), ("ppo",))
     assert full.chosen_sizes == Sizes()
+    weak = OveroptimizationOptions.parse(["--kl-coef", "0.02"])
+    assert weak.chosen_sizes == replace(Sizes(), kl_coef=0.02)
     assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
 
 
@@ -169,6 +172,8 @@ except SystemExit:
     [
         ({"seeds": 0}, "--seeds: expected 1 or more"),
         ({"processes": 0}, "--processes: expected 1 or more, got 0"),
+        ({"kl_coef": -0.1}, "--kl-coef: expected 0 or more, got -0.1"),
+        ({"kl_coef": float("nan")}, "--kl-coef: expected 0 or more, got nan"),
         ({"data": "mine"}, "--data: expected none"),
         ({"methods": ()}, "--methods: expected ppo, best_of_n or both"),
     ],
