@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from ..errors import UnscoredError
+from ..oracles.base import checked
 from ..seeding import keyed_rng
 from .language_model import LanguageModel
 from .loop import Loop, keyed_generator
@@ -115,7 +116,8 @@ class Collector:
             )
         with self._loop.timed("score"):
             _, rewards, _, _, info = self._env.step(responses.texts)
-        scores = np.where(info.get("scored", True), rewards, math.nan).astype(np.float64)
+        given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
+        scores = np.where(info.get("scored", True), given, math.nan)
         return responses, torch.from_numpy(scores), _float_columns(info)
 
 

@@ -112,6 +112,7 @@ def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     sizes, seeds = options.chosen_sizes, range(options.seeds)
     plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
+    plans.refuse_changed()
     study = Study(options.folder(NAME), NAME, settings(sizes), seeds=seeds)
     counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
     print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
@@ -123,6 +124,8 @@ def run(options: OveroptimizationOptions) -> int:
     from .overoptimization_writing import write_results
 
     write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
+    if study.failed:
+        print(f"error: {len(study.failed)} cells failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
     return study.finish()
 
 

@@ -21,8 +21,9 @@ from .study import Row
 def run_best_of_n(plan: BestOfNPlan, tell: Tell) -> list[Row]:
     """Asks the treatment's reward about all samples; rows of `COLUMNS` for n = 1, 2, 4 ... and the largest.
 
-    Each is the mean over instructions of the unbiased estimator from all samples (`best_of_k`); the KL is the upper
-    bound log n - (n - 1) / n. Stored beside each is what is chosen of the first n samples.
+    Each is the mean over instructions of the unbiased estimator from all samples that the reward has a verdict on
+    (`best_of_k`); the KL is the upper bound log n - (n - 1) / n. Stored beside each is what is chosen of the first n
+    samples.
     """
     quiet()
     tell(News(plan.cell, 0))
@@ -44,10 +45,15 @@ def best_rows(
     """The rows, from the proxy's scores [D] of the distinct responses and their disagreement [D]."""
     ns, index = plan.sizes.ns, samples.index
     measures = {**samples.measures, "proxy": scores, DISAGREEMENT: spread}
-    means = {
-        name: [known_mean(worth) for worth in best_of_k(scores[index], measures[name][index], ns)]
-        for name in (*SCORES, "length", DISAGREEMENT)
-    }
+    # Every n is a mean over the same instructions: one with fewer scored samples stays at the largest n it reaches.
+    last = np.searchsorted(ns, (~np.isnan(scores[index])).sum(axis=1), side="right") - 1
+    places = np.minimum(np.arange(len(ns))[:, None], last.clip(0))
+
+    def worth(values: NDArray[np.float64]) -> list[float | None]:
+        found = np.take_along_axis(best_of_k(scores[index], values[index], ns), places, axis=0)
+        return [known_mean(row) for row in found]
+
+    means = {name: worth(measures[name]) for name in (*SCORES, "length", DISAGREEMENT)}
     for name in WIN_RATES:
         means[name] = [None if credit is None else 100 * credit for credit in means[name]]
     return [

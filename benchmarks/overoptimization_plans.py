@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 from .. import sandbox
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from ..instructions import Instruction
 from ..seeding import keyed_rng
 from .evaluation import subset
@@ -201,6 +202,16 @@ class TreatmentPlan:
         members = [fingerprint(str(folder)) for folder in self.trained().reward_models]
         return {"treatment": self.found.settings(), "sizes": asdict(self.sizes), "reward_models": members}
 
+    def changed(self) -> str:
+        """What of the treatment was another when the cell's folder was made, "level_samples: 0 -> 4"; or ""."""
+        file = self.folder / "settings.json"
+        if not file.is_file():
+            return ""
+        before = json.loads(file.read_text(encoding="utf-8"))["treatment"]
+        now = json.loads(json.dumps(self.found.settings()))
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return ", ".join(f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names)
+
     def evaluation_file(self, number: int) -> Path:
         """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept."""
         name = {"ppo": "step", "best_of_n": "n"}[self.method]
@@ -249,3 +260,17 @@ class Plans:
         models = {model.cell: model for plan in plans for model in plan.reward_models()}
         samples = [SamplesPlan(seed, out, sizes) for seed in seeds if BestOfNPlan in kinds]
         return cls(tuple(models.values()), tuple(samples), plans)
+
+    def refuse_changed(self) -> None:
+        """Keeps results of what a treatment once was from passing for those of what it is now.
+
+        Raises:
+            CheckpointError: A treatment of a stored cell has changed since.
+        """
+        changed = {plan.found.name: f"{what}, in {plan.out}" for plan in self.treatments if (what := plan.changed())}
+        if changed:
+            told = "; ".join(f"{name} ({what})" for name, what in changed.items())
+            raise CheckpointError(
+                f"There are results of treatments that have changed since: {told}. Choose another --out, or remove "
+                "what begins with their names from its folders cells, runs and evaluations."
+            )

@@ -20,7 +20,7 @@ from .overoptimization_figures import FRESH, Setting, write_figures
 from .overoptimization_fits import FORMS, change_after, drop, gain_at, peak
 from .overoptimization_gallery import Run, gallery_table
 from .overoptimization_results import Results, gold_text
-from .overoptimization_summary import missing, others, warnings
+from .overoptimization_summary import beside, missing, others, warnings
 from .overoptimization_trends import by_seed, length_residual
 from .overoptimization_tried import Tried
 from .report import Section, Table
@@ -81,7 +81,7 @@ def write(
     results = Results.of(rows, treatments)
     judged = claims(results)
     sentences = [SIMULATION, *missing(results, where.num_instructions, where.num_seeds)]
-    sentences += [claim.sentence for claim in judged] + others(results) + warnings(results)
+    sentences += [claim.sentence for claim in judged] + others(results) + beside(results) + warnings(results)
     table = results_table(results, where)
     figures = write_figures(out, results, where, reward_models=reward_models, length_slope=length_slope)
     tables = {

@@ -22,13 +22,13 @@ NUM_SAMPLES: Final = 4
 """SFT's answers to each instruction that sets a reward's scale, or its own level."""
 
 
-def answers(instructions: Sequence[str]) -> list[list[str]]:
-    """SFT's answers to each instruction, `NUM_SAMPLES` at temperature 1: the same whatever else is asked."""
-    known = _answers()
+def answers(instructions: Sequence[str], num_samples: int = NUM_SAMPLES) -> list[list[str]]:
+    """So many of SFT's answers to each instruction, at temperature 1: the same whatever else is asked."""
+    known = _answers(num_samples)
     if new := list({str(each): each for each in instructions if str(each) not in known}.values()):
         generators = [keyed_generator(texts.SEED, "level", str(each)) for each in new]
-        found = _policy().generate(new, generator=generators, num_samples=NUM_SAMPLES).texts
-        known.update((str(each), found[i * NUM_SAMPLES :][:NUM_SAMPLES]) for i, each in enumerate(new))
+        found = _policy().generate(new, generator=generators, num_samples=num_samples).texts
+        known.update((str(each), found[i * num_samples :][:num_samples]) for i, each in enumerate(new))
     return [list(known[str(each)]) for each in instructions]
 
 
@@ -61,5 +61,5 @@ def _policy() -> LanguageModel:
 
 
 @cache
-def _answers() -> dict[str, tuple[str, ...]]:
+def _answers(num_samples: int) -> dict[str, tuple[str, ...]]:
     return {}

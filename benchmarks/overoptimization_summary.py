@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .method_summary import Estimate
 from .overoptimization_claims import CLEAN, NOISY
-from .overoptimization_curves import METHOD_WORDS
+from .overoptimization_curves import METHOD_WORDS, paired
 from .overoptimization_fits import drop, peak
 from .overoptimization_results import Results, gold_text, seeds_text
 from .overoptimization_trends import warning_place
@@ -44,6 +45,23 @@ def others(results: Results) -> list[str]:
         told = "; ".join(f"{verdict}: {', '.join(members)}" for verdict, members in groups.items() if members)
         if told:
             sentences.append(f"Drop of gold from peak to end, other treatments ({METHOD_WORDS[method]}): {told}.")
+    return sentences
+
+
+def beside(results: Results) -> list[str]:
+    """How much higher gold ends than by the noisy reward of the paper, of every treatment, in one sentence a method."""
+    sentences = []
+    for method in results.methods:
+        told = []
+        for name in results.facts:
+            pair = [curves for each in (name, NOISY) if (curves := results.get(each, method)) is not None]
+            if name == NOISY or len(pair) < 2 or not (common := paired(*pair))[0].seeds:
+                continue
+            ends = [curves["gold"][:, -1] for curves in common]
+            told.append(f"{results.title(name)} {gold_text(Estimate.of(ends[0] - ends[1]))}")
+        if told:
+            title = f"Gold at the end less that by {results.title(NOISY)}, paired by seed ({METHOD_WORDS[method]})"
+            sentences.append(f"{title}: {'; '.join(told)}.")
     return sentences
 
 

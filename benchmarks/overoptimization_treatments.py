@@ -6,9 +6,11 @@ A treatment is data; everything else of the study is held fixed. One of your own
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,7 +23,7 @@ from .. import sandbox
 from ..errors import UnknownNameError, did_you_mean
 from ..instructions import Instruction
 from ..oracles import Centred, Ensemble, RewardModel
-from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
+from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts, checked
 from ..oracles.judges import Flip
 from .own_modules import find_attribute
 
@@ -50,14 +52,20 @@ class Labels:
     @property
     def name(self) -> str:
         """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
-        trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name}"
+        trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name} ({_mark(self.trunk)})"
         layers = "" if self.layers is None else f", layers {self.layers}"
-        return f"{self.judge}, flip {self.flip:g}, {self.num_labels} labels{trunk}{layers}"
+        flip = np.format_float_positional(self.flip, trim="-")
+        return f"{self.judge}, flip {flip}, {self.num_labels} labels{trunk}{layers}"
 
     def annotator(self, seed: int) -> PreferenceOracle:
         """The judge with its noise: the pairs that get a coin at 17.5 % are among those that get one at 25 %."""
         judge = sandbox.judge(self.judge, seed)
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
+
+
+def _mark(folder: str) -> str:
+    """Tells folders of one name apart."""
+    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,10 @@ class Treatment:
     uwo_weight: float = 0.5
     """UWO's weight of the variance, a unit of reward for each squared one. Coste et al. 2023 (arXiv 2310.02743) take
     0.5 for best-of-n and 0.1 for PPO, in units of their own; here both methods have one reward."""
-    centred: bool = True
-    """Whether the members of an ensemble score an answer less SFT's own, the mean of 4 (`oracles.Centred`): without it
-    they differ most in their level on an instruction, which no label decides. A single model's choices are the same."""
+    level_samples: int = 4
+    """An ensemble's members score an answer less the mean of so many of SFT's own (`oracles.Centred`): as they come
+    (0) they differ most in their level on an instruction, which no label decides. A single model's choices are the
+    same."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
     layers: int | None = None
@@ -115,6 +124,7 @@ class Treatment:
         require(self.num_labels >= 1, "num_labels", "1 or more")
         require(self.layers is None or self.layers >= 1, "layers", "1 or more, or None")
         require(self.combine in ("mean", "min", "uwo"), "combine", "'mean', 'min' or 'uwo'")
+        require(self.level_samples >= 0, "level_samples", "0 or more")
         require(0 <= self.uwo_weight < math.inf, "uwo_weight", "0 or more")
         require(self.members >= (self.oracle is None), "members", "1 or more (0 only with an oracle of your own)")
 
@@ -134,10 +144,11 @@ class Treatment:
         members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(cell.reward_models)]
         if len(members) == 1:
             return members[0]
-        if self.centred:
+        if self.level_samples:
             from .overoptimization_sft import answers  # imports torch
 
-            members = [Centred(member, answers) for member in members]
+            level = partial(answers, num_samples=self.level_samples)
+            members = [Centred(member, level) for member in members]
         return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 
     def env(self, cell: Cell, num_envs: int, split: str = "unlabeled") -> Env:
@@ -191,7 +202,8 @@ class Stepped(Shared):
             ids = [each.id for each in instructions[rows] if isinstance(each, Instruction)]
             env = self._env(len(responses[rows]))
             env.reset(options={"instruction_ids": ids})
-            _, rewards[rows], _, _, infos = env.step(responses[rows])
+            _, found, _, _, infos = env.step(responses[rows])
+            rewards[rows] = checked(f"The reward of {self.name!r} (its wrapper's step)", found, len(ids))
             spread[rows] = infos.get(DISAGREEMENT, math.nan)
         return Verdicts(rewards, {} if np.isnan(spread).all() else {DISAGREEMENT: spread})
 

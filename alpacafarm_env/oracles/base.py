@@ -194,15 +194,20 @@ def _ask(
     if not isinstance(verdicts, Verdicts):
         raise OracleError(f"{oracle.name!r}.judge must return Verdicts, got {type(verdicts).__name__}.")
     _check_details(oracle.name, verdicts.details.items(), lengths[0])
-    return Verdicts(_checked(oracle.name, verdicts.scores, lengths[0]), verdicts.details)
+    return Verdicts(checked(f"Oracle {oracle.name!r}", verdicts.scores, lengths[0]), verdicts.details)
 
 
-def _checked(name: str, answer: object, size: int) -> NDArray[np.float64]:
+def checked(who: str, answer: object, size: int) -> NDArray[np.float64]:
+    """One real number for each of `size` rows as float64 [size]: a wrong shape is never broadcast.
+
+    Raises:
+        OracleError: `who` ("Oracle 'x'", "The environment's step") answered something else.
+    """
     scores = np.asarray(answer)
     if scores.shape != (size,):
-        raise OracleError(f"Oracle {name!r} must answer {size} rows with shape ({size},), got shape {scores.shape}.")
+        raise OracleError(f"{who} must answer {size} rows with shape ({size},), got shape {scores.shape}.")
     if scores.dtype.kind not in "fiu":
-        raise OracleError(f"Oracle {name!r} must answer real numbers (NaN = no verdict), got dtype {scores.dtype}.")
+        raise OracleError(f"{who} must answer real numbers (NaN = no verdict), got dtype {scores.dtype}.")
     return scores.astype(np.float64, copy=False)
 
 

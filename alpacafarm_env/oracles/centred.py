@@ -9,7 +9,7 @@ disagree on about the answer. Source: Eisenstein et al. 2023 (arXiv 2312.09244),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -60,9 +60,12 @@ class Centred(Shared):
 
     def _measure(self, instructions: Sequence[str]) -> list[float]:
         """Mean score of the fixed answers to each instruction, [B]."""
-        fixed = self._answers(instructions)
-        if any(isinstance(each, str) for each in fixed):
-            raise TypeError("Centred: expected answers to return a list of texts for each instruction, got one text")
+        found = list(self._answers(instructions))
+        if wrong := [each for each in found if isinstance(each, str) or not isinstance(each, Iterable)]:
+            raise TypeError(
+                f"Centred: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
+            )
+        fixed = [list(each) for each in found]
         if len(fixed) != len(instructions):
             raise ValueError(f"Centred: expected answers to return {len(instructions)} lists, got {len(fixed)}")
         asked = [x for x, answers in zip(instructions, fixed, strict=True) for _ in answers]

@@ -6,7 +6,7 @@ beyond them. Taking the worst member's word, or a price for disagreement, makes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from math import inf
 from typing import Any, Final
@@ -58,7 +58,7 @@ class Ensemble(Shared):
 
     def __init__(
         self,
-        members: Sequence[RewardOracle],
+        members: Iterable[RewardOracle],
         combine: str = "mean",
         weight: float | None = None,
         *,
@@ -98,7 +98,8 @@ class Ensemble(Shared):
         else:
             combined = mean - self.weight * variance
         members = {f"score:{name}": score for name, score in zip(self.member_names, scores, strict=True)}
-        return Verdicts(combined, {"disagreement": np.sqrt(variance), **members, **self._told(answers)})
+        own = {"disagreement": np.sqrt(variance), **members}
+        return Verdicts(combined, own | self._told(answers) | own)  # first, and whatever members call theirs
 
     def _told(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:
         """What the members told beside their scores."""
@@ -108,26 +109,28 @@ class Ensemble(Shared):
             own = answer.details.get(UNSCORED_REASON, reasons)
             for row in np.flatnonzero(np.isnan(answer.scores) & (reasons == "")).tolist():
                 reasons[row] = f"{name}: {own[row] or NO_VERDICT}"
-            for key, values in answer.details.items():
+            for key, detail in answer.details.items():
                 if key == UNSCORED_REASON:
                     continue
+                values = np.asarray(detail)
                 if key.startswith("cost_"):
                     told[key] = told[key] + values if key in told else values
-                elif np.asarray(values).dtype == np.bool_:
+                elif values.dtype == np.bool_:
                     told[key] = told[key] | values if key in told else values
                 else:
                     told[f"{key}:{name}"] = values
         return told
 
 
-def _checked(members: Sequence[Any]) -> tuple[RewardOracle, ...]:
+def _checked(given: Iterable[Any]) -> tuple[RewardOracle, ...]:
+    members = tuple(given)
     for member in members:
         if not isinstance(member, RewardOracle):
             advice = ": it compares pairs; give the win rate by it" if isinstance(member, PreferenceOracle) else ""
             raise TypeError(f"Members of an ensemble are oracles with name and score, got {member!r}{advice}.")
     if not members:
         raise ValueError("An ensemble needs one or more members, got none.")
-    return tuple(members)
+    return members
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from tiny_worlds import (
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.errors import CheckpointError, UnknownNameError, UnscoredError
+from alpacafarm_env.oracles import OracleError
 
 LEARN = small_ppo(
     total_steps=16,
@@ -184,6 +185,17 @@ def test_a_step_without_any_score_is_an_error(llama: LanguageModel) -> None:
 
     agent = PPO(make_env(16, Silent(""), on_unscored="truncate"), llama, config=small_ppo())
     with pytest.raises(UnscoredError, match="Step 1: none of 16 responses has a score"):
+        next(agent.updates())
+
+
+def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> None:
+    class Mean(gym.vector.VectorWrapper):  # type: ignore[type-arg]
+        def step(self, actions):
+            observations, rewards, *rest = self.env.step(actions)
+            return observations, rewards.mean(), *rest
+
+    agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
+    with pytest.raises(OracleError, match=r"environment's step .* must answer 16 rows .*, got shape \(\)"):
         next(agent.updates())
 
 

@@ -44,6 +44,12 @@ def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
     assert copy.deepcopy(centred) is centred
 
 
+@pytest.mark.parametrize("kind", [tuple, iter, np.array], ids=["tuple", "iterator", "array"])
+def test_answers_may_be_anything_of_texts(kind):
+    centred = Centred(Leveled(), lambda asked: kind([kind(["a", "abcd"]) for _ in asked]))
+    assert centred.score(["i", "j"], ["abcd", ""]).tolist() == [1.5, -2.5]
+
+
 def test_a_level_is_asked_once():
     oracle = Leveled()
     centred = Centred(oracle, two_letters)
@@ -67,8 +73,10 @@ def test_without_a_level_there_is_no_verdict(answers):
 
 
 def test_answers_of_another_shape_are_refused():
-    with pytest.raises(TypeError, match="a list of texts for each instruction, got one text"):
+    with pytest.raises(TypeError, match="a list of texts for each instruction, got 'ab'"):
         Centred(Leveled(), lambda asked: ["ab" for _ in asked]).score(["i"], ["a"])
+    with pytest.raises(TypeError, match="a list of texts for each instruction, got None"):
+        Centred(Leveled(), lambda asked: [None for _ in asked]).score(["i"], ["a"])
     with pytest.raises(ValueError, match="expected answers to return 2 lists, got 1"):
         Centred(Leveled(), lambda asked: [["ab"]]).score(["i", "j"], ["a", "a"])
 

@@ -100,6 +100,23 @@ def test_what_the_members_tell():
     assert "annotator" not in details
 
 
+def test_what_a_member_tells_does_not_replace_the_ensembles_own_details():
+    taken = Given([1.0, 2.0], "m", score=[99.0, 99.0], disagreement=[True, True], listed=[3, 4])
+    details = judge(
+        Ensemble([taken, Given([3.0, 2.0], "n", disagreement=[False, True])]), ["i", "j"], ["x", "y"]
+    ).details
+    assert details["score:m"].tolist() == [1.0, 2.0]
+    assert details["disagreement"].tolist() == [1.0, 0.0]
+    assert details["listed:m"].tolist() == [3, 4]
+    assert next(iter(details)) == "disagreement"
+
+
+def test_members_may_come_from_a_generator():
+    assert Ensemble(each for each in members()).score(ASKED, ANSWERED).tolist() == MEANS
+    with pytest.raises(ValueError, match="one or more members, got none"):
+        Ensemble(each for each in ())
+
+
 def test_ensembles_nest():
     inner = Ensemble(members()[:2], "min", name="inner")
     verdicts = judge(Ensemble([inner, members()[2]]), ASKED, ANSWERED)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alpacafarm_env.benchmarks import overoptimization, overoptimization_writing
+from alpacafarm_env.benchmarks import overoptimization, overoptimization_plans, overoptimization_writing
 from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
 from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization_plans import Plans, Sizes
@@ -37,12 +37,18 @@ from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
 
 
 class ShortAnswers(VectorWrapper):
-    """The reward, less 0.01 for each character beyond 100."""
+    """The reward, less 0.02 for each character beyond 30."""
 
     def step(self, actions):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        excess = (infos["response_length"] - 100).clip(0)
-        return observations, rewards - 0.01 * excess, terminated, truncated, infos
+        excess = (infos["response_length"] - 30).clip(0)
+        return observations, rewards - 0.02 * excess, terminated, truncated, infos
+
+
+class Negated(VectorWrapper):
+    def step(self, actions):
+        observations, rewards, *rest = self.env.step(actions)
+        return observations, -rewards, *rest
 
 
 TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
@@ -99,6 +105,33 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
         overoptimization.run(options_of(out, own, sizes=Sizes(**{**vars(TINY), "num_prompts": 2})))
 
 
+def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monkeypatch):
+    out = tmp_path / "out"
+    options = options_of(out, own, methods=("best_of_n",))
+    assert overoptimization.run(options) == 0
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    real = overoptimization_plans.find_treatment
+    monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), level_samples=3))
+    with pytest.raises(CheckpointError, match=r"short_answers \(level_samples: 4 -> 3, in .*\)\. Choose another --out"):
+        overoptimization.run(options)
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own):
+    out, negated = tmp_path / "out", own.replace("TREATMENT", "Negated")
+    assert overoptimization.run(options_of(out, "ann", negated)) == 0
+    proxies = {
+        (row["treatment"], row["method"]): float(row["proxy"])
+        for row in rows_of(out)
+        if row["step"] == "0" or row["n"] == "1"
+    }
+    for method in ("ppo", "best_of_n"):  # of the same responses
+        assert proxies["Negated", method] == pytest.approx(-proxies["ann", method], abs=1e-5) != 0
+    runs = sorted((out / "runs").glob("*, ppo, seed 0"))
+    first = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) for run in runs]
+    assert first[0]["score/mean"] == pytest.approx(-first[1]["score/mean"], abs=1e-5) != 0
+
+
 def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys, monkeypatch):
     run_treatment = overoptimization.run_treatment
 
@@ -116,6 +149,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
     assert {row["method"] for row in written} == {"best_of_n"}
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert list(manifest["cells"]["failed"].values()) == ["RuntimeError: out of luck"]
+    assert re.search(r"error: 1 cells failed: short_answers \(\w{8}\), ppo, seed 0\.", capsys.readouterr().err)
 
 
 def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -198,6 +199,17 @@ def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
             expected = np.mean(worth) * (100 if name.startswith("win_rate") else 1)
             assert row[name] == pytest.approx(expected, abs=1e-9)
     assert [row["kl"] for row in rows] == pytest.approx([0, np.log(2) - 1 / 2, np.log(4) - 3 / 4, np.log(6) - 5 / 6])
+
+
+def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verdict(tmp_path, own):
+    plan = BestOfNPlan(own[1], 0, tmp_path, replace(TINY, num_samples=4))
+    index = np.arange(12).reshape(3, 4)
+    scores = np.array([0.0, 1, 2, 3, 0, 1, np.nan, np.nan, *[np.nan] * 4])
+    measures = {name: np.arange(12.0) for name in ("gold", "win_rate_simulated", "win_rate_human", "length")}
+    rows = best_rows(plan, SimpleNamespace(index=index, measures=measures), scores, np.full(12, np.nan))
+    # The second instruction stays at its best of 2; the third, without any verdict, is left out of all.
+    first, second = [1.5, 2 / 6 * 2 + 3 / 6 * 3 + 1 / 6, 3.0], [4.5, 5.0, 5.0]
+    assert [row["gold"] for row in rows] == pytest.approx(np.mean([first, second], axis=0).tolist())
 
 
 def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own):

@@ -5,7 +5,7 @@ from overoptimization_worlds import FACTS, TRUTH, study
 
 from alpacafarm_env.benchmarks.overoptimization_claims import claims
 from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.overoptimization_summary import missing, others, warnings
+from alpacafarm_env.benchmarks.overoptimization_summary import beside, missing, others, warnings
 
 
 def judged(truth=TRUTH, facts=FACTS, **options):
@@ -130,6 +130,17 @@ def test_kl_efficiency_of_a_reward_without_noise_is_told_beside_it():
     assert worse.partition(told)[0] == plain.partition(told)[0]
     alone = [row for row in rows if (row["treatment"], row["method"]) != ("gpt4_utility", "best_of_n")]
     assert told not in find_in(alone, "(in gold)").text
+
+
+def test_where_gold_ends_is_told_beside_the_noisy_reward():
+    rows = study(TRUTH, methods=("ppo", "best_of_n"), noise=0.0)
+    end = {row["treatment"]: row["gold"] for row in rows if row["method"] == "ppo" and row["step"] == 40}
+    ppo, best_of_n = beside(Results.of(rows, FACTS))
+    assert ppo.startswith("Gold at the end less that by 25 % flips (p_sim^ann), paired by seed (PPO): no noise ")
+    assert f"; my <b>own</b> wrapper {end['mine'] - end['ann']:.2f} [" in ppo
+    assert "p_sim^ann" not in ppo.partition("(PPO)")[2]
+    assert "(best-of-n)" in best_of_n
+    assert beside(Results.of([row for row in rows if row["treatment"] != "ann"], FACTS)) == []
 
 
 def test_fits_are_judged_by_r_squared():

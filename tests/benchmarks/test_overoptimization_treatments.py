@@ -24,7 +24,7 @@ from alpacafarm_env.benchmarks.overoptimization_treatments import (
 )
 from alpacafarm_env.benchmarks.reward_models import sample
 from alpacafarm_env.errors import UnknownNameError
-from alpacafarm_env.oracles import Constant, make_oracle
+from alpacafarm_env.oracles import Constant, OracleError, make_oracle
 from alpacafarm_env.oracles.base import Verdicts, judge
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:7]
@@ -123,7 +123,7 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
     asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in answers(EVAL) for text in each]
     members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
-    plain = Treatment("x", "X", members=3, combine="min", centred=False)
+    plain = Treatment("x", "X", members=3, combine="min", level_samples=0)
     np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
     assert (raw.argmin(axis=0) != members.argmin(axis=0)).any()
     expected = {
@@ -131,6 +131,10 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
         "min": members.min(axis=0),
         "uwo": members.mean(axis=0) - 0.25 * members.var(axis=0),
     }
+    asked, fixed = [each for each in EVAL for _ in range(2)], [text for each in answers(EVAL, 2) for text in each]
+    two = raw - [model.score(asked, fixed).reshape(-1, 2).mean(axis=1) for model in models]
+    rough = Treatment("x", "X", members=3, combine="min", level_samples=2)
+    np.testing.assert_allclose(rough.reward(cell).score(EVAL, TEXTS), two.min(axis=0), atol=1e-5)
     for combine, scores in expected.items():
         treatment = Treatment("x", "X", members=3, combine=combine, uwo_weight=0.25)
         found = judge(treatment.reward(cell), EVAL, TEXTS)
@@ -145,12 +149,13 @@ def test_a_single_model_is_not_centred():
 
 
 def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
-    monkeypatch.setattr(overoptimization_sft, "_answers", cache(dict))  # nothing is known
+    monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))  # nothing is known
     third = answers([EVAL[3], EVAL[3]])
     assert third[0] == third[1]
-    monkeypatch.setattr(overoptimization_sft, "_answers", cache(dict))
+    monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))
     together = answers(EVAL)
     assert together[3] == third[0]
+    assert [each[:2] for each in together] == answers(EVAL, 2)
     assert {len(each) for each in together} == {4}
     assert len({text for each in together for text in each}) > 4 * len(EVAL) / 2  # samples, not one answer four times
 
@@ -163,6 +168,26 @@ def test_a_wrapper_decides_in_training_and_in_scoring(own):
     np.testing.assert_array_equal(env.step(TEXTS[:4])[1], bare.step(TEXTS[:4])[1] / 2)
     scores = judge(wrapped.proxy(SHIPPED), EVAL, TEXTS).scores
     np.testing.assert_allclose(scores, judge(plain.proxy(SHIPPED), EVAL, TEXTS).scores / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reward", "got"),
+    [
+        (lambda rewards: rewards.mean(), "shape ()"),
+        (lambda rewards: rewards[:1], "shape (1,)"),
+        (lambda rewards: rewards[:, None], "shape (7, 1)"),
+        (lambda rewards: [None] * len(rewards), "dtype object"),
+    ],
+)
+def test_a_wrapper_gives_a_reward_each(reward, got):
+    class Misshapen(VectorWrapper):
+        def step(self, actions):
+            observations, rewards, *rest = self.env.step(actions)
+            return observations, reward(rewards), *rest
+
+    proxy = Treatment("odd", "Odd", wrap=Misshapen).proxy(SHIPPED)
+    with pytest.raises(OracleError, match="The reward of 'odd' .* must answer .*" + re.escape(got)):
+        judge(proxy, EVAL, TEXTS)
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 100])
@@ -238,7 +263,10 @@ def test_labels_have_a_name_of_their_own_for_every_difference():
         Labels("human", 0.25, 100),
         Labels("sim_eval", 0.25, 10),
         Labels("sim_eval", 0.25, 100, str(Path("small") / "trunk")),
+        Labels("sim_eval", 0.25, 100, str(Path("large") / "trunk")),
+        Labels("sim_eval", 0.2500001, 100),
         Labels("sim_eval", 0.25, 100, layers=1),
         Labels("sim_eval", 0.25, 100, layers=2),
     ]
     assert len({each.name for each in labels}) == len(labels)
+    assert labels[1].name == "sim_eval, flip 0, 100 labels"
