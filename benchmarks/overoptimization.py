@@ -91,8 +91,9 @@ class OveroptimizationOptions(StudyOptions):
         for spec in names:
             name = find_treatment(spec).name
             if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
+                taken = "the study itself" if name in KNOWN else specs[name]
                 raise UnknownNameError(
-                    f"--treatments {spec}: expected a name of its own, got {name!r}, which is taken."
+                    f"--treatments {spec}: expected a name of its own, got {name!r}, which is taken by {taken}."
                 )
         return specs
 

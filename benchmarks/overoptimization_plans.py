@@ -227,8 +227,9 @@ class PPOPlan(TreatmentPlan):
     @property
     def units(self) -> int:
         """Its weight in the progress report."""
-        sizes, members = self.sizes, max(1, self.found.members)
-        training = sizes.ppo_steps * sizes.rollouts * (8 + members) // 900
+        sizes, members = self.sizes, self.found.members
+        scored = members * (1 + self.found.level_samples) if members > 1 else 1  # an ensemble scores SFT's answers too
+        training = sizes.ppo_steps * sizes.rollouts * (12 + scored) // 1000
         return 2 + training + len(self.sizes.evaluated_steps) * sizes.num_eval * (3 + members) // 1000
 
 

@@ -263,5 +263,5 @@ def find_treatment(name: str) -> Treatment:
         return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
     raise UnknownNameError(
         f"Treatment {name!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "
-        f"environments (gymnasium.vector.VectorWrapper), got {found!r}"
+        f"environments (gymnasium.vector.VectorWrapper; a gymnasium.Wrapper is of one environment), got {found!r}"
     )

@@ -29,6 +29,9 @@ def source_mark(spec: str) -> str:
     """Marks what is one's own by a hash of its source: edited, it is another one. Nothing for names of ours."""
     if ":" not in spec:
         return ""
-    file = inspect.getsourcefile(importlib.import_module(spec.partition(":")[0]))
+    try:
+        file = inspect.getsourcefile(importlib.import_module(spec.partition(":")[0]))
+    except TypeError:  # a module that is part of the interpreter
+        file = None
     content = Path(file).read_bytes() if file else spec.encode()
     return f" ({hashlib.sha256(content).hexdigest()[:8]})"

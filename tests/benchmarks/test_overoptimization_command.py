@@ -220,6 +220,6 @@ def test_bad_options_are_named(changes, expected):
 def test_a_name_is_taken_once(tmp_path, monkeypatch):
     (tmp_path / "taken_treatment.py").write_text(OWN.replace('"short_answers"', '"ann"'))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownNameError, match="got 'ann', which is taken"):
+    with pytest.raises(UnknownNameError, match="got 'ann', which is taken by the study itself"):
         overoptimization.run(options_of(tmp_path / "out", "taken_treatment:TREATMENT"))
     assert not (tmp_path / "out").exists()
