@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import peft
 import pytest
 import torch
@@ -16,7 +15,6 @@ from tiny_worlds import (
     ASCII,
     TEXTS,
     First,
-    Picky,
     Share,
     load_policy,
     make_env,
@@ -27,8 +25,7 @@ from tiny_worlds import (
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
-from alpacafarm_env.errors import CheckpointError, UnknownNameError, UnscoredError
-from alpacafarm_env.oracles import OracleError
+from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
 LEARN = small_ppo(
     total_steps=16,
@@ -164,39 +161,6 @@ def test_unfinished_responses_get_the_missing_eos_score(llama: LanguageModel) ->
     expected = torch.where(rollouts.finished, scores.float(), torch.tensor(-3.0))
     assert set(rollouts.finished.tolist()) == {True, False}
     torch.testing.assert_close(experience.returns[:, 0], expected)
-
-
-def test_unscored_responses_are_left_out_and_counted(llama: LanguageModel) -> None:
-    env = make_env(16, Picky(ASCII), on_unscored="truncate")
-    agent = PPO(env, llama, config=small_ppo())
-    rollouts, scores, metrics = agent._collector.collect(1)
-    assert all(len(text) % 2 for text in rollouts.texts)
-    assert len(rollouts) == len(scores) == 16 * (1 - metrics["score/unscored"])
-    assert 0 < metrics["score/unscored"] < 1
-    assert not scores.isnan().any()
-    assert metrics["score/mean"] == pytest.approx(float(scores.mean()))
-    assert [m["step"] for m in agent.updates()] == [1, 2]
-
-
-def test_a_step_without_any_score_is_an_error(llama: LanguageModel) -> None:
-    class Silent(Share):
-        def score(self, instructions, responses):
-            return np.full(len(responses), np.nan)
-
-    agent = PPO(make_env(16, Silent(""), on_unscored="truncate"), llama, config=small_ppo())
-    with pytest.raises(UnscoredError, match="Step 1: none of 16 responses has a score"):
-        next(agent.updates())
-
-
-def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> None:
-    class Mean(gym.vector.VectorWrapper):  # type: ignore[type-arg]
-        def step(self, actions):
-            observations, rewards, *rest = self.env.step(actions)
-            return observations, rewards.mean(), *rest
-
-    agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
-    with pytest.raises(OracleError, match=r"environment's step .* must answer 16 rows .*, got shape \(\)"):
-        next(agent.updates())
 
 
 def test_one_scored_response_is_one_minibatch(llama: LanguageModel) -> None:
