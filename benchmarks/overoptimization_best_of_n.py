@@ -22,8 +22,8 @@ def run_best_of_n(plan: BestOfNPlan, tell: Tell) -> list[Row]:
     """Asks the treatment's reward about all samples; rows of `COLUMNS` for n = 1, 2, 4 ... and the largest.
 
     Each is the mean over instructions of the unbiased estimator from all samples that the reward has a verdict on
-    (`best_of_k`); the KL is the upper bound log n - (n - 1) / n. Stored beside each is what is chosen of the first n
-    samples.
+    (`best_of_k`; an instruction with fewer than n of them counts with its best of the largest n that it reaches); the
+    KL is the upper bound log n - (n - 1) / n. Stored beside each is what is chosen of the first n samples.
     """
     quiet()
     tell(News(plan.cell, 0))

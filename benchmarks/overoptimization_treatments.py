@@ -134,7 +134,8 @@ class Treatment:
 
     def settings(self) -> dict[str, Any]:
         """All that decides its reward, JSON-able; of callables whether there is one."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "title"}
+        left_out = {"title", *(() if self.members > 1 else ("combine", "uwo_weight", "level_samples"))}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         return {name: value is not None if name in ("wrap", "oracle") else value for name, value in values.items()}
 
     def reward(self, cell: Cell) -> RewardOracle:

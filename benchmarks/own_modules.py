@@ -29,8 +29,9 @@ def source_mark(spec: str) -> str:
     """Marks what is one's own by a hash of its source: edited, it is another one. Nothing for names of ours."""
     if ":" not in spec:
         return ""
+    module = importlib.import_module(spec.partition(":")[0])
     try:
-        file = inspect.getsourcefile(importlib.import_module(spec.partition(":")[0]))
+        file = inspect.getsourcefile(module)
     except TypeError:  # a module that is part of the interpreter
         file = None
     content = Path(file).read_bytes() if file else spec.encode()

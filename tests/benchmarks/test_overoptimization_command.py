@@ -111,8 +111,8 @@ def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monk
     assert overoptimization.run(options) == 0
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     real = overoptimization_plans.find_treatment
-    monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), level_samples=3))
-    with pytest.raises(CheckpointError, match=r"short_answers \(level_samples: 4 -> 3, in .*\)\. Choose another --out"):
+    monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), flip=0.2))
+    with pytest.raises(CheckpointError, match=r"short_answers \(flip: 0.25 -> 0.2, in .*\)\. Choose another --out"):
         overoptimization.run(options)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 

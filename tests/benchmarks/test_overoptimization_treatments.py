@@ -254,6 +254,10 @@ def test_a_wrong_field_is_named(changes, expected):
     with pytest.raises(ValueError, match=re.escape(expected)):
         Treatment(**{"name": "x", "title": "X", **changes})
     assert Treatment("x", "X", members=0, oracle=lambda cell: Constant()).settings()["oracle"] is True
+    # How members are combined decides nothing where there is one.
+    assert Treatment("x", "X", combine="min", level_samples=2).settings() == Treatment("x", "X").settings()
+    three = [Treatment("x", "X", members=3, level_samples=num).settings() for num in (2, 4)]
+    assert three[0] != three[1]
 
 
 def test_labels_have_a_name_of_their_own_for_every_difference():
