@@ -126,7 +126,7 @@ def run(options: OveroptimizationOptions) -> int:
 
     write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
     if study.failed:
-        print(f"error: {len(study.failed)} cells failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
+        print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
     return study.finish()
 
 

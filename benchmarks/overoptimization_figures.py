@@ -157,13 +157,7 @@ def _position(curves: Curves) -> tuple[str, Array]:
 def _pair(results: Results, group: Sequence[Curves], axis: Callable[[Curves], tuple[str, Array]]) -> list[Panel]:
     return [
         _panel(results, group, axis, "gold reward (gold units)", lambda curves: curves["gold"]),
-        _panel(
-            results,
-            group,
-            axis,
-            "proxy reward (of reward models: SFT's std)",
-            lambda curves: curves["proxy"],
-        ),
+        _panel(results, group, axis, "proxy reward (of reward models: SFT's std)", lambda curves: curves["proxy"]),
     ]
 
 

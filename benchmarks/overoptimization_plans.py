@@ -16,6 +16,7 @@ from .evaluation import subset
 from .method_runs import file_name, fingerprint
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
 from .own_modules import source_mark
+from .study import differences
 
 Kind = Literal["ppo", "best_of_n"]
 TEMPERATURE: Final = 1.0
@@ -203,14 +204,13 @@ class TreatmentPlan:
         return {"treatment": self.found.settings(), "sizes": asdict(self.sizes), "reward_models": members}
 
     def changed(self) -> str:
-        """What of the treatment was another when the cell's folder was made, "level_samples: 0 -> 4"; or ""."""
+        """What of the treatment was another when the cell's folder was made, "flip was 0.2, is 0.25"; or ""."""
         file = self.folder / "settings.json"
         if not file.is_file():
             return ""
         before = json.loads(file.read_text(encoding="utf-8"))["treatment"]
         now = json.loads(json.dumps(self.found.settings()))
-        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        return ", ".join(f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names)
+        return ", ".join(differences(before, now))
 
     def evaluation_file(self, number: int) -> Path:
         """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept."""

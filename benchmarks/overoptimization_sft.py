@@ -19,10 +19,10 @@ from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .reward_models import sample
 
 NUM_SAMPLES: Final = 4
-"""SFT's answers to each instruction that sets a reward's scale, or its own level."""
+"""SFT's answers to each instruction that sets a reward's scale."""
 
 
-def answers(instructions: Sequence[str], num_samples: int = NUM_SAMPLES) -> list[list[str]]:
+def answers(instructions: Sequence[str], num_samples: int) -> list[list[str]]:
     """So many of SFT's answers to each instruction, at temperature 1: the same whatever else is asked."""
     known = _answers(num_samples)
     if new := list({str(each): each for each in instructions if str(each) not in known}.values()):

@@ -171,7 +171,7 @@ class Study:
         stored = _read_json(path, "a manifest")
         before = {"name": stored.get("name"), **(stored.get("config") or {})}
         now = {"name": self.name, **self.config}
-        if changed := _differences(before, now):
+        if changed := differences(before, now):
             raise CheckpointError(
                 f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
                 "Choose another --out, or remove that folder."
@@ -233,13 +233,13 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
     return path
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
     """One sentence for each value that differs; of nested settings those that differ only, as "outer.inner"."""
     found = []
     for key in {**before, **now}:
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{within}{key}.")
+            found += differences(old, new, f"{within}{key}.")
         elif old != new:
             found.append(f"{within}{key} was {old!r}, is {new!r}")
     return found

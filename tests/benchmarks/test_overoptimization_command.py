@@ -112,7 +112,7 @@ def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monk
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     real = overoptimization_plans.find_treatment
     monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), flip=0.2))
-    with pytest.raises(CheckpointError, match=r"short_answers \(flip: 0.25 -> 0.2, in .*\)\. Choose another --out"):
+    with pytest.raises(CheckpointError, match=r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"):
         overoptimization.run(options)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
@@ -149,7 +149,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
     assert {row["method"] for row in written} == {"best_of_n"}
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert list(manifest["cells"]["failed"].values()) == ["RuntimeError: out of luck"]
-    assert re.search(r"error: 1 cells failed: short_answers \(\w{8}\), ppo, seed 0\.", capsys.readouterr().err)
+    assert re.search(r"error: cells that failed: short_answers \(\w{8}\), ppo, seed 0\.", capsys.readouterr().err)
 
 
 def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):

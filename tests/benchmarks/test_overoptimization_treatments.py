@@ -121,7 +121,7 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
     cell = Cell(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
     models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell.reward_models]
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
-    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in answers(EVAL) for text in each]
+    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in answers(EVAL, 4) for text in each]
     members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
     plain = Treatment("x", "X", members=3, combine="min", level_samples=0)
     np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
@@ -150,10 +150,10 @@ def test_a_single_model_is_not_centred():
 
 def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
     monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))  # nothing is known
-    third = answers([EVAL[3], EVAL[3]])
+    third = answers([EVAL[3], EVAL[3]], 4)
     assert third[0] == third[1]
     monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))
-    together = answers(EVAL)
+    together = answers(EVAL, 4)
     assert together[3] == third[0]
     assert [each[:2] for each in together] == answers(EVAL, 2)
     assert {len(each) for each in together} == {4}
