@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -23,9 +23,9 @@ from ..instructions import Instruction
 from .evaluation import Evaluation, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
-from .own_modules import source_mark
+from .own_modules import refuse_edited, source_mark
 from .parallel import News, Tell, quiet
-from .study import Row
+from .study import Row, differences
 
 ANSWERED_AT_ONCE = 161
 """Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
@@ -51,13 +51,18 @@ class MethodPlan:
     lora: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     """As of `Job`."""
+    mark: str = field(init=False)
+    """Of the source of a method of one's own, when the plan was made."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mark", source_mark(self.method))
 
     @property
     def cell(self) -> str:
         """Name of the study's cell. A method without feedback has one cell for both."""
         method = find_method(self.method)
         middle = "" if method.needs == "nothing" else f"{self.feedback}, "
-        return f"{method.name}{source_mark(self.method)}, {middle}seed {self.seed}"
+        return f"{method.name}{self.mark}, {middle}seed {self.seed}"
 
     @property
     def units(self) -> int:
@@ -71,7 +76,7 @@ class MethodPlan:
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("out", "mark")}
         return {**found, "reward": None if self.reward is None else fingerprint(self.reward)}
 
     def job(self) -> Job:
@@ -94,11 +99,12 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
 
     Raises:
-        CheckpointError: The cell's folder was made with other settings.
+        CheckpointError: The cell's folder was made with other settings, or the method was edited since the start.
     """
     from accelerate import PartialState
 
     quiet()
+    refuse_edited(plan.method, plan.mark)
     tell(News(plan.cell, 0))
     method, job = find_method(plan.method), plan.job()
     for folder in (job.folder / "answers", plan.evaluation_file.parent):
@@ -293,11 +299,9 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     if not file.is_file():
         write_atomic(file, json.dumps(now, indent=1) + "\n")
         return
-    before = json.loads(file.read_text(encoding="utf-8"))
-    changed = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in now if before.get(key) != now.get(key)]
-    if changed:
+    if changed := differences(json.loads(file.read_text(encoding="utf-8")), now):
         raise CheckpointError(
-            f"{folder} was made with other settings. Changed: {'; '.join(changed)}. Choose another --out, or remove it."
+            f"{folder} was made with other settings: {'; '.join(changed)}. Choose another --out, or remove that folder."
         )
 
 

@@ -22,7 +22,9 @@ from typing import Annotated, Any, Self
 
 import tyro
 
+from .. import sandbox
 from ..errors import UnknownNameError
+from .method_runs import fingerprint
 from .overoptimization_plans import (
     BestOfNPlan,
     Kind,
@@ -34,6 +36,7 @@ from .overoptimization_plans import (
     TreatmentPlan,
 )
 from .overoptimization_treatments import TREATMENTS, find_treatment
+from .own_modules import refuse_edited
 from .parallel import Tell, run_cells
 from .study import Row, Study, StudyOptions, run_command
 
@@ -146,6 +149,7 @@ def settings(sizes: Sizes) -> dict[str, Any]:
 
     return {
         "sizes": asdict(sizes),
+        "policy": fingerprint(str(sandbox.POLICY)),
         "ppo": asdict(ppo_config(sizes)),
         "reward_modeling": asdict(RewardModelingConfig.sandbox()),
     }
@@ -186,7 +190,12 @@ def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
 
 
 def run_treatment(plan: TreatmentPlan, tell: Tell) -> list[Row]:
-    """Runs PPO or best-of-n on one treatment and seed."""
+    """Runs PPO or best-of-n on one treatment and seed.
+
+    Raises:
+        CheckpointError: The treatment is one of one's own and was edited since the study began.
+    """
+    refuse_edited(plan.treatment, plan.mark)
     if isinstance(plan, PPOPlan):
         from .overoptimization_ppo import run_ppo
 

@@ -130,9 +130,10 @@ def grows_with_flips(results: Results, method: str) -> Claim:
 def ensemble_cuts(results: Results, name: str, method: str) -> Claim:
     """Claim 4: a conservative ensemble cuts the drop with 25 % flips by half or more.
 
-    What is tested, paired by seed, is (half of the single model's drop) - (the ensemble's drop).
+    Judged by the means, as the claim is; (half of the single model's drop) - (the ensemble's drop), paired by seed, is
+    told with its interval, which says how sure that is.
     """
-    title = f"{results.title(name)} cuts the drop of {results.title(NOISY)} by half or more ({METHOD_WORDS[method]})"
+    title = f"{results.title(name)} halves the mean drop of {results.title(NOISY)} or more ({METHOD_WORDS[method]})"
     found = results.drops((NOISY, name), method)
     if found is None:
         return _missing(title, results, NOISY, name)

@@ -59,8 +59,8 @@ class Setting:
         )
         return (
             f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{seeds}. Proxy: each treatment's own reward (1: "
-            "standard deviation of SFT's answers to an instruction). Gold: the sandbox's true reward."
+            f"{seeds}. Proxy: each treatment's own reward (of one reward model 1 is the standard deviation of SFT's "
+            "answers to an instruction). Gold: the sandbox's true reward."
         )
 
 

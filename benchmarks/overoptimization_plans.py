@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -155,7 +155,12 @@ class TreatmentPlan:
     seed: int
     out: Path
     sizes: Sizes
+    mark: str = field(init=False)
+    """Of the source of a treatment of one's own, when the plan was made."""
     method: ClassVar[Kind]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mark", source_mark(self.treatment))
 
     @property
     def units(self) -> int:
@@ -165,7 +170,7 @@ class TreatmentPlan:
     @property
     def cell(self) -> str:
         """Name of the study's cell. A treatment of one's own that was edited is another one."""
-        return f"{self.found.name}{source_mark(self.treatment)}, {self.method}, seed {self.seed}"
+        return f"{self.found.name}{self.mark}, {self.method}, seed {self.seed}"
 
     @property
     def found(self) -> Treatment:
@@ -195,7 +200,10 @@ class TreatmentPlan:
         """
         members = self.reward_models()
         if missing := [plan.cell for plan in members if not plan.done]:
-            raise DataError(f"{self.cell}: expected its reward models, found none for: {'; '.join(missing)}.")
+            raise DataError(
+                f"{self.cell}: expected its reward models, found none for: {'; '.join(missing)}. Where "
+                f"{self.out / 'cells'} has files of these names, remove them and call again: they are trained anew."
+            )
         return Cell(self.seed, tuple(plan.folder for plan in members))
 
     def settings(self) -> dict[str, Any]:
@@ -213,9 +221,9 @@ class TreatmentPlan:
         return ", ".join(differences(before, now))
 
     def evaluation_file(self, number: int) -> Path:
-        """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept."""
+        """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept: removed with the run."""
         name = {"ppo": "step", "best_of_n": "n"}[self.method]
-        return self.out / "evaluations" / file_name(self.cell) / f"{name}-{number:05}.json"
+        return self.folder / "evaluations" / f"{name}-{number:05}.json"
 
 
 @dataclass(frozen=True)
@@ -273,5 +281,5 @@ class Plans:
             told = "; ".join(f"{name} ({what})" for name, what in changed.items())
             raise CheckpointError(
                 f"There are results of treatments that have changed since: {told}. Choose another --out, or remove "
-                "what begins with their names from its folders cells, runs and evaluations."
+                "what begins with their names from its folders cells and runs."
             )

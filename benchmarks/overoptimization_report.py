@@ -22,7 +22,7 @@ from .overoptimization_gallery import Run, gallery_table
 from .overoptimization_results import Results, gold_text
 from .overoptimization_summary import beside, missing, others, warnings
 from .overoptimization_trends import by_seed, length_residual
-from .overoptimization_tried import Tried
+from .overoptimization_tried import HOW_TRIED, Tried
 from .report import Section, Table
 from .study import Row
 from .win_rate_report import SIMULATION, settings_table
@@ -31,7 +31,8 @@ from .win_rate_summary import interval_text, number, signed
 RULES = (
     "A fall is measured for each seed from the peak of the mean curve of the other seeds to the end, so that a lucky "
     "evaluation does not pass for a peak. It is called clear where the 95 % t-interval of its mean over the seeds is "
-    "above 0, and so are a rise of the proxy and an ensemble's warning. Errors and intervals are over seeds, the "
+    "above 0, and so are a rise of the proxy and an ensemble's warning. Whether an ensemble halves a drop is "
+    "judged by the means; the interval beside it says how sure that is. Errors and intervals are over seeds, the "
     "instructions being the same: they say how much another run would differ, not how much other instructions would."
 )
 """How claims and warnings are judged."""
@@ -234,7 +235,7 @@ def treatment_table(results: Results) -> Table:
 
 def tried_table(tried: Sequence[Tried]) -> Table | None:
     """What was tried on the way to the settings of the study, and what came out; None for nothing."""
-    return Table(("tried", "found"), [(each.what, each.found) for each in tried]) if tried else None
+    return Table(("tried", "found"), [(each.what, each.found) for each in tried], HOW_TRIED) if tried else None
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -114,8 +114,18 @@ def write_evaluation(plan: TreatmentPlan, number: int, row: Row, content: dict[s
 
 
 def read_evaluation(plan: TreatmentPlan, number: int) -> dict[str, Any]:
-    """What `write_evaluation` stored: "row", and columns of one value a response."""
-    content: dict[str, Any] = json.loads(plan.evaluation_file(number).read_text(encoding="utf-8"))
+    """What `write_evaluation` stored: "row", and columns of one value a response.
+
+    Raises:
+        DataError: It is gone.
+    """
+    file = plan.evaluation_file(number)
+    if not file.is_file():
+        raise DataError(
+            f"{plan.cell}: expected {file}, found none. To run it anew remove {plan.folder} and, if it is there, the "
+            f"file of that name in {plan.out / 'cells'}, and call again."
+        )
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Final
@@ -40,6 +41,9 @@ class Scaled(Shared):
     Args:
         oracle: Any.
         num_val: Instructions of val whose answers set the scale.
+
+    Raises:
+        ValueError: It scores all answers to an instruction alike, or has no verdict on one.
     """
 
     def __init__(self, oracle: RewardOracle, num_val: int = 500) -> None:
@@ -48,6 +52,11 @@ class Scaled(Shared):
         asked = [instruction for instruction in val for _ in range(NUM_SAMPLES)]
         scores = oracle.score(asked, sample(_policy(), val, "calibration", NUM_SAMPLES))
         self.mean, self.std = scale_of(scores, NUM_SAMPLES)
+        if not 0 < self.std < math.inf:
+            raise ValueError(
+                f"{self.name}: expected a score of each of SFT's answers, and other ones for other answers to an "
+                f"instruction, got a standard deviation of {self.std!r}."
+            )
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """(score - mean) / std, [B]."""

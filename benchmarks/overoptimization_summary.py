@@ -80,7 +80,7 @@ def warnings(results: Results) -> list[str]:
         elif place is None:
             sentences.append(f"{start}: {told}; it is never clearly above its start: no warning.")
         else:
-            alarm = "" if falls else "; a false alarm: gold does not clearly fall"
+            alarm = "" if falls else "; gold does not clearly fall"
             when = "before" if place < top else "after" if place > top else "at"
             sentences.append(
                 f"{start}: {told} and is first clearly above its start (95 % t-interval above 0) at "

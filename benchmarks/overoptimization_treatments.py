@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from ..instructions import Instruction
 from ..oracles import Centred, Ensemble, RewardModel
 from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts, checked
 from ..oracles.judges import Flip
+from .method_runs import fingerprint
 from .own_modules import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
@@ -63,9 +64,10 @@ class Labels:
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
 
 
+@cache
 def _mark(folder: str) -> str:
-    """Tells folders of one name apart."""
-    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
+    """Tells models apart: another one in the same place, and folders of one name."""
+    return hashlib.sha256(fingerprint(str(Path(folder).resolve())).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class Treatment:
     """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the one that the members make. It decides the
     reward in training; responses are scored by stepping it."""
     oracle: Callable[[Cell], RewardOracle] | None = None
-    """An oracle of your own, instead of the members' combined score. It must be picklable or made inside the call.
-    Without members PPO's value model starts from the SFT policy, with them from the first one."""
+    """An oracle of your own, instead of the members' combined score; made anew in every process. Without members
+    PPO's value model starts from the SFT policy, with them from the first one."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, field: str, expected: str) -> None:

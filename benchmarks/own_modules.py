@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError
+from ..errors import CheckpointError, UnknownNameError
 
 
 def find_attribute(kind: str, name: str) -> Any:
@@ -26,13 +26,27 @@ def find_attribute(kind: str, name: str) -> Any:
 
 
 def source_mark(spec: str) -> str:
-    """Marks what is one's own by a hash of its source: edited, it is another one. Nothing for names of ours."""
-    if ":" not in spec:
+    """Marks what is one's own by a hash of source and attribute: edited, it is another one. "" for names of ours."""
+    name, _, attribute = spec.partition(":")
+    if not attribute:
         return ""
-    module = importlib.import_module(spec.partition(":")[0])
+    module = importlib.import_module(name)
     try:
         file = inspect.getsourcefile(module)
     except TypeError:  # a module that is part of the interpreter
         file = None
-    content = Path(file).read_bytes() if file else spec.encode()
-    return f" ({hashlib.sha256(content).hexdigest()[:8]})"
+    content = Path(file).read_bytes() if file else name.encode()
+    return f" ({hashlib.sha256(content + attribute.encode()).hexdigest()[:8]})"
+
+
+def refuse_edited(spec: str, mark: str) -> None:
+    """Keeps the results of a study that is running to one source, that whose mark it took at its start.
+
+    Raises:
+        CheckpointError: The file has been edited since.
+    """
+    if source_mark(spec) != mark:
+        raise CheckpointError(
+            f"{spec} was edited while the study ran: expected what it began with. Call again: what was edited is run "
+            "anew, and all else goes on."
+        )

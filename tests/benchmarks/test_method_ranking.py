@@ -143,7 +143,7 @@ def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_
 def test_other_settings_of_a_cell_are_refused(tmp_path):
     check_settings(tmp_path, {"seed": 0, "reward": "a"})
     check_settings(tmp_path, {"seed": 0, "reward": "a"})
-    with pytest.raises(CheckpointError, match="reward: 'a' -> 'b'"):
+    with pytest.raises(CheckpointError, match="reward was 'a', is 'b'"):
         check_settings(tmp_path, {"seed": 0, "reward": "b"})
 
 

@@ -59,6 +59,7 @@ TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.2
 def own(tmp_path, monkeypatch):
     (tmp_path / "short_answers_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "short_answers_of_mine", raising=False)  # of another test's folder
     return "short_answers_of_mine:TREATMENT"
 
 
@@ -115,6 +116,25 @@ def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monk
     with pytest.raises(CheckpointError, match=r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"):
         overoptimization.run(options)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_a_treatment_that_is_edited_is_run_anew_and_never_half(tmp_path, own, monkeypatch):
+    out, run_samples = tmp_path / "out", overoptimization.run_samples
+
+    def edit_meanwhile(plan, tell):
+        (tmp_path / "short_answers_of_mine.py").write_text(OWN + "# edited\n")
+        return run_samples(plan, tell)
+
+    options = options_of(out, own, methods=("best_of_n",))
+    monkeypatch.setattr(overoptimization, "run_samples", edit_meanwhile)
+    with pytest.raises(CheckpointError, match="short_answers_of_mine:TREATMENT was edited while the study ran"):
+        overoptimization.run(options)
+    assert not list((out / "runs").glob("short_answers*"))
+    assert overoptimization.run(options) == 0
+    (tmp_path / "short_answers_of_mine.py").write_text(OWN)
+    assert overoptimization.run(options) == 0
+    assert len(list((out / "cells").glob("short_answers *, best_of_n, seed 0.json"))) == 2
+    assert len(list((out / "cells").glob("reward model*"))) == 1
 
 
 def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own):

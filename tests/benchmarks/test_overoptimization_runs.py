@@ -1,6 +1,8 @@
 """Cells of the over-optimization study in their smallest form: each is run, interrupted, resumed and compared."""
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
@@ -60,6 +62,7 @@ def own(tmp_path, monkeypatch):
     """Two treatments that need no reward model."""
     (tmp_path / "own_rewards_of_runs.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_rewards_of_runs", raising=False)  # of another test's folder
     return OWN_NAMES
 
 
@@ -116,7 +119,7 @@ def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
     weights = [(each.folder / "model.safetensors").read_bytes() for each in (plan, again)]
     assert weights[0] == weights[1]
 
-    with pytest.raises(CheckpointError, match="num_fresh: 16 -> 17"):
+    with pytest.raises(CheckpointError, match="sizes.num_fresh was 16, is 17"):
         run_reward_model(replace(plan, sizes=replace(TINY, num_fresh=17)), silent)
 
 
@@ -255,8 +258,13 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
     assert trained[0]["loss"] != trained[1]["loss"]
 
 
-def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own, monkeypatch):
-    whole, killed = (PPOPlan(own[1], 0, tmp_path / name, TINY) for name in ("whole", "killed"))
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own, monkeypatch, ensemble):
+    whole, killed = (PPOPlan("uwo_3" if ensemble else own[1], 0, tmp_path / name, TINY) for name in ("whole", "killed"))
+    for model in whole.reward_models():
+        run_reward_model(model, silent)
+    if ensemble:
+        shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
     ppo_config, evaluate_policy = overoptimization_ppo.ppo_config, overoptimization_ppo.evaluate_policy
     monkeypatch.setattr(overoptimization_ppo, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
     rows = run_ppo(whole, silent)
@@ -272,8 +280,32 @@ def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own
             with pytest.raises(Interrupted):
                 run_ppo(killed, silent)
     assert run_ppo(killed, silent) == rows
-    assert files_of(whole.out, "evaluations") == files_of(killed.out, "evaluations")
-    assert len(files_of(whole.out, "evaluations")) == 3
+    stored = files_of(whole.folder, "evaluations")
+    assert stored == files_of(killed.folder, "evaluations")
+    assert len(stored) == 3
+
+    # A run that is removed takes what was measured of it along: no curve is of two runs.
+    shutil.rmtree(killed.folder)
+    with monkeypatch.context() as context:
+        context.setattr(overoptimization_ppo, "evaluate_policy", stop)
+        with pytest.raises(Interrupted):
+            run_ppo(killed, silent)
+    with pytest.raises(DataError, match=r"seed 0: expected .*step-00000\.json, found none\. To run it anew remove"):
+        read_evaluation(killed, 0)
+
+
+def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, own, monkeypatch):
+    evaluate_policy = overoptimization_ppo.evaluate_policy
+
+    def edit(*args):
+        evaluate_policy(*args)
+        (tmp_path / "own_rewards_of_runs.py").write_text(OWN + "# edited")
+
+    monkeypatch.setattr(overoptimization_ppo, "evaluate_policy", edit)
+    plan = PPOPlan(own[1], 0, tmp_path, TINY)
+    assert [row["step"] for row in run_ppo(plan, silent)] == [0, 1, 3]
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [plan.cell]
+    assert plan.cell != PPOPlan(own[1], 0, tmp_path, TINY).cell
 
 
 def test_the_kl_is_that_of_the_sampled_responses(tmp_path):

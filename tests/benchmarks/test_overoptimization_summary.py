@@ -75,11 +75,11 @@ def test_the_drop_grows_with_flips_or_not():
 
 def test_an_ensemble_cuts_the_drop_by_half_or_not():
     found = judged()
-    assert find(found, "(WCO) cuts").holds
-    assert "a cut of 100 %" in find(found, "(WCO) cuts").text
-    worse = find(judged({**TRUTH, "wco_3": 0.45}), "(WCO) cuts")
+    assert find(found, "(WCO) halves").holds
+    assert "a cut of 100 %" in find(found, "(WCO) halves").text
+    worse = find(judged({**TRUTH, "wco_3": 0.45}), "(WCO) halves")
     assert worse.holds is False
-    nothing = find(judged({**TRUTH, "ann": 0.02}), "(WCO) cuts")
+    nothing = find(judged({**TRUTH, "ann": 0.02}), "(WCO) halves")
     assert nothing.holds is None
     assert "there is nothing to cut" in nothing.text
 
@@ -164,7 +164,7 @@ def test_fits_are_judged_by_r_squared():
 
 def test_one_seed_claims_nothing_that_needs_an_error():
     found = judged(seeds=1)
-    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with", "(WCO) cuts", "(UWO) cuts"):
+    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with", "(WCO) halves", "(UWO) halves"):
         claim = find(found, words)
         assert claim.holds is None
         assert claim.text.endswith(" One seed has no standard error.")
@@ -195,14 +195,14 @@ def test_what_is_missing_is_said():
         Results.of(study({"ann": 0.47}), FACTS[:1])
 
 
-def test_warnings_come_before_the_peak_or_are_false_alarms():
+def test_warnings_come_before_the_peak_or_where_no_fall_is_clear():
     results = Results.of(study(methods=("ppo",)), FACTS)
     sentences = others(results) + warnings(results)
     (mean,) = [line for line in sentences if line.startswith("25 % flips, mean of 3 (PPO): members'")]
     assert "is first clearly above its start (95 % t-interval above 0) at step 2, before the peak of gold" in mean
-    assert "false alarm" not in mean
+    assert "clearly fall" not in mean
     (wco,) = [line for line in sentences if line.startswith("25 % flips, minimum of 3 (WCO) (PPO): members'")]
-    assert wco.endswith("a false alarm: gold does not clearly fall.")
+    assert wco.endswith("; gold does not clearly fall.")
     (drops,) = [line for line in sentences if line.startswith("Drop of gold from peak to end, other")]
     clear, unclear = drops.split("; does not clearly fall: ")
     assert "35 % flips" in clear

@@ -274,3 +274,13 @@ def test_labels_have_a_name_of_their_own_for_every_difference():
     ]
     assert len({each.name for each in labels}) == len(labels)
     assert labels[1].name == "sim_eval, flip 0, 100 labels"
+
+
+def test_a_trunk_is_known_by_its_weights(tmp_path):
+    """One that was trained anew in its place is another one."""
+    for name, weights in (("a", b"1"), ("b", b"2"), ("c", b"1")):
+        (tmp_path / name / "trunk").mkdir(parents=True)
+        (tmp_path / name / "trunk" / "model.safetensors").write_bytes(weights)
+    one, other, same = (Labels("human", 0, 10, str(tmp_path / name / "trunk")).name for name in "abc")
+    assert one != other
+    assert one == same

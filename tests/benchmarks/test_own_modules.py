@@ -1,0 +1,42 @@
+"""Things of one's own, named on the command line, are known by their source and by what they are called in it."""
+
+import sys
+
+import pytest
+
+from alpacafarm_env.benchmarks.method_runs import MethodPlan
+from alpacafarm_env.benchmarks.own_modules import refuse_edited, source_mark
+from alpacafarm_env.errors import CheckpointError
+
+SOURCE = """from alpacafarm_env.benchmarks.methods import Method
+A = Method("mine", "A", make=None, needs="nothing")
+B = Method("mine", "B", make=None, needs="nothing")
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "marked_methods", raising=False)  # of another test's folder
+    path = tmp_path / "marked_methods.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_mark_is_of_the_source_and_of_the_attribute(file):
+    before = [source_mark(f"marked_methods:{name}") for name in "AB"]
+    assert before == [source_mark(f"marked_methods:{name}") for name in "AB"]
+    file.write_text(SOURCE + "# edited\n")
+    assert len({*before, *(source_mark(f"marked_methods:{name}") for name in "AB")}) == 4
+    assert source_mark("ppo") == ""
+
+
+def test_what_is_edited_after_a_plan_was_made_is_refused(file, tmp_path):
+    plan = MethodPlan("marked_methods:A", "simulated", 0, tmp_path, quick=True, num_eval=5)
+    cell = plan.cell
+    refuse_edited(plan.method, plan.mark)
+    file.write_text(SOURCE + "# edited\n")
+    assert plan.cell == cell
+    assert "mark" not in plan.settings()
+    with pytest.raises(CheckpointError, match="marked_methods:A was edited while the study ran"):
+        refuse_edited(plan.method, plan.mark)
