@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..statistics import Interval, interval
 from .method_agreement import Agreement, Bootstrap, agreement
-from .study import Row
+from .study import Row, number_of
 
 COLUMNS = (
     "method",
@@ -149,7 +149,7 @@ class Cells:
             seen.add(key)
             place = (methods.index(key[0]), FEEDBACKS.index(key[1]), seeds.index(key[2]))
             for name in MEASURES:
-                values[name][place] = _number(row[name])
+                values[name][place] = number_of(row[name])
         return cls(tuple(methods), seeds, values)
 
     def at(self, measure: str, method: str, feedback: str) -> Array:
@@ -309,7 +309,7 @@ def check_credits(rows: Sequence[Row], credits: Credits) -> None:
             sizes.add(values.shape)
             known = values[~np.isnan(values)]
             mean = 100 * float(known.mean()) if len(known) else math.nan
-            told = _number(row[measure])
+            told = number_of(row[measure])
             # Loose enough for credits that were stored in single precision.
             if math.isnan(told) != math.isnan(mean) or abs(told - mean) > 0.01:
                 raise ValueError(f"row {key}: expected credits of mean {measure} = {told}, got {mean}")
@@ -348,7 +348,3 @@ def _learned_from(rows: Sequence[Row], methods: Sequence[MethodFacts]) -> set[st
 
 def _within(values: Mapping[str, float], names: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name in names}
-
-
-def _number(value: object) -> float:
-    return math.nan if value is None or value == "" else float(str(value))

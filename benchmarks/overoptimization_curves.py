@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .study import Row
+from .study import Row, number_of
 
 COLUMNS = (
     "treatment",
@@ -108,7 +107,7 @@ class Curves:
                 f"them; got {len(rows)} rows, without (seed, {column}) {lacking}"
             )
         values = {
-            name: np.array([[_number(found[seed, place][name]) for place in positions] for seed in seeds])
+            name: np.array([[number_of(found[seed, place][name]) for place in positions] for seed in seeds])
             for name in MEASURES
         }
         for name in REQUIRED:
@@ -172,7 +171,3 @@ def paired(*curves: Curves) -> list[Curves]:
     """The same curves, of the seeds that all of them have."""
     common = [seed for seed in curves[0].seeds if all(seed in each.seeds for each in curves)]
     return [each.only(common) for each in curves]
-
-
-def _number(value: object) -> float:
-    return math.nan if value is None or value == "" else float(str(value))

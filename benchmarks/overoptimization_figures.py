@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,11 @@ GROUPS: Final = {
 
 LEFT_OUT: Final = {"win rates": ("sizes", "ensembles"), "length": ("sizes", "labellers")}
 """Section -> groups that are not drawn in it: their numbers stand in table.csv, and a report has an end."""
+OURS: Final = re.compile(
+    rf"({'|'.join(GROUPS)}|own(_\d+)?)_(against_kl|along_optimization|win_rates|length)_({'|'.join(METHODS)})"
+    rf"|disagreement_({'|'.join(METHODS)})|fits|drop_against_flips|reward_models"
+)
+"""Names of the files that are drawn here."""
 FRESH = (
     "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
     "95 % t-intervals of the mean over seeds."
@@ -74,6 +80,8 @@ def write_figures(
 ) -> dict[str, list[Figure]]:
     """Writes the PNG files into `out` and returns them with captions: section ("against KL", ...) -> figures.
 
+    A figure that an earlier call drew of other treatments, and this one does not, is removed.
+
     Args:
         out: Folder of the study.
         results: The curves.
@@ -82,6 +90,9 @@ def write_figures(
         length_slope: Gold units for one character more (`length_slope`); None: gold is not residualised.
     """
     found: dict[str, list[Figure]] = {}
+    for file in out.glob("*.png"):
+        if OURS.fullmatch(file.stem):
+            file.unlink()
     for section, name, title, drawing, methods in _all(results, where, reward_models, length_slope):
         data = write_png(out / f"{name}.png", drawing)
         note = where.label(*methods) if methods else FRESH

@@ -46,6 +46,8 @@ def write_results(
     used = reward_models_of(plans, models)
     if used:
         write_csv(study.out / "reward_models.csv", used)
+    else:  # that of an earlier call would be of other treatments
+        (study.out / "reward_models.csv").unlink(missing_ok=True)
     treatments = tuple({plan.found.name: plan.as_run for plan in plans.treatments}.values())
     where = setting(study, plans)
     sections, table, sentences = write(

@@ -10,6 +10,7 @@ import csv
 import importlib.metadata
 import io
 import json
+import math
 import platform
 import sys
 import traceback
@@ -231,6 +232,11 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
         writer.writerow([_csv_value(row[column]) for column in header])
     write_atomic(path, text.getvalue())
     return path
+
+
+def number_of(value: object) -> float:
+    """A table's number, from a row or read from its CSV; NaN where the cell is empty."""
+    return math.nan if value is None or value == "" else float(str(value))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..statistics import Interval, interval
-from .study import Row
+from .study import Row, number_of
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")
 """Columns of table.csv (eval) and val.csv: one row a seed and evaluation."""
@@ -60,7 +60,7 @@ class Curves:
                 f"got {len(rows)} rows, without (seed, step) {lacking}"
             )
         values = {
-            name: np.array([[_number(found[seed, step][name]) for step in steps] for seed in seeds])
+            name: np.array([[number_of(found[seed, step][name]) for step in steps] for seed in seeds])
             for name in MEASURES
         }
         return cls(seeds, steps, values)
@@ -180,7 +180,3 @@ def _paired(differences: NDArray[np.float64]) -> tuple[float, float]:
     count = len(differences)
     error = float(differences.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
     return float(differences.mean()), error
-
-
-def _number(value: object) -> float:
-    return math.nan if value is None or value == "" else float(str(value))

@@ -84,6 +84,24 @@ def test_what_is_drawn_follows_the_rows(tmp_path):
         assert fact in caption
 
 
+def test_figures_of_an_earlier_call_do_not_stay(tmp_path):
+    """Whatever is drawn of all that can be, is gone when a call after it does not draw it; what is not ours stays."""
+    everything = Results.of(study(), FACTS)
+    write_figures(tmp_path, everything, SETTING, reward_models=reward_models(), length_slope=0.004)
+    drawn = {file.name for file in tmp_path.iterdir()}
+    assert {"own_length_best_of_n.png", "disagreement_ppo.png", "reward_models.png", "fits.png"} <= drawn
+    assert {name.partition("_")[0] for name in drawn} >= {"flips", "labellers", "sizes", "ensembles", "own", "drop"}
+    for name in ("mine.png", "own_1_win_rates_ppo.png"):  # the second is of a fourth treatment of one's own
+        (tmp_path / name).write_bytes(b"earlier")
+    write_figures(tmp_path, Results.of(study({"ann": 0.47}, methods=("ppo",)), FACTS), SETTING)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {
+        "mine.png",
+        "fits.png",
+        *(f"flips_{section}_ppo.png" for section in ("against_kl", "along_optimization", "win_rates")),
+    }
+
+
 def test_one_treatment_of_one_seed_is_drawn(tmp_path):
     results = Results.of(study({"ann": 0.47}, methods=("ppo",), seeds=1), FACTS)
     found = write_figures(tmp_path, results, Setting({"ppo": 8}, 1), length_slope=0.004)
