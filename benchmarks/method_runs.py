@@ -52,7 +52,7 @@ class MethodPlan:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """As of `Job`."""
     mark: str = field(init=False)
-    """Of the source of a method of one's own, when the plan was made."""
+    """Of a method of one's own, as it was loaded where the plan was made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mark", source_mark(self.method))
@@ -99,7 +99,7 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
 
     Raises:
-        CheckpointError: The cell's folder was made with other settings, or the method was edited since the start.
+        CheckpointError: The cell's folder was made with other settings, or the method was edited after the start.
     """
     from accelerate import PartialState
 

@@ -193,7 +193,7 @@ def run_treatment(plan: TreatmentPlan, tell: Tell) -> list[Row]:
     """Runs PPO or best-of-n on one treatment and seed.
 
     Raises:
-        CheckpointError: The treatment is one of one's own and was edited since the study began.
+        CheckpointError: The treatment is one of one's own and was edited after the study began.
     """
     refuse_edited(plan.treatment, plan.mark)
     if isinstance(plan, PPOPlan):

@@ -16,7 +16,7 @@ from .evaluation import subset
 from .method_runs import file_name, fingerprint
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
 from .own_modules import source_mark
-from .study import differences
+from .study import cell_file, differences
 
 Kind = Literal["ppo", "best_of_n"]
 TEMPERATURE: Final = 1.0
@@ -156,7 +156,7 @@ class TreatmentPlan:
     out: Path
     sizes: Sizes
     mark: str = field(init=False)
-    """Of the source of a treatment of one's own, when the plan was made."""
+    """Of a treatment of one's own, as it was loaded where the plan was made."""
     method: ClassVar[Kind]
 
     def __post_init__(self) -> None:
@@ -199,10 +199,11 @@ class TreatmentPlan:
             DataError: A member has not been trained.
         """
         members = self.reward_models()
-        if missing := [plan.cell for plan in members if not plan.done]:
+        if missing := [plan for plan in members if not plan.done]:
+            stored = ", ".join(str(cell_file(plan.out, plan.cell)) for plan in missing)
             raise DataError(
-                f"{self.cell}: expected its reward models, found none for: {'; '.join(missing)}. Where "
-                f"{self.out / 'cells'} has files of these names, remove them and call again: they are trained anew."
+                f"{self.cell}: expected its reward models, found none for: {'; '.join(plan.cell for plan in missing)}. "
+                f"To train them anew remove {stored} (what there is of it) and call again."
             )
         return Cell(self.seed, tuple(plan.folder for plan in members))
 

@@ -24,7 +24,7 @@ from .evaluation import SCORES, Evaluation, evaluate, judges_of
 from .overoptimization_curves import COLUMNS, REQUIRED
 from .overoptimization_plans import TreatmentPlan
 from .overoptimization_treatments import DISAGREEMENT
-from .study import Row
+from .study import Row, cell_file
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def read_evaluation(plan: TreatmentPlan, number: int) -> dict[str, Any]:
     file = plan.evaluation_file(number)
     if not file.is_file():
         raise DataError(
-            f"{plan.cell}: expected {file}, found none. To run it anew remove {plan.folder} and, if it is there, the "
-            f"file of that name in {plan.out / 'cells'}, and call again."
+            f"{plan.cell}: expected {file}, found none. To run it anew remove {plan.folder} and, if it is there, "
+            f"{cell_file(plan.out, plan.cell)}, and call again."
         )
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content

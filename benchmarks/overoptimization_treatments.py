@@ -53,7 +53,7 @@ class Labels:
     @property
     def name(self) -> str:
         """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
-        trunk = "" if self.trunk is None else f", trunk {Path(self.trunk).name} ({_mark(self.trunk)})"
+        trunk = "" if self.trunk is None else f", trunk {_marked(self.trunk)}"
         layers = "" if self.layers is None else f", layers {self.layers}"
         flip = np.format_float_positional(self.flip, trim="-")
         return f"{self.judge}, flip {flip}, {self.num_labels} labels{trunk}{layers}"
@@ -65,9 +65,10 @@ class Labels:
 
 
 @cache
-def _mark(folder: str) -> str:
+def _marked(folder: str) -> str:
     """Tells models apart: another one in the same place, and folders of one name."""
-    return hashlib.sha256(fingerprint(str(Path(folder).resolve())).encode()).hexdigest()[:8]
+    place = str(Path(folder).resolve())
+    return f"{Path(folder).name} ({hashlib.sha256(f'{place} {fingerprint(place)}'.encode()).hexdigest()[:8]})"
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Treatment:
         """All that decides its reward, JSON-able; of callables whether there is one."""
         left_out = {"title", *(() if self.members > 1 else ("combine", "uwo_weight", "level_samples"))}
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        values["trunk"] = self.trunk and _marked(self.trunk)
         return {name: value is not None if name in ("wrap", "oracle") else value for name, value in values.items()}
 
     def reward(self, cell: Cell) -> RewardOracle:

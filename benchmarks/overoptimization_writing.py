@@ -67,7 +67,7 @@ def write_results(
     study.note(level="sandbox", label=where.label(), findings=sentences)
     write_report(study.out / "report.html", TITLE, sections)
     print(text_table(table), *sentences, where.label(), sep="\n")
-    print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures and evaluations.")
+    print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures; responses in runs/.")
 
 
 def setting(study: Study, plans: Plans) -> Setting:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from ..errors import CheckpointError, UnknownNameError
+
+_SOURCES: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()
+"""Module -> hash of the source that it was made from: its file may be another one by now."""
 
 
 def find_attribute(kind: str, name: str) -> Any:
@@ -19,34 +25,48 @@ def find_attribute(kind: str, name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(_loaded(module), attribute)
     except Exception as error:  # a module of one's own can fail in any way
         why = f"{type(error).__name__}: {error}"
         raise UnknownNameError(f"{kind} {name!r}: expected module:attribute that can be imported, got {why}") from error
 
 
 def source_mark(spec: str) -> str:
-    """Marks what is one's own by a hash of source and attribute: edited, it is another one. "" for names of ours."""
+    """Marks what is one's own by a hash of its attribute and of the source that this process has loaded.
+
+    Edited, it is another one. "" for names of ours.
+    """
     name, _, attribute = spec.partition(":")
     if not attribute:
         return ""
-    module = importlib.import_module(name)
-    try:
-        file = inspect.getsourcefile(module)
-    except TypeError:  # a module that is part of the interpreter
-        file = None
-    content = Path(file).read_bytes() if file else name.encode()
-    return f" ({hashlib.sha256(content + attribute.encode()).hexdigest()[:8]})"
+    return f" ({hashlib.sha256((_SOURCES[_loaded(name)] + attribute).encode()).hexdigest()[:8]})"
 
 
 def refuse_edited(spec: str, mark: str) -> None:
-    """Keeps the results of a study that is running to one source, that whose mark it took at its start.
+    """Keeps a cell to the source that its study began with, also where another process has loaded it later.
 
     Raises:
-        CheckpointError: The file has been edited since.
+        CheckpointError: This process has another one than that of `mark`.
     """
     if source_mark(spec) != mark:
         raise CheckpointError(
-            f"{spec} was edited while the study ran: expected what it began with. Call again: what was edited is run "
-            "anew, and all else goes on."
+            f"{spec} was edited after the study began: expected what it began with. Call the command again: what was "
+            "edited is run anew, and all else goes on."
         )
+
+
+def _loaded(name: str) -> ModuleType:
+    module = sys.modules.get(name)
+    if module is None or module not in _SOURCES:
+        source = _source(name)
+        module = importlib.import_module(name)
+        _SOURCES[module] = source
+    return module
+
+
+def _source(name: str) -> str:
+    module = sys.modules.get(name)
+    spec = find_spec(name) if module is None else module.__spec__
+    file = Path(spec.origin) if spec is not None and spec.origin else None
+    # What is part of the interpreter has no file.
+    return hashlib.sha256(file.read_bytes() if file is not None and file.is_file() else name.encode()).hexdigest()

@@ -125,7 +125,7 @@ class Study:
 
     def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
         """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once."""
-        path = self.out / "cells" / f"{quote(key, safe=' =,+')}.json"
+        path = cell_file(self.out, key)
         if path.exists():
             rows = _read_json(path, "a stored cell")["rows"]
         else:
@@ -177,6 +177,11 @@ class Study:
                 f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
                 "Choose another --out, or remove that folder."
             )
+
+
+def cell_file(out: Path, key: str) -> Path:
+    """Where a study in `out` stores the rows of a cell."""
+    return out / "cells" / f"{quote(key, safe=' =,+')}.json"
 
 
 def make_folder(out: Path, inner: str = "") -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_a_method_that_was_edited_is_another_one(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text(source)
     assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
     (tmp_path / "mine.py").write_text(source + "# edited\n")
+    monkeypatch.delitem(sys.modules, "mine")  # as another call
     assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
     assert len([file for file in (tmp_path / "out" / "cells").iterdir() if "mine" in file.name]) == 2
 

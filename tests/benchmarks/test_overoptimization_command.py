@@ -53,6 +53,18 @@ class Negated(VectorWrapper):
 
 TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
 '''
+LENGTHS = """from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+
+
+class Lengths:
+    name = "lengths"
+
+    def score(self, instructions, responses):
+        return [float(len(text)) for text in responses]
+
+
+TREATMENT = Treatment("NAME", "Long", members=0, oracle=lambda cell: Lengths())
+"""
 
 
 @pytest.fixture
@@ -115,26 +127,54 @@ def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monk
     monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), flip=0.2))
     with pytest.raises(CheckpointError, match=r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"):
         overoptimization.run(options)
+    monkeypatch.setattr(overoptimization_plans, "find_treatment", real)
+    monkeypatch.setattr(overoptimization, "fingerprint", lambda folder: "other weights")
+    with pytest.raises(CheckpointError, match=r"policy was '\w{64}', is 'other weights'"):
+        overoptimization.run(options)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
-def test_a_treatment_that_is_edited_is_run_anew_and_never_half(tmp_path, own, monkeypatch):
-    out, run_samples = tmp_path / "out", overoptimization.run_samples
+def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
+    out = tmp_path / "out"
 
-    def edit_meanwhile(plan, tell):
-        (tmp_path / "short_answers_of_mine.py").write_text(OWN + "# edited\n")
-        return run_samples(plan, tell)
+    def proxies(source):
+        (tmp_path / "short_answers_of_mine.py").write_text(source)
+        monkeypatch.delitem(sys.modules, "short_answers_of_mine", raising=False)  # as another call
+        assert overoptimization.run(options_of(out, own, methods=("best_of_n",))) == 0
+        return [float(row["proxy"]) for row in rows_of(out)]
 
-    options = options_of(out, own, methods=("best_of_n",))
-    monkeypatch.setattr(overoptimization, "run_samples", edit_meanwhile)
-    with pytest.raises(CheckpointError, match="short_answers_of_mine:TREATMENT was edited while the study ran"):
-        overoptimization.run(options)
-    assert not list((out / "runs").glob("short_answers*"))
-    assert overoptimization.run(options) == 0
-    (tmp_path / "short_answers_of_mine.py").write_text(OWN)
-    assert overoptimization.run(options) == 0
+    before, dearer = proxies(OWN), proxies(OWN.replace("- 0.02 *", "- 20 *"))
+    assert all(two < one - 1 for one, two in zip(before, dearer, strict=True))
+    assert proxies(OWN) == before
     assert len(list((out / "cells").glob("short_answers *, best_of_n, seed 0.json"))) == 2
     assert len(list((out / "cells").glob("reward model*"))) == 1
+
+
+def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, capsys):
+    """The cells that begin after it, in processes of their own, are refused; the others go on."""
+    out, run_samples = tmp_path / "out", overoptimization.run_samples
+    for name in ("steady", "edited"):
+        (tmp_path / f"{name}_of_mine.py").write_text(LENGTHS.replace("NAME", name))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def edit_meanwhile(plan, tell):
+        (tmp_path / "edited_of_mine.py").write_text(
+            LENGTHS.replace("NAME", "edited").replace("len(text)", "-len(text)")
+        )
+        return run_samples(plan, tell)
+
+    out.mkdir()
+    (out / "reward_models.csv").write_text("of an earlier call")
+    options = options_of(
+        out, "edited_of_mine:TREATMENT", "steady_of_mine:TREATMENT", methods=("best_of_n",), processes=2
+    )
+    with monkeypatch.context() as context:
+        context.setattr(overoptimization, "run_samples", edit_meanwhile)
+        assert overoptimization.run(options) == 1
+    assert "edited_of_mine:TREATMENT was edited after the study began" in capsys.readouterr().err
+    assert {row["treatment"] for row in rows_of(out)} == {"steady"}
+    assert not list((out / "runs").glob("edited*"))
+    assert not (out / "reward_models.csv").exists()
 
 
 def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own):

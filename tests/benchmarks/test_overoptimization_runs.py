@@ -119,7 +119,7 @@ def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
     weights = [(each.folder / "model.safetensors").read_bytes() for each in (plan, again)]
     assert weights[0] == weights[1]
 
-    with pytest.raises(CheckpointError, match="sizes.num_fresh was 16, is 17"):
+    with pytest.raises(CheckpointError, match="settings: num_fresh was 16, is 17"):
         run_reward_model(replace(plan, sizes=replace(TINY, num_fresh=17)), silent)
 
 
@@ -305,6 +305,8 @@ def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, ow
     plan = PPOPlan(own[1], 0, tmp_path, TINY)
     assert [row["step"] for row in run_ppo(plan, silent)] == [0, 1, 3]
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [plan.cell]
+    assert plan.cell == PPOPlan(own[1], 0, tmp_path, TINY).cell  # what is loaded is still the first one
+    monkeypatch.delitem(sys.modules, "own_rewards_of_runs")
     assert plan.cell != PPOPlan(own[1], 0, tmp_path, TINY).cell
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks import overoptimization_sft
+from alpacafarm_env.benchmarks import overoptimization_sft, overoptimization_treatments
 from alpacafarm_env.benchmarks.overoptimization_sft import answers
 from alpacafarm_env.benchmarks.overoptimization_treatments import (
     TREATMENTS,
@@ -277,10 +277,15 @@ def test_labels_have_a_name_of_their_own_for_every_difference():
 
 
 def test_a_trunk_is_known_by_its_weights(tmp_path):
-    """One that was trained anew in its place is another one."""
-    for name, weights in (("a", b"1"), ("b", b"2"), ("c", b"1")):
-        (tmp_path / name / "trunk").mkdir(parents=True)
-        (tmp_path / name / "trunk" / "model.safetensors").write_bytes(weights)
-    one, other, same = (Labels("human", 0, 10, str(tmp_path / name / "trunk")).name for name in "abc")
-    assert one != other
-    assert one == same
+    """One that was trained anew in its place is another one, to reward models and to the runs on them."""
+
+    def seen(weights):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        overoptimization_treatments._marked.cache_clear()  # as in another process
+        treatment = Treatment("big", "Big", trunk=str(tmp_path))
+        return treatment.labels().name, treatment.settings()["trunk"]
+
+    before, same, other = seen(b"1"), seen(b"1"), seen(b"2")
+    assert before == same
+    assert before[0] != other[0]
+    assert before[1] != other[1]

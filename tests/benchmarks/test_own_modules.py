@@ -23,20 +23,24 @@ def file(tmp_path, monkeypatch):
     return path
 
 
-def test_a_mark_is_of_the_source_and_of_the_attribute(file):
+def test_a_mark_is_of_the_loaded_source_and_of_the_attribute(file, monkeypatch):
     before = [source_mark(f"marked_methods:{name}") for name in "AB"]
-    assert before == [source_mark(f"marked_methods:{name}") for name in "AB"]
     file.write_text(SOURCE + "# edited\n")
+    assert before == [source_mark(f"marked_methods:{name}") for name in "AB"]  # what was loaded is what is run
+    monkeypatch.delitem(sys.modules, "marked_methods")
     assert len({*before, *(source_mark(f"marked_methods:{name}") for name in "AB")}) == 4
     assert source_mark("ppo") == ""
+    assert source_mark("sys:path") == source_mark("sys:path") != ""  # no file
 
 
-def test_what_is_edited_after_a_plan_was_made_is_refused(file, tmp_path):
+def test_what_is_edited_after_a_plan_was_made_is_refused_elsewhere(file, tmp_path, monkeypatch):
     plan = MethodPlan("marked_methods:A", "simulated", 0, tmp_path, quick=True, num_eval=5)
     cell = plan.cell
     refuse_edited(plan.method, plan.mark)
     file.write_text(SOURCE + "# edited\n")
     assert plan.cell == cell
     assert "mark" not in plan.settings()
-    with pytest.raises(CheckpointError, match="marked_methods:A was edited while the study ran"):
+    refuse_edited(plan.method, plan.mark)
+    monkeypatch.delitem(sys.modules, "marked_methods")  # as a process that is started now
+    with pytest.raises(CheckpointError, match="marked_methods:A was edited after the study began"):
         refuse_edited(plan.method, plan.mark)
