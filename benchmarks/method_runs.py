@@ -306,7 +306,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def fingerprint(model: str) -> str:
-    """A model's weights as a hash where they are files at hand, else its name."""
+    """A model's weights as a hash where they are `*.safetensors` in a folder, else its name."""
     files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
     digests = []
     for file in files:

@@ -124,6 +124,8 @@ def run(options: OveroptimizationOptions) -> int:
     run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
     rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
     if not rows:
+        why = f"no run was finished, why is above. No report is written; one in {study.out} is of an earlier call."
+        print(f"error: {why}", file=sys.stderr)
         return study.exit_status
     from .overoptimization_writing import write_results
 

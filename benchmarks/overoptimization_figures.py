@@ -80,8 +80,6 @@ def write_figures(
 ) -> dict[str, list[Figure]]:
     """Writes the PNG files into `out` and returns them with captions: section ("against KL", ...) -> figures.
 
-    A figure that an earlier call drew of other treatments, and this one does not, is removed.
-
     Args:
         out: Folder of the study.
         results: The curves.
@@ -90,9 +88,6 @@ def write_figures(
         length_slope: Gold units for one character more (`length_slope`); None: gold is not residualised.
     """
     found: dict[str, list[Figure]] = {}
-    for file in out.glob("*.png"):
-        if OURS.fullmatch(file.stem):
-            file.unlink()
     for section, name, title, drawing, methods in _all(results, where, reward_models, length_slope):
         data = write_png(out / f"{name}.png", drawing)
         note = where.label(*methods) if methods else FRESH

@@ -66,7 +66,7 @@ class Labels:
 
 @cache
 def _marked(folder: str) -> str:
-    """Tells models apart: another one in the same place, and folders of one name."""
+    """Tells models apart: other weights (`*.safetensors`) in the same place, and folders of one name."""
     place = str(Path(folder).resolve())
     return f"{Path(folder).name} ({hashlib.sha256(f'{place} {fingerprint(place)}'.encode()).hexdigest()[:8]})"
 

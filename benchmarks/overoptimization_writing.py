@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from .overoptimization_curves import COLUMNS, METHOD_WORDS, POSITION, Key, all_curves
-from .overoptimization_figures import Setting
+from .overoptimization_figures import OURS, Setting
 from .overoptimization_fits import peak
 from .overoptimization_gallery import Run
 from .overoptimization_plans import Plans, RewardModelPlan, TreatmentPlan
@@ -44,10 +45,9 @@ def write_results(
     )
     study.write_table(rows, COLUMNS)
     used = reward_models_of(plans, models)
+    remove_earlier(study.out)
     if used:
         write_csv(study.out / "reward_models.csv", used)
-    else:  # that of an earlier call would be of other treatments
-        (study.out / "reward_models.csv").unlink(missing_ok=True)
     treatments = tuple({plan.found.name: plan.as_run for plan in plans.treatments}.values())
     where = setting(study, plans)
     sections, table, sentences = write(
@@ -68,6 +68,18 @@ def write_results(
     write_report(study.out / "report.html", TITLE, sections)
     print(text_table(table), *sentences, where.label(), sep="\n")
     print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures; responses in runs/.")
+
+
+def remove_earlier(out: Path) -> None:
+    """Removes what an earlier call has drawn and tabulated: it may be of other treatments, and this call not write it.
+
+    Where no call has left its report, files of such names are somebody else's.
+    """
+    if (out / "report.html").exists():
+        (out / "reward_models.csv").unlink(missing_ok=True)
+        for file in out.glob("*.png"):
+            if OURS.fullmatch(file.stem):
+                file.unlink()
 
 
 def setting(study: Study, plans: Plans) -> Setting:

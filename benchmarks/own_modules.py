@@ -13,8 +13,11 @@ from weakref import WeakKeyDictionary
 
 from ..errors import CheckpointError, UnknownNameError
 
-_SOURCES: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()
-"""Module -> hash of the source that it was made from: its file may be another one by now."""
+_SOURCES: Final[WeakKeyDictionary[ModuleType, tuple[object, str]]] = WeakKeyDictionary()
+"""Module -> its spec, which a reload replaces, and a hash of the source that it was made from.
+
+Its file may be another one by now.
+"""
 
 
 def find_attribute(kind: str, name: str) -> Any:
@@ -39,7 +42,7 @@ def source_mark(spec: str) -> str:
     name, _, attribute = spec.partition(":")
     if not attribute:
         return ""
-    return f" ({hashlib.sha256((_SOURCES[_loaded(name)] + attribute).encode()).hexdigest()[:8]})"
+    return f" ({hashlib.sha256((_SOURCES[_loaded(name)][1] + attribute).encode()).hexdigest()[:8]})"
 
 
 def refuse_edited(spec: str, mark: str) -> None:
@@ -57,16 +60,19 @@ def refuse_edited(spec: str, mark: str) -> None:
 
 def _loaded(name: str) -> ModuleType:
     module = sys.modules.get(name)
-    if module is None or module not in _SOURCES:
+    if module is None or module not in _SOURCES or _SOURCES[module][0] is not module.__spec__:
         source = _source(name)
         module = importlib.import_module(name)
-        _SOURCES[module] = source
+        _SOURCES[module] = module.__spec__, source
     return module
 
 
 def _source(name: str) -> str:
-    module = sys.modules.get(name)
-    spec = find_spec(name) if module is None else module.__spec__
-    file = Path(spec.origin) if spec is not None and spec.origin else None
+    if name in sys.modules:  # a script that is run, __main__, has a file and no spec
+        origin = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = find_spec(name)
+        origin = spec.origin if spec is not None else None
+    file = Path(origin) if origin else None
     # What is part of the interpreter has no file.
     return hashlib.sha256(file.read_bytes() if file is not None and file.is_file() else name.encode()).hexdigest()

@@ -164,7 +164,8 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
         return run_samples(plan, tell)
 
     out.mkdir()
-    (out / "reward_models.csv").write_text("of an earlier call")
+    for name in ("reward_models.csv", "report.html"):
+        (out / name).write_text("of an earlier call")
     options = options_of(
         out, "edited_of_mine:TREATMENT", "steady_of_mine:TREATMENT", methods=("best_of_n",), processes=2
     )

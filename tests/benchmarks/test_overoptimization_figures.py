@@ -14,6 +14,7 @@ from alpacafarm_env.benchmarks.overoptimization_drawings import (
 from alpacafarm_env.benchmarks.overoptimization_figures import Setting, write_figures
 from alpacafarm_env.benchmarks.overoptimization_fits import drop, gain_at
 from alpacafarm_env.benchmarks.overoptimization_results import Results
+from alpacafarm_env.benchmarks.overoptimization_writing import remove_earlier
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +94,15 @@ def test_figures_of_an_earlier_call_do_not_stay(tmp_path):
     assert {name.partition("_")[0] for name in drawn} >= {"flips", "labellers", "sizes", "ensembles", "own", "drop"}
     for name in ("mine.png", "own_1_win_rates_ppo.png"):  # the second is of a fourth treatment of one's own
         (tmp_path / name).write_bytes(b"earlier")
+    remove_earlier(tmp_path)
+    assert drawn < {file.name for file in tmp_path.iterdir()}  # no report yet: somebody else's
+    (tmp_path / "report.html").touch()
+    remove_earlier(tmp_path)
     write_figures(tmp_path, Results.of(study({"ann": 0.47}, methods=("ppo",)), FACTS), SETTING)
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {
         "mine.png",
+        "report.html",
         "fits.png",
         *(f"flips_{section}_ppo.png" for section in ("against_kl", "along_optimization", "win_rates")),
     }

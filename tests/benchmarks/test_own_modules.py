@@ -1,5 +1,7 @@
 """Things of one's own, named on the command line, are known by their source and by what they are called in it."""
 
+import importlib
+import subprocess
 import sys
 
 import pytest
@@ -31,6 +33,29 @@ def test_a_mark_is_of_the_loaded_source_and_of_the_attribute(file, monkeypatch):
     assert len({*before, *(source_mark(f"marked_methods:{name}") for name in "AB")}) == 4
     assert source_mark("ppo") == ""
     assert source_mark("sys:path") == source_mark("sys:path") != ""  # no file
+
+
+def test_a_mark_follows_a_reload(file):
+    """As in a notebook."""
+    before = source_mark("marked_methods:A")
+    file.write_text(SOURCE.replace('"A"', '"another"'))
+    assert source_mark("marked_methods:A") == before
+    importlib.reload(sys.modules["marked_methods"])
+    assert source_mark("marked_methods:A") != before
+
+
+def test_a_mark_is_of_the_script_that_is_run(tmp_path):
+    script = tmp_path / "script.py"
+    lines = [
+        "from alpacafarm_env.benchmarks.own_modules import source_mark",
+        'print(source_mark("__main__:source_mark"))',
+    ]
+
+    def printed(*more):
+        script.write_text("\n".join([*lines, *more]))
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+
+    assert printed() == printed() != printed("# edited")
 
 
 def test_what_is_edited_after_a_plan_was_made_is_refused_elsewhere(file, tmp_path, monkeypatch):
