@@ -211,6 +211,10 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert list(manifest["cells"]["failed"].values()) == ["RuntimeError: out of luck"]
     assert re.search(r"error: cells that failed: short_answers \(\w{8}\), ppo, seed 0\.", capsys.readouterr().err)
+    written.clear()
+    assert overoptimization.run(options_of(tmp_path / "out", own, methods=("ppo",))) == 1
+    assert written == []
+    assert "error: no run was finished, why is above." in capsys.readouterr().err
 
 
 def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
