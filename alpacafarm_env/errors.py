@@ -19,7 +19,7 @@
     │   ├── BudgetExceededError                  a request that could pass the budget was not sent
     │   ├── PriceError                           a budget, but no price for the model
     │   └── ReplayMissError                      replay only, and no stored answer
-    └── CheckpointError                          a checkpoint cannot be read or does not fit
+    └── CheckpointError                          a checkpoint cannot be read or does not fit, a folder is taken
 
 Each also derives from the built-in a caller would expect, so that `except ValueError` keeps working.
 """
@@ -111,7 +111,7 @@ class ReplayMissError(LedgerError):
 
 
 class CheckpointError(AlpacaFarmError):
-    """A checkpoint that cannot be read, or that belongs to another configuration."""
+    """A checkpoint that cannot be read or belongs to another configuration; a folder that somebody else writes."""
 
 
 def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownNameError:

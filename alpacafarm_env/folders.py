@@ -1,0 +1,232 @@
+"""Folders: who may write into one now, and what the content of one is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+import warnings
+import weakref
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+from .data.files import stem_of
+from .errors import CheckpointError, DataError
+
+LOCK = ".alpacafarm-lock"
+"""File of a folder that is being written. Left behind by a process that was killed, it locks nothing."""
+MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".txt")
+"""Of the files that may decide what a model does: weights, configuration, tokenizer, prompt and chat template."""
+TRAINING_FILES = ("training_args.bin", "trainer_state.json")
+"""What a trainer leaves in a model's folder and nobody loads."""
+
+Content = dict[str, str]
+"""File, relative to its folder -> "sha256:" and its hash."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
+
+
+class Claim:
+    """The sole right to write into a folder, until `release` or the end of a `with` block.
+
+    It ends with the process too, however that dies, and when the claim is garbage. Processes that the owner starts
+    write in its name: they make no claim, and do not keep the owner's alive.
+
+    Args:
+        folder: Made if missing.
+        owner: Who claims it, in a few words ("PPO", "win_rate_curve"); told to whoever comes second.
+
+    Raises:
+        CheckpointError: Another claim on the folder is held, by this process or another one; or the folder cannot be
+            written.
+    """
+
+    def __init__(self, folder: Path | str, owner: str) -> None:
+        self.folder = Path(folder)
+        self.owner = owner
+        path = self.folder.resolve() / LOCK
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = _lock(path, owner)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{self.folder} is being written by {_read_owner(path)}. Wait for its end, or choose another folder."
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder}: expected a folder to write into, got {error.strerror}. Choose another folder."
+            ) from error
+        self._end = weakref.finalize(self, _unlock, handle, path)
+        _HELD.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether it has not been released yet."""
+        return self._end.alive
+
+    def release(self) -> None:
+        """Lets others claim the folder; harmless when called twice."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_HELD: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """Closes a forked child's copies, which would outlive the owner; the owner's claims stay."""
+    for held in list(_HELD):
+        if found := held._end.detach():
+            os.close(found[2][0])
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def claim(folder: Path | str, owner: str) -> Claim:
+    """Claims a folder: see `Claim`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> with claim(folder, "an example"):
+        ...     print("mine")
+        mine
+    """
+    return Claim(folder, owner)
+
+
+def hash_folder(folder: Path | str) -> Content:
+    """The content of a data folder: every file in it that the package can read as data, in subfolders too.
+
+    Neither path nor time of a file matter.
+
+    Raises:
+        DataError: There is no such folder, or a file cannot be read.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"{folder}: expected a folder of data, found none.")
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and stem_of(path) is not None)
+    try:
+        return {file.as_posix(): _hash(root / file) for file in sorted(files) if not file.name.startswith(".")}
+    except OSError as error:
+        raise DataError(f"{error.filename}: expected a file that can be read, got {error.strerror}.") from error
+
+
+def hash_model(name: Path | str) -> Content:
+    """The content of a model: of every file that may decide what it does, of an adapter its base model's too.
+
+    Neither path nor time of a file matter. Files are read once, in full: seconds for gigabytes.
+
+    Args:
+        name: A folder, or a name on the hub, whose current files are fetched first unless they are stored already.
+
+    Raises:
+        CheckpointError: There is no such model, or a file cannot be read.
+    """
+    root = Path(name) if Path(name).is_dir() else _snapshot(str(name))
+    try:
+        files = sorted(path for path in root.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file())
+        unread = [path for path in files if path.name.startswith(".") or path.name in TRAINING_FILES]
+        found = {file.name: _hash(file) for file in files if file not in unread}
+        adapter = root / "adapter_config.json"
+        if adapter.is_file():
+            settings = json.loads(adapter.read_text(encoding="utf-8"))
+            base = settings.pop("base_model_name_or_path", None)
+            # Where the base model lies is no content; what it is, is.
+            found[adapter.name] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
+            found |= {f"base/{file}": digest for file, digest in (hash_model(base) if base else {}).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{name}: expected a model's files, got {error}.") from error
+    if not found:
+        raise CheckpointError(f"{name}: expected a model's files, found none of {', '.join(MODEL_SUFFIXES)}.")
+    return found
+
+
+def _lock(path: Path, owner: str) -> int:
+    """An open file that holds the lock, with who holds it written in; BlockingIOError if another one does."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if isinstance(error, BlockingIOError) or error.errno not in _NO_LOCKS:
+                    raise
+                warnings.warn(
+                    f"{path.parent} is on a file system without locks: see to it that nothing else writes into it.",
+                    stacklevel=5,
+                )
+            if _is_still(handle, path):
+                os.ftruncate(handle, 0)
+                os.write(handle, _describe(owner).encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its last holder has removed it: what is locked is no longer the folder's file
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(handle: int, path: Path) -> None:
+    path.unlink(missing_ok=True)  # while it is locked: whoever waits for it then makes a new one
+    os.close(handle)
+
+
+def _describe(owner: str) -> str:
+    """Who writes: for a person to read."""
+    now = datetime.now().astimezone().isoformat(" ", "seconds")
+    return f"{owner} (process {os.getpid()} on {socket.gethostname()}, since {now}: {shlex.join(sys.argv)})"
+
+
+def _read_owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") or "another process"
+    except OSError:
+        return "another process"
+
+
+def _snapshot(name: str) -> Path:
+    """The folder of a model of the hub on this machine."""
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"{name}: expected a model's folder, found none.")
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
+    try:
+        # As transformers does it: weights of the old format only where there are no others.
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "*.bin"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        return folder
+    except Exception as error:  # the hub's client, the network and the cache each have errors of their own
+        raise CheckpointError(f"{name}: expected a model's folder or hub name, got {error}.") from error
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return _digest(hashlib.file_digest(content, "sha256").hexdigest())
+
+
+def _digest(value: str) -> str:
+    return f"sha256:{value}"

@@ -1,0 +1,179 @@
+"""Claims on folders end with their owner and not before; the hash of a folder is that of what it decides."""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.folders import LOCK, claim, hash_folder, hash_model
+
+HOLD = """
+import sys, time
+from alpacafarm_env.folders import claim
+held = claim(sys.argv[1], "a long study")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_second_claim_is_refused_until_the_first_ends(tmp_path):
+    folder = tmp_path / "new" / "out"
+    with claim(folder, "first") as held:
+        with pytest.raises(CheckpointError, match=r"first.*process \d+"):
+            claim(folder, "second")
+        with pytest.raises(CheckpointError, match="first"):  # by another name of the same folder
+            claim(folder / ".." / "out", "second")
+        claim(tmp_path / "other", "second").release()
+    assert not held.held
+    assert list(folder.iterdir()) == []
+    again = claim(folder, "second")
+    held.release()  # its own end is past: the later claim stays
+    with pytest.raises(CheckpointError, match="second"):
+        claim(folder, "third")
+    again.release()
+
+
+def test_a_claim_ends_when_it_is_garbage(tmp_path):
+    held = claim(tmp_path, "first")
+    del held
+    gc.collect()
+    claim(tmp_path, "second").release()
+
+
+def test_a_claim_is_told_to_other_processes_and_ends_with_its_own(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match=f"a long study.*process {process.pid}"):
+            claim(tmp_path, "second")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with claim(tmp_path, "second"):
+        assert f"process {os.getpid()}" in (tmp_path / LOCK).read_text()
+
+
+def test_children_do_not_keep_a_claim(tmp_path):
+    script = """
+        import os, signal, subprocess, sys, time
+        from alpacafarm_env.errors import CheckpointError
+        from alpacafarm_env.folders import claim
+        held = claim(sys.argv[1], "first")
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        with subprocess.Popen(command, close_fds=False) as process:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                time.sleep(60)
+                os._exit(0)
+            time.sleep(0.3)
+            try:  # nor do they take it away
+                claim(sys.argv[1], "second")
+            except CheckpointError:
+                held.release()
+                claim(sys.argv[1], "third").release()
+                print("right")
+            os.kill(child, signal.SIGKILL)
+            process.kill()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "right\n"
+
+
+def test_of_many_claims_at_once_one_is_held(tmp_path):
+    holders, most, errors = [], [], []
+
+    def work():
+        for _ in range(200):
+            try:
+                with claim(tmp_path, "worker"):
+                    holders.append(1)
+                    most.append(len(holders))
+                    holders.pop()
+            except CheckpointError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert len(most) + len(errors) == 800
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(CheckpointError, match="expected a folder"):
+        claim(file, "first")
+    with pytest.raises(CheckpointError, match="expected a folder"):
+        claim("/proc/self/nothing", "first")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "prompt_template.json"])
+def test_a_model_is_what_its_files_say(tmp_path, name):
+    before = hash_model(sandbox.POLICY)
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(sandbox.POLICY, moved)
+    (moved / name).touch()
+    (moved / "README.md").write_text("notes")
+    (moved / "checkpoint-1").mkdir()
+    assert hash_model(moved) == before
+    content = bytearray((moved / name).read_bytes())
+    content[-2] ^= 1
+    (moved / name).write_bytes(content)
+    after = hash_model(str(moved))
+    assert {file for file in before if before[file] != after[file]} == {name}
+    (moved / name).unlink()
+    assert before.keys() - hash_model(moved).keys() == {name}
+
+
+def test_an_adapter_is_its_base_model_too(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    shutil.copytree(sandbox.POLICY, base)
+    adapter.mkdir()
+
+    def settings(**values):
+        content = {"r": 8, "base_model_name_or_path": str(base), **values}
+        (adapter / "adapter_config.json").write_text(json.dumps(content))
+
+    settings()
+    before = hash_model(adapter)
+    assert "base/model.safetensors" in before
+    settings(base_model_name_or_path=str(sandbox.POLICY))
+    assert hash_model(adapter) == before
+    settings(r=4)
+    assert hash_model(adapter) != before
+    settings()
+    (base / "model.safetensors").write_bytes(b"others")
+    assert hash_model(adapter) != before
+
+
+def test_data_is_what_its_files_say(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    (first / "outputs").mkdir(parents=True)
+    (first / "eval.jsonl").write_text('{"instruction": "a"}\n')
+    (first / "outputs" / "outputs_x.json").write_text("[]")
+    shutil.copytree(first, second)
+    (second / "LICENSE").write_text("theirs")
+    assert list(hash_folder(first)) == ["eval.jsonl", "outputs/outputs_x.json"]
+    assert hash_folder(first) == hash_folder(second)
+    (second / "eval.jsonl").write_text('{"instruction": "b"}\n')
+    assert hash_folder(first) != hash_folder(second)
+
+
+def test_what_is_not_there_has_no_content(tmp_path):
+    with pytest.raises(DataError, match="expected a folder"):
+        hash_folder(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="expected a model"):
+        hash_model(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="expected a model"):
+        hash_model(tmp_path)
