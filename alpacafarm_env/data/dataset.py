@@ -88,11 +88,14 @@ class FolderDataset(RowDataset):
         return super().references(split)
 
 
-def load_dataset(name: str | os.PathLike[str] | Dataset) -> Dataset:
+def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
     """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), or a hub name "owner/name".
 
-    Each is read once a process. Build `FolderDataset` or `HubDataset` yourself to give keywords; a dataset is returned
-    as it is.
+    Each is read once a process. Build `HubDataset` yourself to give a revision; a dataset is returned as it is.
+
+    Args:
+        name: Of the dataset, or the dataset itself.
+        allow_overlap: See `RowDataset`; the sandbox and recorded folders have nothing to allow.
 
     Raises:
         DataError: No such folder, or what the dataset's class raises.
@@ -108,24 +111,24 @@ def load_dataset(name: str | os.PathLike[str] | Dataset) -> Dataset:
 
         return SANDBOX
     if Path(text).expanduser().is_dir():
-        return _load_folder(Path(text).expanduser().resolve())
+        return _load_folder(Path(text).expanduser().resolve(), allow_overlap)
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
-        return _load_hub(text)
+        return _load_hub(text, allow_overlap)
     if re.search(r"[/\\~]|^\.", text):
         raise DataError(f"{text}: expected a folder with data files, got no such folder.")
     raise did_you_mean("dataset", text, ["sandbox"])
 
 
 @cache
-def _load_folder(path: Path) -> Dataset:
+def _load_folder(path: Path, allow_overlap: bool) -> Dataset:
     from .recorded import RecordedDataset, is_recorded
 
-    return RecordedDataset(path) if is_recorded(path) else FolderDataset(path)
+    return RecordedDataset(path) if is_recorded(path) else FolderDataset(path, allow_overlap=allow_overlap)
 
 
 @cache
-def _load_hub(name: str) -> Dataset:
-    return HubDataset(name)
+def _load_hub(name: str, allow_overlap: bool) -> Dataset:
+    return HubDataset(name, allow_overlap=allow_overlap)
 
 
 def data_files(path: Path) -> dict[str, Path]:

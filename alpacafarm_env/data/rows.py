@@ -11,6 +11,7 @@ from ..instructions import Demonstration, Instruction, Preference
 from .schema import KINDS, Fault, Row, check_rows, kind_of, raise_faults, shown
 
 SPLITS = ("sft", "preference", "unlabeled", "val", "eval")
+PERMIT = "allow_overlap=True, on the command line --allow-overlap, permits it"
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class RowDataset:
         name: How reports name it.
         records: Split -> (where the records come from, the records).
         allow_overlap: By default an instruction that stands in two splits, or twice in one, is an error, because a
-            policy would be evaluated on what it was trained on. True turns that check off.
+            policy would be evaluated on what it was trained on. True turns that check off. Several demonstrations of
+            sft, or several pairs, may share an instruction in any case; the same one twice may not.
 
     Raises:
-        DataError: A faulty or a repeated record; one error names all of one file.
+        DataError: A faulty or a repeated record; one error counts all of one file.
     """
 
     level = "live"
@@ -44,8 +46,8 @@ class RowDataset:
         self.name = name
         self._splits = {split: build_split(split, source, found) for split, (source, found) in records.items()}
         if not allow_overlap:
-            for split in self._splits.values():
-                _check_repeats(split)
+            for name, split in self._splits.items():
+                _check_repeats(name, split)
             _check_overlap(self._splits)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -123,21 +125,22 @@ def merged(row: Mapping[str, Any]) -> str:
     return str(Instruction(row["instruction"], row["input"]))
 
 
-def _check_repeats(split: Split) -> None:
-    """A repeated row counts twice in every mean; of preferences, several pairs for one instruction are legitimate."""
+def _check_repeats(name: str, split: Split) -> None:
+    """A repeated row counts twice in every mean; several pairs or SFT's demonstrations of an instruction do not."""
+    told_apart = {"preference": ("output_1", "output_2"), "demonstration": ("output",) if name == "sft" else ()}
+    outputs = told_apart.get(split.kind, ())
     seen: dict[tuple[str, ...], int] = {}
     faults = []
     for row in split.rows:
-        pair = (row["output_1"], row["output_2"]) if split.kind == "preference" else ()
-        first = seen.setdefault((merged(row), *pair), row.number)
+        first = seen.setdefault((merged(row), *(row[field] for field in outputs)), row.number)
         if first != row.number:
-            what = "the same pair" if pair else "the same instruction"
+            what = f"the same {'pair' if len(outputs) > 1 else 'demonstration' if outputs else 'instruction'}"
             faults.append(
                 Fault(
                     row.number,
                     "instruction",
                     f"{what} as record {first}: {shown(merged(row))}",
-                    "no repetition (allow_overlap=True permits it)",
+                    f"no repetition ({PERMIT})",
                 )
             )
     raise_faults(faults, split.source)
@@ -155,7 +158,7 @@ def _check_overlap(splits: Mapping[str, Split]) -> None:
                         row.number,
                         "instruction",
                         f"that of record {first} of {source}: {shown(merged(row))}",
-                        "no instruction of another split (allow_overlap=True permits it)",
+                        f"no instruction of another split ({PERMIT})",
                     )
                 )
         raise_faults(faults, split.source)

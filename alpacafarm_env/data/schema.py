@@ -1,4 +1,4 @@
-"""The kinds of rows AlpacaFarm's files hold, and the check that names every faulty row at once.
+"""The kinds of rows AlpacaFarm's files hold, and the check that tells all faults of a file at once.
 
 | kind | fields |
 |---|---|
@@ -18,6 +18,8 @@ from typing import Any
 
 from ..errors import DataError
 
+FAULTS_SHOWN = 10
+"""Faults of a file that an error lists; it counts the others."""
 MISSING = object()
 BLANK = object()
 """Stands in a list of records for a blank line of a JSON Lines file: no record, but it counts, so that the number of a
@@ -132,8 +134,8 @@ def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) 
     """The records with exactly `fields`, defaults filled in; blank lines are left out.
 
     Raises:
-        DataError: One error that names every faulty record of `source` (its number, field, what was found and
-        expected).
+        DataError: One error for all faulty records of `source`: how many there are, and the first of them with number,
+            field, what was found and expected.
     """
     rows: list[Row] = []
     faults: list[Fault] = []
@@ -160,13 +162,16 @@ def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) 
 
 
 def raise_faults(faults: Sequence[Fault], source: str) -> None:
-    """Raises one DataError that lists all faults of `source`, if there are any."""
+    """Raises one DataError about all faults of `source`, if there are any: their number, and the first of them."""
     if not faults:
         return
     num_records = len({fault.record for fault in faults})
+    lines = [str(fault) for fault in faults[:FAULTS_SHOWN]]
+    if more := faults[FAULTS_SHOWN:]:
+        lines.append(f"and {len(more)} more, the last in record {more[-1].record}")
     raise DataError(
         f"{source}: {num_records} faulty record{'s' * (num_records > 1)}; correct or remove them:\n  "
-        + "\n  ".join(map(str, faults))
+        + "\n  ".join(lines)
     )
 
 

@@ -94,6 +94,24 @@ def test_an_instruction_twice_in_a_split_is_an_error(tmp_path):
     assert len(FolderDataset(folder, allow_overlap=True).preferences()) == 2
 
 
+def test_sft_may_have_several_demonstrations_of_an_instruction(tmp_path):
+    rows = [{"instruction": "x", "output": output} for output in ("a", "b")]
+    dataset = FolderDataset(make_folder(tmp_path, sft=rows))
+    assert [each.response for each in dataset.demonstrations()] == ["a", "b"]
+    assert len(dataset.instructions("sft")) == len(dataset.references("sft")) == 2
+    for split in ("sft", "eval"):  # the same demonstration, and an instruction that is evaluated, count once
+        faulty = make_folder(tmp_path / split, **{split: [rows[0], *rows[split == "eval" :][:1]]})
+        with pytest.raises(DataError, match="record 2 .*--allow-overlap.*as record 1"):
+            FolderDataset(faulty)
+
+
+def test_load_dataset_permits_overlap_when_asked(tmp_path):
+    folder = make_folder(tmp_path, eval=[{"instruction": "Say b.", "input": "x"}])
+    with pytest.raises(DataError, match="--allow-overlap"):
+        load_dataset(folder)
+    assert load_dataset(folder, allow_overlap=True).instructions("eval") == ("Say b.\n\nx",)
+
+
 def test_faults_name_file_record_field_found_and_expected(tmp_path):
     folder = make_folder(tmp_path, sft=[FILES["sft"][0], {"instruction": "x", "input": "", "output": None}])
     with pytest.raises(DataError, match=r"sft\.json: .*\n  record 2 field 'output': expected a string .*, got null"):
