@@ -74,7 +74,13 @@ class Judged:
         if rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
             lines.append(f"prefers output_2: {rate.win_rate:.2f} %{error} of {rate.num_total}")
-        return [*lines, *self._costs(), f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}", self._asked()]
+        return [
+            *lines,
+            *self._by_taste(),
+            *self._costs(),
+            f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}",
+            self._asked(),
+        ]
 
     def _detail(self, key: str, blank: Any) -> NDArray[Any]:
         return np.asarray(self.verdicts.details.get(key, np.full(len(self.verdicts.scores), blank)))
@@ -98,6 +104,20 @@ class Judged:
         """
         final = UnparsableVerdictError.__name__
         return {kind: count for kind, (count, _) in self.reasons.items() if kind != final}
+
+    def _by_taste(self) -> list[str]:
+        """That the sandbox's annotators, started with --anyway, did not understand what they judged."""
+        from ..sandbox import tasks
+        from .judging import BY_TASTE
+
+        asked = any(model.startswith("sandbox-") for model in self.models.values())
+        foreign = sum(not tasks.known(instruction) for instruction in self.pairs.instructions) if asked else 0
+        if not foreign:
+            return []
+        return [
+            f"{foreign} instructions are not the sandbox's: its annotators judged them {BY_TASTE}. Their verdicts say "
+            "nothing of how good the outputs are."
+        ]
 
     def _costs(self) -> list[str]:
         cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)

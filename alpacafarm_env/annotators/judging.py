@@ -16,8 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.schema import shown
 from ..errors import PoolError
 from ..oracles.draws import KeyedDraws, probability
+from ..sandbox import tasks
 from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
 from .answers import JudgeAnswer, Verdict, count_tokens
 from .config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
@@ -25,6 +27,8 @@ from .prompts import Item, read
 
 POOLS: Final = ("alpaca_farm", "greedy", "weighted")
 """The pools whose prompts are always understood."""
+BY_TASTE: Final = "by length, lists, courtesy and position alone"
+"""How the sandbox's annotators judge what they do not understand."""
 _FALLBACK: Final = GREEDY[0]
 """Stands behind annotators that the sandbox has none of that name for."""
 _REASONS: Final = {
@@ -77,10 +81,12 @@ class Judging:
         seed: Seeds the verdicts of requests that bring no seed.
         pools: Further pools, names or files, whose prompts are read; their annotators judge as the sandbox's of that
             name, others as its greedy one.
+        anyway: Judge instructions of another world than the sandbox's too, see `answer`; else they are refused.
     """
 
-    def __init__(self, seed: int = 0, pools: Iterable[str | Path] = ()) -> None:
+    def __init__(self, seed: int = 0, pools: Iterable[str | Path] = (), *, anyway: bool = False) -> None:
         self.seed = seed
+        self.anyway = anyway
         members, self._streams = _members((*_bundled(), *map(load_pool, pools)))
         prompts = {file: load_prompt(file) for file in members}
         self._prompts = {prompt.name: prompt for prompt in prompts.values()}
@@ -101,12 +107,15 @@ class Judging:
             body: The request's body.
 
         Raises:
-            PoolError: The body is not a request that can be answered; the message says why.
+            PoolError: The body is not a request that can be answered, or its instructions are not the sandbox's; the
+                message says why.
             InvalidResponseError: A text that cannot be written as UTF-8.
         """
         _check_settings(body)
         prompt = _prompt(kind, body.get("messages" if kind == "chat" else "prompt"))
         name, items = read(prompt, self._prompts.values())
+        if not self.anyway:
+            _refuse_foreign(items)
         model = str(body["model"])
         texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
         return JudgeQuestion(
@@ -157,6 +166,15 @@ class Judging:
             max_tokens=question.max_tokens,
             top_logprobs=question.top_logprobs,
             name=f"judge-{key[:24]}",
+        )
+
+
+def _refuse_foreign(items: Sequence[Item]) -> None:
+    if foreign := [item.instruction for item in items if not tasks.known(item.instruction)]:
+        raise PoolError(
+            f"Expected instructions of the sandbox, but {len(foreign)} of {len(items)} in this request are not, for "
+            f"instance {shown(foreign[0])}. The judge server's annotators know the sandbox's world only: ask a real "
+            f"model about other texts, or start judge-server with --anyway to have them judged {BY_TASTE}."
         )
 
 

@@ -31,7 +31,7 @@ from ..arguments import real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from .config import ROLES, load_models
 from .faults import FAULTS, Faults
-from .judging import Judging
+from .judging import BY_TASTE, Judging
 from .listener import Listener
 from .stats import Stats
 from .wire import HttpReply, as_error, as_json, spoiled
@@ -50,6 +50,7 @@ class JudgeServer:
         api_key: The only key that is let in; None lets everyone in.
         latency_s: Seconds that each answer takes at least.
         pools: Further pools, names or files, whose prompts are read.
+        anyway: Judge instructions that are not the sandbox's too, by taste alone; else such a request is refused (400).
 
     A verdict depends on the seed and its own pair alone, see `Judging.answer`: a request that failed is given, when it
     is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often it came
@@ -69,9 +70,10 @@ class JudgeServer:
         api_key: str | None = None,
         latency_s: float = 0.0,
         pools: Iterable[str | Path] = (),
+        anyway: bool = False,
     ) -> None:
         self.seed, self.faults, self.latency_s = seed, faults or Faults(), latency_s
-        self.judging = Judging(seed, pools)
+        self.judging = Judging(seed, pools, anyway=anyway)
         self._api_key = api_key
         self._stats = Stats()
         self._arrived: Counter[str] = Counter()
@@ -178,6 +180,7 @@ def run_server(
     host: str = "127.0.0.1",
     latency_s: float = 0.0,
     pools: Iterable[str | Path] = (),
+    anyway: bool = False,
 ) -> int:
     """Serves until Ctrl-C. Prints the base URL first, and nothing else.
 
@@ -188,6 +191,7 @@ def run_server(
         host: The interface to listen on.
         latency_s: Seconds that each answer takes at least.
         pools: Further pools, names or files, whose prompts are read.
+        anyway: Judge instructions that are not the sandbox's too.
 
     Returns:
         The exit status: 0 after Ctrl-C.
@@ -198,7 +202,9 @@ def run_server(
     """
     loaded = None if faults is None else Faults.load(faults)
     try:
-        server = JudgeServer(seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s, pools=pools)
+        server = JudgeServer(
+            seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s, pools=pools, anyway=anyway
+        )
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
         raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another --port.") from error
@@ -222,6 +228,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", dest="latency_s", type=real_number(), default=0.0, metavar="S", help=text)
     text = "a pool of your own, whose prompts are to be read; may be given several times"
     parser.add_argument("--pool", dest="pools", action="append", default=[], metavar="FILE", help=text)
+    text = f"judge instructions that are not the sandbox's too, {BY_TASTE}: such verdicts say nothing of the responses"
+    parser.add_argument("--anyway", action="store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     kinds = [f"  {name:<20} {kind.about}" for name, kind in FAULTS.items()]
     rest = {item.name: item.default for item in fields(Faults) if item.name != "rates"}

@@ -165,6 +165,11 @@ def read(instruction: str) -> Task | None:
     return None
 
 
+def known(instruction: str) -> bool:
+    """Whether an instruction is of the sandbox's world, so that gold and the simulated judges can read it."""
+    return read(str(instruction)) is not None
+
+
 def _given(
     template: Template, category: world.Category, aspect: world.Aspect, topic: str, rng: np.random.Generator
 ) -> str:

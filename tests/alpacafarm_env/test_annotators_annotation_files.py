@@ -15,7 +15,7 @@ from alpacafarm_env.oracles.base import Verdicts
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 

@@ -27,7 +27,7 @@ KEY = "sk-test-0123456789abcdefghij"
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 
@@ -120,7 +120,7 @@ def test_a_replay_asks_nothing_and_equals_the_run(call, server, tmp_path, capsys
 def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     """SIGINT in the middle of a run: status 130, no file; given again, the rest is asked and the result is the same."""
     pairs, limit = write(tmp_path / "pairs.jsonl", make_pairs(150)), 3
-    with JudgeServer(latency_s=0.1) as slow:
+    with JudgeServer(anyway=True, latency_s=0.1) as slow:
         command = [sys.executable, "-m", "alpacafarm_env", "annotate", str(pairs), "--out", str(tmp_path / "out.jsonl")]
         command += ["--pool", "greedy", "--base-url", slow.base_url, "--models", "sandbox"]
         command += ["--max-concurrency", str(limit), "--ledger", str(tmp_path / "ledger.sqlite")]
@@ -168,7 +168,7 @@ def test_noise_and_compatibility_are_passed_on(call, tmp_path):
 
 @pytest.fixture(scope="module")
 def cutting():
-    with JudgeServer(faults=Faults({"finish_length": 0.7})) as running:
+    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as running:
         yield running
 
 
@@ -276,7 +276,7 @@ def test_a_budget_ends_the_run_and_a_higher_one_goes_on(call, server, tmp_path, 
 
 def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, monkeypatch):
     write(tmp_path / "pairs.json", make_pairs(6))
-    with JudgeServer(api_key=KEY) as strict:
+    with JudgeServer(anyway=True, api_key=KEY) as strict:
         args = ["annotate", "pairs.json", "--out", "out.json", "--base-url", strict.base_url, "--models", "sandbox"]
         for wrong in (["--api-key", KEY], [f"--api-key={KEY}"]):
             with pytest.raises(SystemExit) as stop:
@@ -306,7 +306,7 @@ def test_the_own_ledger_is_used_unless_another_is_named(server, tmp_path, capsys
 def test_progress_reaches_a_log_without_flooding_it(call, tmp_path, capsys):
     """What is no terminal gets a line at the start and one at the end, not ten a second."""
     pairs = write(tmp_path / "pairs.json", make_pairs(30))
-    with JudgeServer(latency_s=0.04) as slow:
+    with JudgeServer(anyway=True, latency_s=0.04) as slow:
         assert call("annotate", pairs, "--out", "out.json", "--pool", "greedy", "--max-concurrency", "1", at=slow) == 0
     shown = [text for text in re.split(r"[\r\n]", capsys.readouterr().err) if text.strip()]
     assert len(shown) <= 2

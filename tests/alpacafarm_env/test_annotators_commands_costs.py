@@ -12,13 +12,13 @@ from alpacafarm_env.annotators.server import JudgeServer
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def filtering():
-    with JudgeServer(faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
+    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
         yield running
 
 

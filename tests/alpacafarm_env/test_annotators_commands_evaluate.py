@@ -12,12 +12,13 @@ from alpacafarm_env.annotators import annotation_files
 from alpacafarm_env.annotators.faults import Faults
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.sandbox import SANDBOX
 from alpacafarm_env.statistics import credits_from_preferences, leaderboard_row
 
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 
@@ -28,7 +29,7 @@ def call(server, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cutting():
-    with JudgeServer(faults=Faults({"finish_length": 0.7})) as running:
+    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as running:
         yield running
 
 
@@ -154,3 +155,23 @@ def test_the_sandbox_has_references(call, tmp_path, capsys):
     assert row[:7] == ["mirror", "50.00", "0.00", "0", "0", "805", "805"]
     assert call("evaluate", tmp_path / "mirror.json") == 2
     assert "give --reference FILE, or --data with a folder or 'sandbox'" in capsys.readouterr().err
+
+
+def test_the_sandboxs_annotators_refuse_what_they_do_not_understand_unless_asked(call, server, tmp_path, capsys):
+    ours, base = outputs(12)
+    args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
+    with JudgeServer() as strict:
+        assert call("evaluate", *args, at=strict) == 2
+    assert "--anyway" in capsys.readouterr().err
+    assert call("evaluate", *args, at=server) == 0
+    assert "12 instructions are not the sandbox's" in capsys.readouterr().out
+
+
+def test_the_sandboxs_own_instructions_are_judged_without_a_remark(call, tmp_path, capsys):
+    rows = [{"instruction": str(row.instruction), "output": row.responses[0]} for row in SANDBOX.preferences()[:12]]
+    rows = list({row["instruction"]: row for row in rows}.values())
+    gibberish = [{**row, "output": "\u00e9\u00df 7?! \n\n"} for row in rows]
+    args = (write(tmp_path / "ours.json", gibberish), "--reference", write(tmp_path / "base.json", rows))
+    with JudgeServer() as strict:
+        assert call("evaluate", *args, at=strict) == 0
+    assert "not the sandbox's" not in capsys.readouterr().out

@@ -19,7 +19,7 @@ ELSEWHERE = "192.0.2.1"
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 
@@ -95,7 +95,7 @@ def test_a_slow_server_is_given_up_after_the_deadline(call, tmp_path, capsys):
     ours, base = outputs(4)
     write(tmp_path / "base.json", base)
     start = time.monotonic()
-    with JudgeServer(latency_s=30) as slow:
+    with JudgeServer(anyway=True, latency_s=30) as slow:
         limits = ("--timeout-s", "0.2", "--deadline-s", "0.5")
         args = ("evaluate", write(tmp_path / "g.json", ours), "--reference", "base.json", *limits)
         assert call(*args, at=slow) == 1

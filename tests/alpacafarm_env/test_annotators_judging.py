@@ -189,10 +189,15 @@ def test_instructions_of_another_world_are_judged_by_taste(annotator, first, sec
     assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
 
 
-def test_batches_may_mix_worlds(connection):
+def test_batches_may_mix_worlds_if_asked(connection):
     items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
     found = chances(Judging(), "gpt4_5", items)
-    assert verdicts_of(connection, "gpt4_5", items, temperature=0) == (found > 0.5).tolist()
+    status, _, content = post(connection, *make_body("gpt4_5", items))
+    assert status == 400
+    assert FOREIGN in content["error"]["message"]
+    assert "1 of 4" in content["error"]["message"]
+    with JudgeServer(anyway=True) as server, connect(server) as anyway:
+        assert verdicts_of(anyway, "gpt4_5", items, temperature=0) == (found > 0.5).tolist()
     np.testing.assert_allclose(found[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
 
 
