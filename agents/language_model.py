@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +19,10 @@ import peft
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError
+from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .control_tokens import control_tokens, insert, own_control_token, silence
 from .rollouts import Rollouts, ragged, scoring_batch, unpad
@@ -94,17 +96,20 @@ class LanguageModel:
             max_response_tokens: As in `LanguageModel`.
 
         Raises:
-            CheckpointError: There is no such folder, or `lora` is given for a folder that is an adapter already.
+            CheckpointError: There is no such folder, it is damaged or needs code of its own, or `lora` is given for a
+                folder that is an adapter already.
         """
         check_folder(path)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = load_tokenizer(path)
         is_adapter = (Path(path) / "adapter_config.json").is_file()
         if is_adapter and lora is not None:
             raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora= to go on training it")
-        base = peft.PeftConfig.from_pretrained(str(path)).base_model_name_or_path if is_adapter else path
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        base: Any = adapter_base(path) if is_adapter else path
+        model, _ = load_model("AutoModelForCausalLM", base, dtype=dtype)
         if is_adapter:
-            model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
+            with reading(path, "a LoRA adapter"), warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Found missing adapter keys")
+                model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
             model = peft.get_peft_model(model, lora)
         return cls(

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle
+from ..pretrained import load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
 from .language_model import check_folder, check_special_tokens, save_files, turn_off_dropout
@@ -128,7 +128,7 @@ class RewardModeling:
             raise ValueError(f"Expected a target for each of {len(preferences)} preferences, got {len(targets)}.")
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_folder(init)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(init)
+        self.tokenizer: Any = load_tokenizer(init)
         self.template = PromptTemplate.load(init)
         self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
@@ -293,12 +293,17 @@ def _scoring_model(init: str | Path, tokenizer: Any, seed: int) -> Any:
     # Or it warns that the head is new, which is the point.
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            init, num_labels=1, pad_token_id=tokenizer.pad_token_id, dtype=torch.float32, output_loading_info=True
+        model, lacking = load_model(
+            "AutoModelForSequenceClassification",
+            init,
+            new={"score.weight"},
+            num_labels=1,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
         )
     finally:
         hf_logging.set_verbosity(verbosity)
-    if "score.weight" in info["missing_keys"]:
+    if "score.weight" in lacking:
         width = model.score.weight.shape[1]
         generator = keyed_generator(seed, "reward head")
         with torch.no_grad():

@@ -9,8 +9,9 @@ from typing import Any
 import peft
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..pretrained import load_model, load_tokenizer
 from .language_model import LanguageModel, check_folder, turn_off_dropout
 from .rollouts import Rollouts, scoring_batch
 
@@ -45,12 +46,12 @@ class ValueModel(nn.Module):
             dtype: Of the weights.
 
         Raises:
-            CheckpointError: There is no such folder.
+            CheckpointError: There is no such folder, or it is damaged.
             ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
         """
         check_folder(path)
-        check_same_vocabulary(policy.tokenizer, AutoTokenizer.from_pretrained(path), str(path))
-        model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
+        check_same_vocabulary(policy.tokenizer, load_tokenizer(path), str(path))
+        model, _ = load_model("AutoModelForSequenceClassification", path, new={"score.weight"}, dtype=dtype)
         return cls._with_zero_head(model, policy)
 
     @classmethod

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import pretrained
 from ..data import load_dataset
-from ..errors import CheckpointError, DataError
+from ..errors import DataError
 from ..oracles.registry import make_oracle
 from ..templates import PromptTemplate
 
@@ -68,31 +68,19 @@ def prompt_limit(plan: RunPlan) -> int:
 
 def num_positions(folder: str) -> int:
     """Positions that a model knows, by its configuration (of a LoRA adapter: its base model's)."""
-    from transformers import AutoConfig
-
-    adapter = Path(folder) / "adapter_config.json"
-    try:
-        base = (
-            json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if adapter.is_file() else folder
-        )
-        config = AutoConfig.from_pretrained(base).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise _unusable(folder, "a model's config.json", error) from error
+    is_adapter = (Path(folder) / "adapter_config.json").is_file()
+    config = pretrained.load_config(pretrained.adapter_base(folder) if is_adapter else folder).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or UNKNOWN_POSITIONS)
 
 
 def load_tokenizer(folder: str) -> Any:
     """The policy's tokenizer, which needs an end-of-sequence and a padding token that differ."""
-    from transformers import AutoTokenizer
-
     from ..agents.language_model import check_folder, check_special_tokens
 
-    try:
-        check_folder(folder)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    check_folder(folder)
+    tokenizer = pretrained.load_tokenizer(folder)
+    with pretrained.reading(folder, "a language model's tokenizer"):
         check_special_tokens(tokenizer)
-    except (OSError, ValueError, CheckpointError) as error:
-        raise _unusable(folder, "a language model's folder or hub name", error) from error
     return tokenizer
 
 
@@ -110,8 +98,3 @@ def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) ->
             f"{split} have more, the longest {max(too_long)}. Leave them out of the data (a prompt is never cut), or "
             "give another --max-prompt-tokens; the default is the models' positions less the longest response"
         )
-
-
-def _unusable(folder: str, expected: str, error: Exception) -> CheckpointError:
-    reason = str(error).strip().split("\n")[0]
-    return CheckpointError(f"{folder}: expected {expected}, got none that can be used: {reason}")

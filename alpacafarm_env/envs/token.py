@@ -10,7 +10,8 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
+from ..pretrained import load_tokenizer
 from ..templates import PromptTemplate
 from .instruction import InstructionEnv
 
@@ -188,16 +189,14 @@ def _sandbox_policy() -> Path:
 
 
 def _load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
     if not folder.is_dir():
         raise DataError(
             f"Expected the folder of a Hugging Face tokenizer (tokenizer.json ...), got {str(folder)!r}: no folder."
         )
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"Expected a Hugging Face tokenizer in {str(folder)!r}: {error}") from error
+        tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder, local_files_only=True)
+    except CheckpointError as error:
+        raise DataError(str(error)) from error
     if tokenizer.eos_token_id is None:
         raise DataError(f"The tokenizer in {str(folder)!r} has no eos_token, so that no response could end; set one.")
     return tokenizer

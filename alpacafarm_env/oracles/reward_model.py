@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
+from ..pretrained import load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .base import OracleError, Shared, Verdicts, shorten
 
@@ -121,33 +122,17 @@ class RewardModel(Shared):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.path, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: expected a tokenizer (tokenizer.json), {error}") from error
+        return load_tokenizer(self.path, local_files_only=True)
 
     @cached_property
     def _model(self) -> Any:
         import torch
-        from safetensors import SafetensorError
-        from transformers import AutoModelForSequenceClassification
 
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f"{self.path}: the reward model cannot be loaded: {error}") from error
-        if found["missing_keys"]:
-            raise CheckpointError(
-                f"{self.path}: expected a trained reward model, but its weights lack "
-                f"{sorted(found['missing_keys'])[:5]}. Train one from a language model with RewardModeling."
-            )
+        kind: Final = "AutoModelForSequenceClassification"
+        model, _ = load_model(kind, self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._check_padding(model.config.get_text_config())
         return model.to(device).eval()
 

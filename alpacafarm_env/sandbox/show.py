@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from ..instructions import Instruction
+from ..pretrained import load_model, load_tokenizer
 from ..seeding import keyed_rng
 from ..templates import PromptTemplate
 from . import gold
@@ -100,10 +101,9 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
             "python -m alpacafarm_env.benchmarks.build_sandbox --install."
         )
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer = load_tokenizer(folder, local_files_only=True)
+    model, _ = load_model("AutoModelForCausalLM", folder, dtype=torch.float32, local_files_only=True)
     template = PromptTemplate.load(folder)
     responses = []
     for instruction in instructions:

@@ -166,7 +166,7 @@ def test_weights_without_a_head(folder, tmp_path):
     save_file(
         {k: v for k, v in weights.items() if k != "score.weight"}, tmp_path / "model.safetensors", {"format": "pt"}
     )
-    with pytest.raises(CheckpointError, match=r"its weights lack \['score\.weight'\]"):
+    with pytest.raises(CheckpointError, match=r"score\.weight"):
         RewardModel(tmp_path).score(["Ask"], ["fine"])
 
 
@@ -174,7 +174,7 @@ def test_cut_weights(folder, tmp_path):
     changed(folder, tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
+    with pytest.raises(CheckpointError, match="none that can be used"):
         RewardModel(tmp_path).score(["Ask"], ["fine"])
 
 

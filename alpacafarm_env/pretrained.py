@@ -1,0 +1,96 @@
+"""Hugging Face folders and hub names, read in one way: no code of theirs is run, and every fault is one error.
+
+transformers is loaded at the first use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import AlpacaFarmError, CheckpointError
+
+Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
+
+
+def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
+    """Returns the tokenizer of a folder or hub name; `options` go to transformers.
+
+    Raises:
+        CheckpointError: There is none, it is damaged, or it needs code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    with reading(path, "a tokenizer (tokenizer.json ...)"):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+
+
+def load_config(path: str | PathLike[str]) -> Any:
+    """Returns a model's configuration; errors as of `load_tokenizer`."""
+    from transformers import AutoConfig
+
+    with reading(path, "a model's config.json"):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def load_model(
+    kind: Kind, path: str | PathLike[str], *, new: Collection[str] = (), **options: Any
+) -> tuple[Any, set[str]]:
+    """Returns a model and the names of those parameters that the folder lacks, which transformers has drawn at random.
+
+    Args:
+        kind: One of transformers' auto classes.
+        path: Folder or hub name.
+        new: Parameters that may be lacking, such as the head of a classifier made of a language model.
+        **options: Go to transformers.
+
+    Raises:
+        CheckpointError: There is no such model, it is damaged, it lacks parameters, or it needs code of its own.
+    """
+    import transformers
+
+    with reading(path, "a model (config.json and safetensors)"):
+        load = getattr(transformers, kind).from_pretrained
+        model, found = load(path, trust_remote_code=False, output_loading_info=True, **options)
+    lacking = set(found["missing_keys"])
+    if unexpected := sorted(lacking - set(new)):
+        raise CheckpointError(
+            f"{path}: expected all weights of a {type(model).__name__}, but {len(unexpected)} are not there, such as "
+            f"{unexpected[:3]}. The weights are damaged, or those of another kind of model."
+        )
+    return model, lacking
+
+
+def adapter_base(folder: str | PathLike[str]) -> str:
+    """Returns the folder or hub name of the model that a LoRA adapter's folder builds on.
+
+    Raises:
+        CheckpointError: Its adapter_config.json names none.
+    """
+    file = Path(folder) / "adapter_config.json"
+    with reading(folder, f"the name of a base model in {file.name}"):
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if not isinstance(base, str):
+            raise TypeError(f"base_model_name_or_path is {base!r}")
+        return base
+
+
+@contextmanager
+def reading(path: str | PathLike[str], expected: str) -> Iterator[None]:
+    """Turns whatever a library raises over a file into one CheckpointError that names the folder and the reason.
+
+    tokenizers raises bare Exceptions, and damaged JSON ends in almost any type, so all are caught.
+    """
+    try:
+        yield
+    except AlpacaFarmError:
+        raise
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if "trust_remote_code" in str(error):
+            reason = "it needs code of its own (auto_map), which is never run"
+        raise CheckpointError(f"{path}: expected {expected}, got none that can be used: {reason}") from error
