@@ -1,13 +1,14 @@
 """The space of all texts: any Unicode string but those with lone surrogates."""
 
+import copy
 import string
 import sys
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from gymnasium.error import CustomSpaceError
-from gymnasium.spaces import Text
-from gymnasium.vector.utils import create_shared_memory
+from gymnasium.spaces import Space, Text, Tuple
+from gymnasium.vector.utils import batch_space, create_shared_memory
 from numpy.typing import NDArray
 
 MAX_TEXT_LENGTH: Final = 2**20
@@ -101,6 +102,11 @@ class UnicodeText(Text):
         """The code point of `char`."""
         return np.int32(ord(char))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = copy.copy(self)  # everything but the generator is immutable
+        twin._np_random = copy.deepcopy(self._np_random, memo)
+        return twin
+
     def __repr__(self) -> str:
         return f"UnicodeText({self.min_length}, {self.max_length})"
 
@@ -112,6 +118,17 @@ class UnicodeText(Text):
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable (it holds a generator), as every Gymnasium space
+
+
+@batch_space.register(UnicodeText)
+def _batch(space: UnicodeText, n: int = 1) -> Space[Any]:
+    """As Gymnasium batches a `Text`, but a space without a seed gives spaces without one: seeding 100,000 takes time.
+
+    They seed themselves when they are first sampled, which is as random.
+    """
+    if vars(space)["_np_random"] is not None:
+        return batch_space.dispatch(Text)(space, n)
+    return Tuple(tuple(copy.deepcopy(space) for _ in range(n)))
 
 
 @create_shared_memory.register(UnicodeText)

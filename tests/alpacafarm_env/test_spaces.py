@@ -1,5 +1,6 @@
 import copy
 import pickle
+import string
 import sys
 import time
 
@@ -73,6 +74,28 @@ def test_batches_are_tuples_of_texts():
     assert ("a", "", "日本") in batch
     assert list(iterate(batch, ("a", "b", "c"))) == ["a", "b", "c"]
     assert concatenate(space, ["a", "b"], create_empty_array(space, 2)) == ("a", "b")
+
+
+def test_a_large_batch_costs_little_and_its_spaces_draw_apart():
+    def seconds(space):
+        start = time.process_time()
+        batches.append(batch_space(space, 2_000))
+        return time.process_time() - start
+
+    batches = []
+    plain = Text(MAX_TEXT_LENGTH, charset=string.printable)  # each of the batch a deep copy with a seed
+    assert min(seconds(UnicodeText()) for _ in range(3)) < seconds(plain) / 5
+    assert len(set(batches[0].sample())) > 1_900
+
+
+def test_a_batch_of_a_seeded_space_is_seeded():
+    assert batch_space(UnicodeText(seed=3), 4).sample() == batch_space(UnicodeText(seed=3), 4).sample()
+
+
+def test_a_copy_draws_the_same_and_apart():
+    space = UnicodeText(seed=3)
+    twin = copy.deepcopy(space)
+    assert [space.sample() for _ in range(3)] == [twin.sample() for _ in range(3)]
 
 
 def test_flattening_keeps_the_text():
