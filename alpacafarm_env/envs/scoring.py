@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..instructions import Instruction
 from ..oracles.base import UNSCORED_REASON, Verdicts, judge, shorten
-from ..oracles.registry import check_name, make_oracle
+from ..oracles.registry import check_oracle, make_oracle
 from ..spaces import MAX_TEXT_LENGTH, find_surrogate
 from .infos import Column, Columns, column
 
@@ -39,6 +39,7 @@ ON_UNSCORED: Final = ("raise", "truncate")
 RESERVED_KEYS: Final = frozenset(
     (
         *("instruction_id", "split", "response", "response_length", "oracle", "scored", "reward_components"),
+        *("response_tokens", "response_truncated"),  # the token environment's
         # Gymnasium's and Stable-Baselines3's own.
         *("episode", "final_obs", "final_info", "terminal_observation", "TimeLimit.truncated", "is_success"),
     )
@@ -82,6 +83,7 @@ class Scoring:
 
         Raises:
             UnknownNameError: If the split, the oracle or the value of `on_unscored` does not exist.
+            TypeError: If `oracle` can be no oracle.
             DataError: If the split is empty.
         """
         if on_unscored not in ON_UNSCORED:
@@ -91,7 +93,7 @@ class Scoring:
         self.instructions: Sequence[Instruction] = self.dataset.instructions(split)
         if not self.instructions:
             raise DataError(f"Split {split!r} of data set {self.dataset.name!r} is empty: there is nothing to ask.")
-        check_name(oracle)
+        check_oracle(oracle)
         self._on_unscored = on_unscored
         self._oracle_spec = oracle
         self._deciding: RewardOracle | None = None

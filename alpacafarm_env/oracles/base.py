@@ -5,10 +5,11 @@ An oracle needs a `name` and one method, and nothing has to be inherited or regi
 * `RewardOracle.score(instructions, responses)` returns a score for each response.
 * `PreferenceOracle.compare(instructions, a, b)` returns P(b preferred to a) for each pair.
 
-Both answer a whole batch in one call, and NaN means "no verdict". An oracle that can say more about each row (who
-judged, in which order, at what cost) adds a method `judge` that takes the same arguments and returns `Verdicts`; the
-environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
-a row that it was not asked about ({"annotator": "", "cost_usd": 0.0}), so that every step's info has the same keys.
+Both answer a whole batch in one call, given as tuples of texts, and NaN means "no verdict". An oracle that can say more
+about each row (who judged, in which order, at what cost) adds a method `judge` that takes the same arguments and
+returns `Verdicts`; the environment puts the details into `info`. A preference oracle that does so also has an attribute
+`blank`, the details of a row that it was not asked about ({"annotator": "", "cost_usd": 0.0}), so that every step's
+info has the same keys.
 
 Ask an oracle through the functions `judge` and `compare` of this module, which check what comes back.
 """
@@ -190,7 +191,9 @@ def _ask(
     if not lengths[0]:
         return Verdicts(np.empty(0))
     detailed = getattr(oracle, "judge", None)
-    verdicts = detailed(*batch) if detailed is not None else Verdicts(answer(*batch))
+    # Tuples: the next oracle to be asked, and `info`, must see what this one saw.
+    asked = [tuple(column) for column in batch]
+    verdicts = detailed(*asked) if detailed is not None else Verdicts(answer(*asked))
     if not isinstance(verdicts, Verdicts):
         raise OracleError(f"{oracle.name!r}.judge must return Verdicts, got {type(verdicts).__name__}.")
     _check_details(oracle.name, verdicts.details.items(), lengths[0])

@@ -65,12 +65,9 @@ def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -
         TypeError: The specification is of another type, or names no oracle or more than one.
         DataError: The dataset has not what the oracle needs.
     """
-    if isinstance(spec, RewardOracle):
-        return spec
-    if isinstance(spec, PreferenceOracle):
-        raise TypeError(f"{spec.name!r} compares pairs and scores nothing: give {{'judge': it}}, the win rate by it.")
+    check_oracle(spec)
     if not isinstance(spec, str | Mapping):
-        raise TypeError(f"An oracle is given by a name, a mapping or an object with name and score, got {spec!r}.")
+        return spec
     key = _key(spec)
     if key is None:
         return _build_oracle(spec, dataset, seed)
@@ -94,21 +91,15 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
         TypeError: The specification is of another type, or a mapping without `judge` or `pool`.
         DataError: The dataset has no such judge.
     """
-    if isinstance(spec, PreferenceOracle):
-        return spec
+    check_judge(spec)
     if isinstance(spec, Mapping):
-        if ("judge" in spec) == ("pool" in spec):
-            keys = ", ".join(map(repr, spec))
-            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
         if "pool" in spec:
             from ..annotators.make import make_pool
 
-            return cast(PreferenceOracle, _call(make_pool, {"seed": seed, **spec}))
-        return cast(PreferenceOracle, _call(_judge, {"seed": seed, **spec}, dataset=dataset))
+            return make_pool(**{"seed": seed, **spec})
+        return _judge(**{"seed": seed, **spec}, dataset=dataset)
     if not isinstance(spec, str):
-        raise TypeError(f"A judge is given by a name, a mapping or an object with name and compare, got {spec!r}.")
-    if spec not in JUDGES:
-        raise did_you_mean("judge", spec, JUDGES)
+        return spec
     if spec == "recorded":
         return RecordedJudge(_recorded(dataset))
     _require_sandbox(dataset, f"judge {spec!r}")
@@ -159,51 +150,113 @@ class References(Mapping[str, str]):
         return found
 
 
-def check_name(spec: Spec | RewardOracle) -> None:
-    """Refuses a misspelt oracle or judge before anything is built, so that `gym.make` tells it and not the first step.
+def check_oracle(spec: object) -> None:
+    """Refuses what can be no oracle before anything is built, so that `gym.make` tells it and not the first step.
 
     Raises:
-        UnknownNameError: No oracle or judge of that name.
+        UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
+        TypeError: The specification is of another type, or names no oracle or more than one.
         PoolError: No pool of annotators of that name, or its file is not well written.
     """
-    given: Mapping[str, Any] = {"name": spec} if isinstance(spec, str) else spec if isinstance(spec, Mapping) else {}
-    if "ensemble" in given:
-        for member in _members(given):
-            check_name(member)
-    if "reward_model" in given or "ensemble" in given:
-        return  # `name` is then what the reward model or ensemble is to be called
-    name, judge = given.get("name"), given.get("judge")
-    if isinstance(name, str) and name not in _NAMED and name not in WIN_RATES:
-        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
-    if isinstance(judge, str) and judge not in JUDGES:
-        raise did_you_mean("judge", judge, JUDGES)
-    if "pool" in given:
-        from ..annotators.config import load_pool
+    if isinstance(spec, str | Mapping):
+        _check_keywords({"name": spec} if isinstance(spec, str) else spec)
+        return
+    scores = _is_object(spec, RewardOracle, "score")
+    if not scores and _is_object(spec, PreferenceOracle, "compare"):
+        raise TypeError(f"{spec!r} compares pairs and scores nothing: give {{'judge': it}}, the win rate by it.")
+    if not scores:
+        raise TypeError(
+            "An oracle is given by a name, a mapping or an object with name (a text) and score (a method), "
+            f"got {'the class ' if isinstance(spec, type) else ''}{spec!r}."
+        )
 
-        load_pool(given["pool"])
+
+def check_judge(spec: object) -> None:
+    """Refuses what can be no judge before anything is built.
+
+    Raises:
+        UnknownNameError, TypeError, PoolError: As `check_oracle`.
+    """
+    if isinstance(spec, str):
+        if spec not in JUDGES:
+            raise did_you_mean("judge", spec, JUDGES)
+    elif isinstance(spec, Mapping):
+        if ("judge" in spec) == ("pool" in spec):
+            keys = ", ".join(map(repr, spec))
+            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
+        if "pool" in spec:
+            from ..annotators.config import load_pool
+            from ..annotators.make import make_pool
+
+            load_pool(spec["pool"])
+            _check_options(make_pool, spec)
+        else:
+            check_judge(spec["judge"])
+            _check_options(_judge, spec, "dataset")
+    elif not _is_object(spec, PreferenceOracle, "compare"):
+        raise TypeError(
+            "A judge is given by a name, a mapping or an object with name (a text) and compare (a method), "
+            f"got {'the class ' if isinstance(spec, type) else ''}{spec!r}."
+        )
+
+
+def _is_object(spec: object, protocol: type, method: str) -> bool:
+    """Whether an object, and no class, has what the protocol asks for: `isinstance` looks at the names alone."""
+    if isinstance(spec, type) or not isinstance(spec, protocol):
+        return False
+    return isinstance(getattr(spec, "name", None), str) and callable(getattr(spec, method))
+
+
+def _check_keywords(spec: Mapping[str, Any]) -> None:
+    """The part of `check_oracle` for mappings."""
+    options = dict(spec)
+    if "ensemble" in options:
+        for member in _members(options):
+            check_oracle(member)
+        del options["ensemble"]
+        _check_options(Ensemble, options, "members")
+    elif "reward_model" in options:
+        path = options.pop("reward_model")
+        if not isinstance(path, str | PathLike):
+            raise TypeError(f"An oracle's 'reward_model' is the folder of a model, got {path!r}.")
+        _check_options(RewardModel, options, "path")
+    elif len(options.keys() & {"name", "judge", "pool"}) != 1:
+        raise TypeError(
+            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool' or 'ensemble', got one with the keys "
+            f"{', '.join(map(repr, options))}."
+        )
+    elif "name" not in options:
+        check_judge(options)
+    elif (name := options.pop("name")) not in (*_NAMED, *WIN_RATES):
+        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
+    elif name in WIN_RATES:
+        _check_options(_judge, options, "dataset", "judge")
+    else:
+        # The surrogate is a reward model, and takes what one takes.
+        _check_options(RewardModel if name == "surrogate" else _NAMED[name], options, "dataset", "path")
+
+
+def _check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: str) -> None:
+    """Refuses keywords of a user's that `build` does not take; `fixed` are not for users."""
+    options = [name for name in inspect.signature(build).parameters if name not in fixed]
+    for key in given:
+        if key not in options:
+            raise did_you_mean("option", key, options)
 
 
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
     mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
     if "ensemble" in mapping:
-        members = [make_oracle(member, dataset=dataset, seed=seed) for member in _members(mapping)]
-        del mapping["ensemble"]
-        return cast(RewardOracle, _call(Ensemble, mapping, members=members))
-    if len(mapping.keys() & {"name", "judge", "pool"}) != 1 and "reward_model" not in mapping:
-        raise TypeError(
-            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool' or 'ensemble', got one with the keys "
-            f"{', '.join(map(repr, mapping))}."
-        )
+        members = [make_oracle(member, dataset=dataset, seed=seed) for member in mapping.pop("ensemble")]
+        return Ensemble(members, **mapping)
     if "reward_model" in mapping:
-        path = mapping.pop("reward_model")
-        return cast(RewardOracle, _call(RewardModel, mapping, path=path))
-    if "judge" in mapping or "pool" in mapping:
+        return RewardModel(mapping.pop("reward_model"), **mapping)
+    if "name" not in mapping:
         return _win_rate(dataset, {"seed": seed, **mapping})
-    check_name(spec)
     name = mapping.pop("name")
     if name in WIN_RATES:
         return _win_rate(dataset, {"seed": seed, **mapping, "judge": WIN_RATES[name]})
-    return cast(RewardOracle, _call(_NAMED[name], mapping, dataset=dataset))
+    return _NAMED[name](dataset=dataset, **mapping)
 
 
 def _members(spec: Mapping[str, Any]) -> Sequence[Spec | RewardOracle]:
@@ -217,7 +270,7 @@ def _surrogate(*, dataset: Dataset, **options: Any) -> RewardOracle:
     _require_sandbox(dataset, "surrogate reward model")
     from .. import sandbox
 
-    return cast(RewardOracle, _call(RewardModel, {"name": "surrogate", **options}, path=sandbox.REWARD_MODEL))
+    return RewardModel(sandbox.REWARD_MODEL, **{"name": "surrogate", **options})
 
 
 def _gold(*, dataset: Dataset) -> RewardOracle:
@@ -279,17 +332,6 @@ def _require_sandbox(dataset: Dataset, what: str) -> None:
             f"Only the sandbox has a {what}; dataset {dataset.name!r} is of level {dataset.level!r}. Give "
             f"oracle={instead}, or an oracle object of your own."
         )
-
-
-def _call(build: Callable[..., Any], keywords: Mapping[str, Any], **fixed: Any) -> Any:
-    """Calls with keywords that came from a user: an unknown one is named before anything is built."""
-    parameters = inspect.signature(build).parameters
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        options = [name for name in parameters if name not in fixed]
-        for key in keywords:
-            if key not in options:
-                raise did_you_mean("option", key, options)
-    return build(**keywords, **fixed)
 
 
 def _key(spec: Spec | RewardOracle) -> str | None:

@@ -34,7 +34,7 @@ class RewardModel(Shared):
 
     A text longer than the model can read loses its middle: half of what fits is kept from its start, half from its end.
     Instruction and ending both stay; cutting the end off, as is often done, would hide from the model whatever a long
-    response ends with. The detail `response_truncated` marks such rows.
+    response ends with. The detail `reward_input_truncated` marks such rows.
 
     torch is imported and the weights are read at first use; the folder is checked at once.
 
@@ -86,7 +86,7 @@ class RewardModel(Shared):
         return self.judge(instructions, responses).scores
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with the detail `response_truncated`.
+        """Returns the scores of `score` with the detail `reward_input_truncated`.
 
         Raises:
             CheckpointError: The folder cannot be loaded.
@@ -102,7 +102,7 @@ class RewardModel(Shared):
                 f"The reward model in {str(self.path)!r} gave {scores[row]!r} for the response "
                 f"{shorten(responses[row])}. Its weights are broken: train it again, or use another one."
             )
-        return Verdicts((scores - self._mean) / self._std, {"response_truncated": truncated})
+        return Verdicts((scores - self._mean) / self._std, {"reward_input_truncated": truncated})
 
     def encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         """Returns what the model reads of each row, as token ids, before anything is cut."""

@@ -299,14 +299,15 @@ def test_a_second_score_needs_a_key_of_its_own(env, counting_oracle, key):
         pass
 
 
-def test_a_detail_may_not_hide_the_environments_own_info(tiny_dataset):
+@pytest.mark.parametrize("key", ["response", "response_tokens", "response_truncated"])
+def test_a_detail_may_not_hide_the_environments_own_info(tiny_dataset, key):
     class Nosy(Undecided):
         def judge(self, instructions, responses):
-            return Verdicts(np.zeros(len(responses)), {"response": np.zeros(len(responses))})
+            return Verdicts(np.zeros(len(responses)), {key: np.zeros(len(responses))})
 
     env = InstructionEnv(tiny_dataset, oracle=Nosy())
     env.reset()
-    with pytest.raises(ValueError, match="detail under 'response'"):
+    with pytest.raises(ValueError, match=f"detail under '{key}'"):
         env.step("A response.")
 
 

@@ -209,6 +209,31 @@ def test_a_judges_blank_names_all_its_details(preference_oracle):
     assert getattr(preference_oracle, "blank", {}).keys() == details.keys()
 
 
+class Editing:
+    """An oracle and judge that overwrites what it is given, where it can."""
+
+    name = "editing"
+
+    def compare(self, *batch):
+        for texts in batch:
+            if isinstance(texts, list):
+                texts[:] = ["edited"] * len(texts)
+        return np.full(len(batch[0]), 0.5)
+
+    score = compare
+
+
+def test_what_an_oracle_does_to_its_batch_nobody_else_sees():
+    instructions, responses, others = ["i", "j"], ["long text", "x"], ["y", "z"]
+    judge(Editing(), instructions, responses)
+    compare(Editing(), instructions, responses, others)
+    assert (instructions, responses, others) == (["i", "j"], ["long text", "x"], ["y", "z"])
+    second = WinRate(LongerWins(), {"i": "ten letters", "j": ""})
+    alone = judge(second, instructions, responses).scores
+    together = judge(Ensemble([Editing(), second]), instructions, responses).details
+    np.testing.assert_array_equal(together["score:win_rate:longer"], alone)
+
+
 class Answers:
     """An oracle and judge that says what it was told to."""
 

@@ -246,7 +246,7 @@ def test_reward_models_together(tiny_dataset, tmp_path):
     spec = {"ensemble": [{"reward_model": str(folder)} for folder in folders], "combine": "min"}
     details = judge(make_oracle(spec, dataset=tiny_dataset), tiny_dataset.instructions("val"), ["text"] * 12).details
     assert {"score:reward_model:reward_model#1", "score:reward_model:reward_model#2"} < details.keys()
-    assert details["response_truncated"].tolist() == [False] * 12
+    assert details["reward_input_truncated"].tolist() == [False] * 12
 
 
 @pytest.mark.parametrize(

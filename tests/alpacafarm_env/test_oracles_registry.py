@@ -9,6 +9,7 @@ from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.envs.instruction import InstructionEnv
+from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import Constant, Recorded, RecordedJudge, References, RewardModel, WinRate
@@ -152,6 +153,30 @@ def test_a_wrong_name(tiny_dataset, spec, message):
 def test_a_wrong_type(tiny_dataset, spec):
     with pytest.raises(TypeError, match=r"oracle|judge"):
         make_oracle(spec, dataset=tiny_dataset)
+
+
+class Numbered:
+    """Has the attributes of an oracle and of a judge, of wrong types."""
+
+    name, score, compare = 5, None, None
+
+
+@pytest.mark.parametrize("make", [InstructionEnv, lambda *args, **kw: InstructionVectorEnv(2, *args, **kw)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(5, None, [], object(), Longer(), Longer, Constant, Numbered()),
+        *({}, {"name": 5}, {"name": []}, {"name": "gold", "judge": "human"}, {"reward_model": 5}, {"judge": 5}),
+        *({"name": "constant", "valeu": 1}, {"name": "surrogate", "batchsize": 1}, {"name": "annotators", "seeds": 1}),
+        *({"judge": Constant()}, {"judge": Numbered()}, {"judge": "sim_eval", "flipp": 0.1}, {"judge": {"flip": 0.1}}),
+        *({"pool": "ann", "base": "http://127.0.0.1"}, {"ensemble": "gold"}, {"ensemble": [Longer()]}),
+        *({"reward_model": "absent", "batchsize": 1}, {"ensemble": ["gold"], "weigth": 1}),
+    ],
+    ids=str,
+)
+def test_an_environment_refuses_at_once_what_can_be_no_oracle(tiny_dataset, make, spec):
+    with pytest.raises((TypeError, UnknownNameError), match=r"(?i)oracle|judge|option"):
+        make(tiny_dataset, oracle=spec)
 
 
 @pytest.mark.parametrize("spec", [None, 3, {}, {"flip": 0.1}, Constant()])

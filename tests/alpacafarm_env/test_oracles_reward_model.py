@@ -93,7 +93,7 @@ def test_long_texts_lose_their_middle_and_say_so(folder):
     model = RewardModel(folder, max_length=32)
     start, end = "the beginning ", " the end"
     verdicts = judge(model, ["Ask"] * 3, [start + "x" * 60 + end, start + "y" * 70 + end, "short"])
-    assert verdicts.details["response_truncated"].tolist() == [True, True, False]
+    assert verdicts.details["reward_input_truncated"].tolist() == [True, True, False]
     assert verdicts.scores[0] != verdicts.scores[2]
     other_end = model.score(["Ask"], [start + "x" * 60 + " the END"])
     assert abs(other_end - verdicts.scores[0]) > 1e-4  # the end counts
@@ -103,7 +103,7 @@ def test_long_texts_lose_their_middle_and_say_so(folder):
 
 def test_the_models_positions_are_the_limit(folder):
     verdicts = judge(RewardModel(folder, max_length=10_000), ["Ask"] * 2, ["w" * 1_000_000, "w" * 100])
-    assert verdicts.details["response_truncated"].tolist() == [True, False]
+    assert verdicts.details["reward_input_truncated"].tolist() == [True, False]
     assert np.isfinite(verdicts.scores).all()
 
 

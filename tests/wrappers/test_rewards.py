@@ -186,6 +186,21 @@ def test_add_score_may_have_no_verdict(form):
     assert np.asarray(terminated).all()
 
 
+def test_an_oracle_that_overwrites_its_batch_changes_neither_info_nor_other_scores(form, counting_oracle):
+    class Editing(Unsure):
+        def score(self, instructions, responses):
+            if isinstance(responses, list):
+                responses[:] = [""] * len(responses)
+            return np.zeros(len(responses))
+
+    module, make, answer = form
+    _, expected, *_ = one_step(make(counting_oracle), answer("hello"))
+    env = module.AddScore(make(Editing()), key="length", oracle=counting_oracle)
+    _, _, _, _, info = one_step(env, answer("hello"))
+    assert set(np.atleast_1d(info["response"])) == {"hello"}
+    np.testing.assert_array_equal(info["length"], expected)
+
+
 def test_add_score_reports_wherever_it_stands(form, make_counting_oracle):
     module, make, answer = form
     inner, outer, deciding = (make_counting_oracle(name) for name in ("inner", "outer", "deciding"))
@@ -197,7 +212,7 @@ def test_add_score_reports_wherever_it_stands(form, make_counting_oracle):
     assert [len(oracle.calls) for oracle in (inner, outer, deciding)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("key", ["", "_score", "oracle", "episode", "final_info", 3])
+@pytest.mark.parametrize("key", ["", "_score", "oracle", "response_truncated", "episode", "final_info", 3])
 def test_add_score_needs_a_key_of_its_own(form, key):
     module, make, _ = form
     with pytest.raises(ValueError, match="must be a text without a leading underscore"):
