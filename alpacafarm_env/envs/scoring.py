@@ -83,7 +83,7 @@ class Scoring:
 
         Raises:
             UnknownNameError: If the split, the oracle or the value of `on_unscored` does not exist.
-            TypeError: If `oracle` can be no oracle.
+            TypeError, ValueError: If `oracle` can be no oracle.
             DataError: If the split is empty.
         """
         if on_unscored not in ON_UNSCORED:

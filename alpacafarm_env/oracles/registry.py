@@ -62,7 +62,8 @@ def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -
 
     Raises:
         UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
-        TypeError: The specification is of another type, or names no oracle or more than one.
+        TypeError: The specification is of another type.
+        ValueError: A mapping names no oracle or more than one.
         DataError: The dataset has not what the oracle needs.
     """
     check_oracle(spec)
@@ -88,7 +89,8 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 
     Raises:
         UnknownNameError: No judge of that name, or an unknown keyword.
-        TypeError: The specification is of another type, or a mapping without `judge` or `pool`.
+        TypeError: The specification is of another type.
+        ValueError: A mapping without `judge` or `pool`, or with both.
         DataError: The dataset has no such judge.
     """
     check_judge(spec)
@@ -155,7 +157,8 @@ def check_oracle(spec: object) -> None:
 
     Raises:
         UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
-        TypeError: The specification is of another type, or names no oracle or more than one.
+        TypeError: The specification is of another type.
+        ValueError: A mapping names no oracle or more than one.
         PoolError: No pool of annotators of that name, or its file is not well written.
     """
     if isinstance(spec, str | Mapping):
@@ -175,7 +178,7 @@ def check_judge(spec: object) -> None:
     """Refuses what can be no judge before anything is built.
 
     Raises:
-        UnknownNameError, TypeError, PoolError: As `check_oracle`.
+        UnknownNameError, TypeError, ValueError, PoolError: As `check_oracle`.
     """
     if isinstance(spec, str):
         if spec not in JUDGES:
@@ -183,7 +186,7 @@ def check_judge(spec: object) -> None:
     elif isinstance(spec, Mapping):
         if ("judge" in spec) == ("pool" in spec):
             keys = ", ".join(map(repr, spec))
-            raise TypeError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
+            raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
         if "pool" in spec:
             from ..annotators.config import load_pool
             from ..annotators.make import make_pool
@@ -221,7 +224,8 @@ def _check_keywords(spec: Mapping[str, Any]) -> None:
             raise TypeError(f"An oracle's 'reward_model' is the folder of a model, got {path!r}.")
         _check_options(RewardModel, options, "path")
     elif len(options.keys() & {"name", "judge", "pool"}) != 1:
-        raise TypeError(
+        # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
+        raise ValueError(
             "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool' or 'ensemble', got one with the keys "
             f"{', '.join(map(repr, options))}."
         )
