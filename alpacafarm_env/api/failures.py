@@ -11,6 +11,7 @@ from datetime import UTC
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import InvalidReplyError
 from .endpoint import Endpoint
 from .refusals import TOO_LONG, refused_text
 
@@ -53,8 +54,8 @@ class Failure:
         return self.status in (429, 503)
 
 
-def explain(error: OpenAIError, endpoint: Endpoint, model: str) -> Failure:
-    """What an error of the openai library means and what to do."""
+def explain(error: OpenAIError | InvalidReplyError, endpoint: Endpoint, model: str) -> Failure:
+    """What an error of the openai library, or of reading a body, means and what to do."""
     status: int | None = getattr(error, "status_code", None)
     if status is None:
         return _unanswered(error, endpoint)
@@ -94,9 +95,12 @@ def explain(error: OpenAIError, endpoint: Endpoint, model: str) -> Failure:
     return Failure(f"{settings}. The server said: {words}", "final", status, billed=False)
 
 
-def _unanswered(error: OpenAIError, endpoint: Endpoint) -> Failure:
-    """No status: the connection failed, or broke."""
+def _unanswered(error: OpenAIError | InvalidReplyError, endpoint: Endpoint) -> Failure:
+    """No status: the connection failed or broke, or the body was not read to its end."""
     cause = error.__cause__
+    for ours in (error, cause):  # from reading the body; versions 2 of the library wrap it
+        if isinstance(ours, InvalidReplyError):
+            return Failure(str(ours), status=200)
     name = type(cause).__name__ if cause is not None else type(error).__name__
     words = endpoint.redact(f"{error} {cause or ''}".strip())[:MOST_CHARS]
     return Failure(f"{words} ({name}, {endpoint.base_url})", billed=name not in _NOT_SENT)

@@ -15,7 +15,7 @@ from .refusals import refused_text
 from .requests import Kind
 
 LONGEST_REPLY = 8 * 2**20
-"""Characters of the longest body that is read."""
+"""Bytes of the longest body that is read, after decompression."""
 
 
 class FinalReplyError(InvalidReplyError):
@@ -108,8 +108,6 @@ def raw_usage(raw: str) -> tuple[int | None, int | None]:
 
 
 def _json(raw: str) -> Any:
-    if len(raw) > LONGEST_REPLY:
-        raise InvalidReplyError(f"The reply has {len(raw):,} characters, more than {LONGEST_REPLY:,}")
     body, problem = None, ""
     try:
         body = json.loads(raw)

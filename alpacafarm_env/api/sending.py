@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import PermanentAPIError
+from ..errors import InvalidReplyError, PermanentAPIError
 from .endpoint import Endpoint
 from .failures import Failure, explain
+from .replies import LONGEST_REPLY
 from .requests import Request
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 10.0
 """Seconds to make a connection, TLS included; half of an attempt's if that is less."""
 _PATHS: Final = {"chat": "/chat/completions", "completion": "/completions"}
+_ENCODINGS: Final = ("gzip", "deflate")
+"""Compressions that are asked for and read, one at a time: a piece from the wire (64 KiB) becomes 64 MiB at most."""
 
 
 class Sender:
@@ -68,7 +71,7 @@ class Sender:
             return Failure("the request holds half a character (a lone surrogate)", "text", billed=False)
         except UnicodeDecodeError:
             return Failure("the reply is not UTF-8", status=200)
-        except OpenAIError as error:
+        except (OpenAIError, InvalidReplyError) as error:
             return explain(error, self._endpoint, request.model)
         finally:
             self._free.append(library)
@@ -101,14 +104,13 @@ class Sender:
         return self._all[-1]
 
     def _connection(self) -> Any:
-        from openai import DefaultAsyncHttpxClient
-
         encrypted = self._endpoint.base_url.startswith("https:")
         problem = ""
         try:
             # A proxy is for other machines. Redirects are errors: the key is for this address alone.
-            return DefaultAsyncHttpxClient(
+            return _limited_client()(
                 follow_redirects=False,
+                headers={"Accept-Encoding": ", ".join(_ENCODINGS)},
                 trust_env=not self._endpoint.local,
                 verify=_certificates(*map(os.environ.get, _CERTIFICATES)) if encrypted else _no_certificates(),
             )
@@ -126,6 +128,44 @@ def _http() -> Any:
     from openai import DefaultAsyncHttpxClient
 
     return importlib.import_module(DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
+
+
+@cache
+def _limited_client() -> Any:
+    """The openai library's HTTP client with a limit: it would read a body to its end, whatever its size."""
+    from openai import DefaultAsyncHttpxClient
+
+    class LimitedClient(DefaultAsyncHttpxClient):
+        async def send(self, request: Any, **options: Any) -> Any:
+            response = await super().send(request, **(options | {"stream": True}))
+            try:
+                body = await _read_body(response)
+            finally:
+                await response.aclose()  # where the body has not ended, the connection does
+            read = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in read]
+            return _http().Response(response.status_code, headers=headers, content=body, request=request)
+
+    return LimitedClient
+
+
+async def _read_body(response: Any) -> bytes:
+    """A reply's body, decompressed; of an error's only the beginning, as its status says enough.
+
+    Raises:
+        InvalidReplyError: It is longer than `LONGEST_REPLY`, or compressed in another way than was asked for.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity", *_ENCODINGS):
+        raise InvalidReplyError(f"the reply is compressed ({encoding[:50]!a}), which was not asked for")
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > LONGEST_REPLY:
+            if response.is_success:
+                raise InvalidReplyError(f"the reply has more than {LONGEST_REPLY:,} bytes, and was not read to its end")
+            break
+    return bytes(body[:LONGEST_REPLY])
 
 
 @contextmanager
