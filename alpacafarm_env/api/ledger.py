@@ -32,6 +32,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
@@ -166,7 +167,7 @@ class Ledger:
         self._door = threading.Lock()  # held while a job is handed in, or the ledger closes
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._connection: sqlite3.Connection | None = None
-        self._inode: tuple[int, int] | None = None
+        self._inode: tuple[int, int, float] | None = None
         self._active = False  # has leases or running attempts, as far as known
         self._beaten = 0.0
         self._full: str | None = None
@@ -271,8 +272,8 @@ class Ledger:
     def _connected(self) -> sqlite3.Connection:
         if self._lost():
             raise LedgerError(
-                f"The ledger {self.path} was removed or replaced while in use. What was stored before is in the old "
-                "file. Start again with the file that should be used."
+                f"The ledger {self.path} was removed or replaced while in use, or cut short. What was stored before is "
+                "in the old file, or lost where that was cut. Start again with the file that should be used."
             )
         if self._connection is None:
             self._connection = connect(self.path, read_only=self.replay)
@@ -280,8 +281,15 @@ class Ledger:
         return self._connection
 
     def _lost(self) -> bool:
-        """Whether the file was removed or replaced since it was opened."""
-        return self._inode is not None and inode(self.path) != self._inode
+        """Whether the file was removed, replaced or cut since it was opened; a ledger's file never shrinks."""
+        if self._inode is None:
+            return False
+        found = inode(self.path)
+        if found is None or found[:2] != self._inode[:2]:
+            return True
+        # Once cut it stays lost, whatever is written over it: pages of the old file are still in the log.
+        self._inode = (*found[:2], inf if found[2] < self._inode[2] else found[2])
+        return self._inode[2] == inf
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -296,8 +304,8 @@ _SHARING = threading.Lock()
 def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = False) -> Ledger:
     """This process's one handle on a file, opened when it is first asked for and closed at the process's end.
 
-    Where the file was removed or replaced since, a new one; but not beside a log (`-wal`), which may be the old file's
-    and would be read into the new one: then the old handle stays, and tells it at its next use.
+    Where the file was removed, replaced or cut since, a new one; but not beside a log (`-wal`), which may be the old
+    file's and would be read into the new one: then the old handle stays, and tells it at its next use.
 
     Args:
         path: The file; None: `default_path()`.

@@ -100,13 +100,13 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
         conn.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
 
 
-def inode(path: Path) -> tuple[int, int] | None:
-    """The file behind a name; None: there is none."""
+def inode(path: Path) -> tuple[int, int, float] | None:
+    """The file behind a name, and its size in bytes; None: there is none."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_size
 
 
 def explain(path: Path, error: sqlite3.Error) -> LedgerError:

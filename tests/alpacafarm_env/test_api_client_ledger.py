@@ -252,3 +252,14 @@ def test_one_ledger_many_requests(ledger):
     assert all(answer.cached for answer in again)
     assert ledger.do(sql.spending).result().total.answered == 100
     assert seconds < 3
+
+
+def test_nothing_is_sent_once_the_ledger_was_cut(ledger):
+    with WireServer() as server:
+        ask_one(server, ledger, prices=PRICES, budget_usd=1.0)
+        ledger.path.write_bytes(b"")
+        with pytest.raises(LedgerError, match="cut"):
+            ask_one(server, ledger, prices=PRICES, budget_usd=1.0)
+        with pytest.raises(LedgerError, match="cut"):
+            ask_one(server, ledger, prices=PRICES, budget_usd=1.0, request=chat(server.url, "Another?"))
+    assert len(server.seen) == 1

@@ -1,5 +1,6 @@
 """The ledger's operations, its file, and replay."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -178,6 +179,29 @@ def test_a_file_that_is_replaced_in_use_is_noticed(ledger):
     with pytest.raises(LedgerError, match="removed or replaced"):
         begin(ledger).result()
     assert ledger.path.read_bytes() == b"something else"
+
+
+@pytest.mark.parametrize("size", [0, 50, 4096, -1])
+def test_a_file_that_is_cut_in_use_is_noticed_at_once(ledger, size):
+    answer(ledger)
+    whole = ledger.path.read_bytes()
+    os.truncate(ledger.path, size % len(whole))
+    for operation in (lambda: ledger.do(sql.lookup, ["q"]), lambda: begin(ledger)):
+        with pytest.raises(LedgerError, match="cut"):
+            operation().result()
+    ledger.path.write_bytes(whole + whole)  # what comes in its place is not written to either
+    with pytest.raises(LedgerError, match="cut"):
+        begin(ledger).result()
+
+
+def test_a_ledger_that_grows_through_another_handle_is_whole(ledger):
+    answer(ledger)
+    before = ledger.path.stat().st_size
+    with Ledger(ledger.path) as other:
+        for number in range(20):
+            answer(other, f"r{number}", [f"q{number}"], json.dumps("x" * 2**20))
+    assert ledger.path.stat().st_size > before
+    assert list(ledger.do(sql.lookup, ["q", "q19"]).result()) == ["q", "q19"]
 
 
 def test_the_shared_ledger_of_a_file_that_was_removed_is_a_new_one(tmp_path):
