@@ -7,7 +7,7 @@ Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; 
    variance of about 1.
 2. The score is read at an end-of-sequence token, so the model sees whether a response ended (`end_with_eos`;
    AlpacaFarm's models read the last word). The choice travels with the model, as `alpacafarm_end_with_eos` in its
-   config.json.
+   config.json; so does `max_length`, as `alpacafarm_max_length`.
 3. Soft targets: P(the label is right) of each pair, e.g. 0.75 under 25 % flips.
 4. A text that is too long loses its middle, as in `oracles.RewardModel`, instead of the response's end.
 5. Calibration: mean and standard deviation of the scores of given texts can be stored beside the weights, as
@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from ..instructions import Preference
-from ..oracles.reward_model import cut_middle
+from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
@@ -54,7 +54,8 @@ class RewardModelingConfig(TrainingConfig):
     warmup_steps: float = 0.03
     """Steps of linear warm-up; below 1, a share of all steps."""
     max_length: int = 512
-    """Tokens of prompt and response; longer texts lose their middle, with a warning that counts them."""
+    """Tokens of prompt and response; longer texts, or texts of more tokens than the model has positions, lose their
+    middle, with a warning that counts them."""
     end_with_eos: bool = True
     """Whether texts end with the end-of-sequence token, where the score is read. AlpacaFarm's do not."""
     eval_every: int = 0
@@ -132,6 +133,7 @@ class RewardModeling:
         self.template = PromptTemplate.load(init)
         self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
+        self.model.config.alpacafarm_max_length = self.config.max_length
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)
         self._pairs = self._encode_pairs(preferences)
         self._loop = Loop(
@@ -280,9 +282,11 @@ class RewardModeling:
         if self.config.end_with_eos:
             eos = self.tokenizer.eos_token_id
             rows = [row if row[-1:] == [eos] else [*row, eos] for row in rows]
-        limit = self.config.max_length
+        limit = min(self.config.max_length, num_positions(self.model.config))
         if num_cut := sum(len(row) > limit for row in rows):
-            warnings.warn(f"{num_cut} of {len(rows)} texts lose their middle to max_length={limit}.", stacklevel=4)
+            warnings.warn(
+                f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.", stacklevel=4
+            )
         return [cut_middle(row, limit) for row in rows]
 
 

@@ -25,10 +25,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import DataError, did_you_mean
+from ..pretrained import file_states
 from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
 from .judges import BothOrders, Flip, WinRate
@@ -352,8 +352,7 @@ def _key(spec: Spec | RewardOracle) -> str | None:
         return json.dumps([key, fingerprint(spec)])
     if not isinstance(spec, Mapping) or "reward_model" not in spec:
         return key
-    files = sorted(Path(spec["reward_model"]).glob("*.safetensors"))
-    return json.dumps([key, *((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)])
+    return json.dumps([key, file_states(spec["reward_model"])])
 
 
 def _path(value: object) -> str:

@@ -1,15 +1,17 @@
 """Learned reward models: any Hugging Face sequence-classification folder with one label.
 
 A folder holds config.json, safetensors weights and a tokenizer, and may hold the prompt template the model was trained
-with (prompt_template.json; AlpacaFarm's otherwise). Three optional keys of config.json are ours:
+with (prompt_template.json; AlpacaFarm's otherwise). Four optional keys of config.json are ours:
 
 * `alpacafarm_end_with_eos` (default true): whether texts end with the end-of-sequence token, where the score is read.
+* `alpacafarm_max_length`: the most tokens of a text in training; longer ones lose their middle here as there.
 * `alpacafarm_reward_mean`, `alpacafarm_reward_std`: scores are shifted and scaled by them, (score - mean) / std.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
-from ..pretrained import load_model, load_tokenizer
+from ..pretrained import file_states, load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .base import OracleError, Shared, Verdicts, shorten
 
@@ -43,12 +45,13 @@ class RewardModel(Shared):
         batch_size: Most texts in one forward pass.
         max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
-        max_length: Most tokens of a text; by default as many positions as the model has.
+        max_length: Most tokens of a text, at most as many as the model has positions; by default what the model was
+            trained with, if its config.json says so.
         name: The oracle's name, "reward_model:" and the folder's name by default.
 
     Raises:
         CheckpointError: There is no such folder, it has no safetensors weights, the model does not give one score, or
-            its calibration has no spread.
+            config.json holds something else than numbers where they belong, or a calibration without spread.
         ValueError: A number is not positive.
     """
 
@@ -71,15 +74,13 @@ class RewardModel(Shared):
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
         self.device = device
-        self.max_length = max_length
         self.name = name or f"reward_model:{self.path.name}"
         self._config = check_folder(self.path)
-        self._mean = float(self._config.get("alpacafarm_reward_mean", 0.0))
-        self._std = float(self._config.get("alpacafarm_reward_std", 1.0))
-        if not self._std > 0:
-            raise CheckpointError(
-                f"{self.path}: config.json needs a positive alpacafarm_reward_std, got {self._std!r}."
-            )
+        self._files = file_states(self.path)
+        trained_at = self._number("alpacafarm_max_length", math.inf, low=2)
+        self.max_length = trained_at if max_length is None else max_length
+        self._mean = self._number("alpacafarm_reward_mean", 0.0)
+        self._std = self._number("alpacafarm_reward_std", 1.0, low=1e-30)
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """Returns the model's score of each response, [B]; never NaN."""
@@ -89,7 +90,7 @@ class RewardModel(Shared):
         """Returns the scores of `score` with the detail `reward_input_truncated`.
 
         Raises:
-            CheckpointError: The folder cannot be loaded.
+            CheckpointError: The folder cannot be loaded, or its files have changed since the oracle was made.
             OracleError: The model gave a score that is not finite: its weights are broken.
         """
         rows = self.encode(instructions, responses)
@@ -122,7 +123,13 @@ class RewardModel(Shared):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return load_tokenizer(self.path, local_files_only=True)
+        tokenizer = load_tokenizer(self.path, local_files_only=True)
+        if tokenizer.eos_token_id is None and self._config.get("alpacafarm_end_with_eos"):
+            raise CheckpointError(
+                f"{self.path}: the model was trained with an end-of-sequence token after each text "
+                "(alpacafarm_end_with_eos), but its tokenizer has none. Is tokenizer_config.json damaged?"
+            )
+        return tokenizer
 
     @cached_property
     def _model(self) -> Any:
@@ -134,6 +141,9 @@ class RewardModel(Shared):
         kind: Final = "AutoModelForSequenceClassification"
         model, _ = load_model(kind, self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
         self._check_padding(model.config.get_text_config())
+        _ = self._template, self._tokenizer  # all that is read once, read now
+        if file_states(self.path) != self._files:
+            raise CheckpointError(f"{self.path}: its files have changed since the oracle was made; make it once more.")
         return model.to(device).eval()
 
     def _check_padding(self, config: Any) -> None:
@@ -149,8 +159,16 @@ class RewardModel(Shared):
     @property
     def _limit(self) -> float:
         """Most tokens of a text: what was asked for, never more than the model has positions."""
-        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        return min(self.max_length or float("inf"), positions or float("inf"))
+        return min(self.max_length, num_positions(self._model.config))
+
+    def _number(self, key: str, default: float, *, low: float = -math.inf) -> float:
+        """A number of config.json."""
+        value = self._config.get(key, default)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        if not number or value < low or (math.isinf(value) and value != default):
+            expected = "a finite number" if math.isinf(low) else f"a finite number of {low:g} or more"
+            raise CheckpointError(f"{self.path}: config.json needs {expected} as {key}, got {value!r}.")
+        return float(value)
 
     def _forward(self, rows: Sequence[list[int]]) -> NDArray[np.float64]:
         import torch
@@ -191,13 +209,19 @@ def check_folder(path: Path) -> dict[str, Any]:
             f"{path}: expected weights as *.safetensors, found {found[:10]}. Pickled weights are not read: load them "
             "with transformers and save them with save_pretrained."
         )
-    num_labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
+    labels = config.get("id2label")
+    num_labels = len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)
     if num_labels != 1:
         raise CheckpointError(
-            f"{config_file}: a reward model gives one score (num_labels = 1), this one has {num_labels} labels. Is it "
-            "a language model or a classifier?"
+            f"{config_file}: a reward model gives one score (num_labels = 1), this one has {num_labels!r} labels. Is "
+            "it a language model or a classifier?"
         )
     return config
+
+
+def num_positions(config: Any) -> float:
+    """Returns how many positions a model knows, by its configuration; infinity if that does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def cut_middle(tokens: list[int], limit: float) -> list[int]:

@@ -130,10 +130,30 @@ def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder:
 
 
 def test_texts_that_are_too_long_are_counted(policy_folder: Path) -> None:
-    with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle to max_length=40") as warned:
+    with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle .* 40 tokens") as warned:
         agent = RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(max_length=40))
     assert len(warned) == 2  # the chosen responses, and the rejected
     assert max(len(text) for pair in agent._pairs for text in pair) == 40
+
+
+def test_the_longest_text_of_training_is_the_longest_that_the_oracle_reads(policy_folder: Path, tmp_path: Path) -> None:
+    """The model learned from texts without their middle, so it must be shown no others."""
+    agent = RewardModeling(policy_folder, PREFERENCES[:1], config=RewardModelingConfig(max_length=40), device="cpu")
+    agent.save(tmp_path / "saved")
+    texts = TEXTS[:2], ["word " * 30, "a" * 45]
+    with pytest.warns(UserWarning, match="2 of 2 texts lose their middle"):
+        expected = agent.score(*texts)
+    np.testing.assert_allclose(RewardModel(tmp_path / "saved").score(*texts), expected, rtol=0, atol=1e-5)
+    assert np.abs(RewardModel(tmp_path / "saved", max_length=100).score(*texts) - expected).max() > 1e-3
+
+
+def test_a_text_beyond_the_models_positions_is_cut_in_training_too(policy_folder: Path, tmp_path: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES[:1], device="cpu")
+    agent.save(tmp_path / "saved")
+    with pytest.warns(UserWarning, match="256 tokens"):
+        expected = agent.score(TEXTS[:1], ["word " * 80])
+    found = RewardModel(tmp_path / "saved").score(TEXTS[:1], ["word " * 80])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_bad_input_is_refused(policy_folder: Path) -> None:

@@ -248,3 +248,25 @@ def test_a_reward_model_may_have_any_name_and_new_weights_are_loaded_anew(tiny_d
     InstructionEnv(tiny_dataset, oracle=spec)
     shutil.copyfile(sandbox.REWARD_MODEL_CLEAN / "model.safetensors", folder / "model.safetensors")
     assert make_oracle(spec, dataset=tiny_dataset) is not first
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("config.json", '"alpacafarm_reward_mean": -0', '"alpacafarm_reward_mean": -9'),
+        ("prompt_template.json", "{instruction}", "Now: {instruction}"),
+        ("tokenizer.json", '"type": "BPE"', '"type" : "BPE"'),
+    ],
+)
+def test_every_file_that_a_reward_model_reads_is_seen(tiny_dataset, tmp_path, file, old, new):
+    shutil.copytree(sandbox.REWARD_MODEL, tmp_path / "model")
+    spec = {"reward_model": tmp_path / "model"}
+    first, unread = make_oracle(spec, dataset=tiny_dataset), make_oracle({**spec, "name": "b"}, dataset=tiny_dataset)
+    before = first.score(["Hi"], ["Hello"])
+    path = tmp_path / "model" / file
+    path.write_text(path.read_text().replace(old, new))
+    then = make_oracle(spec, dataset=tiny_dataset)
+    assert then is not first
+    assert (then.score(["Hi"], ["Hello"]) != before) == (file != "tokenizer.json")
+    with pytest.raises(CheckpointError, match="changed"):
+        unread.score(["Hi"], ["Hello"])  # its configuration is the old one, its weights would be the new ones

@@ -83,10 +83,19 @@ def test_calibration_of_the_config(folder, tmp_path, scores):
     np.testing.assert_allclose(calibrated.score(INSTRUCTIONS, RESPONSES), (scores - 0.5) / 2, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("std", [0.0, -1.0])
-def test_a_calibration_without_spread_is_refused(folder, tmp_path, std):
-    with pytest.raises(CheckpointError, match="alpacafarm_reward_std"):
-        RewardModel(changed(folder, tmp_path, alpacafarm_reward_std=std))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("alpacafarm_reward_std", value) for value in (0.0, -1.0, float("nan"), "1", None)),
+        *(("alpacafarm_reward_mean", value) for value in (float("inf"), float("nan"), [])),
+        *(("alpacafarm_max_length", value) for value in (1, "512", None)),
+        ("num_labels", "1"),
+        ("num_labels", []),
+    ],
+)
+def test_a_number_of_the_config_that_is_none_is_refused(folder, tmp_path, key, value):
+    with pytest.raises(CheckpointError, match="config"):
+        RewardModel(changed(folder, tmp_path, **{"num_labels": 1, "id2label": None, key: value}))
 
 
 def test_long_texts_lose_their_middle_and_say_so(folder):
