@@ -11,9 +11,11 @@ import re
 import shlex
 import socket
 import sys
+import time
 import warnings
 import weakref
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +32,7 @@ TRAINING_FILES = ("training_args.bin", "trainer_state.json")
 Content = dict[str, str]
 """File, relative to its folder -> "sha256:" and its hash."""
 
+_HASHES: dict[tuple[int, ...], str] = {}
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
@@ -133,12 +136,13 @@ def hash_model(name: Path | str) -> Content:
     Neither path nor time of a file matter. Files are read once, in full: seconds for gigabytes.
 
     Args:
-        name: A folder, or a name on the hub, whose current files are fetched first unless they are stored already.
+        name: A folder, or as text a name on the hub, whose current files are fetched first unless they are stored
+            already.
 
     Raises:
         CheckpointError: There is no such model, or a file cannot be read.
     """
-    root = Path(name) if Path(name).is_dir() else _snapshot(str(name))
+    root = Path(name) if isinstance(name, Path) or Path(name).is_dir() else _snapshot(name)
     try:
         files = sorted(path for path in root.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file())
         unread = [path for path in files if path.name.startswith(".") or path.name in TRAINING_FILES]
@@ -206,8 +210,9 @@ def _read_owner(path: Path) -> str:
         return "another process"
 
 
+@cache
 def _snapshot(name: str) -> Path:
-    """The folder of a model of the hub on this machine."""
+    """The folder of a model of the hub on this machine, the same one for the whole process."""
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"{name}: expected a model's folder, found none.")
     from huggingface_hub import snapshot_download
@@ -224,8 +229,15 @@ def _snapshot(name: str) -> Path:
 
 
 def _hash(file: Path) -> str:
-    with file.open("rb") as content:
-        return _digest(hashlib.file_digest(content, "sha256").hexdigest())
+    """Of gigabytes seconds: a file that is as it was is read once a process."""
+    found = file.stat()
+    changed_ns = max(found.st_mtime_ns, found.st_ctime_ns)
+    key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    # Two changes within a tick of the file system's clock look like one.
+    if time.time_ns() - changed_ns < 2_000_000_000 or key not in _HASHES:
+        with file.open("rb") as content:
+            _HASHES[key] = _digest(hashlib.file_digest(content, "sha256").hexdigest())
+    return _HASHES[key]
 
 
 def _digest(value: str) -> str:

@@ -31,7 +31,6 @@ released analysis. The sandbox is a simulation beside the paper's numbers, no re
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import traceback
@@ -45,6 +44,7 @@ import tyro
 
 from ..api.endpoint import OPENAI_KEY
 from ..errors import AlpacaFarmError, DataError
+from ..folders import hash_folder
 from ..sandbox.dataset import ASSETS, Sandbox
 from . import annotator_figure, annotator_recorded, annotator_report, annotator_two_judges, plots, report
 from .annotator_live import LEVEL, LivePool
@@ -169,24 +169,24 @@ def run(options: AnnotatorsOptions) -> int:
         "num_opinions": question.num_opinions,
         "num_pairs": len(pairs),
         "num_contests": len(contests),
-        "pairs_sha256": hashlib.sha256((data.folder / "pairs.jsonl.gz").read_bytes()).hexdigest(),
         "length_gap": [LENGTH_GAP, PUBLISHED_LENGTH_GAP],
         "wilson_below": SMALL,
     }
     work = cells(options, question)
-    study = Study(options.folder(NAME), NAME, config, seeds=range(options.seeds))
-    asked = replace(question, pairs=pairs.take(subset(len(pairs), options.pairs)), num_seeds=1)
-    # The live judge first: what is wrong with its server is known at once, not after the sandbox's minutes.
-    answered, failure = ask_live(study, live, asked) if live else ([], "")
-    rows = study.run(work, unit="judge") + answered
-    if not rows:
-        return study.exit_status
-    note = partial(annotator_report.note, question=question, num_live=len(asked.pairs))
-    write(study, rows, note, failure)
-    names = {role: model.model for role, model in live.played.items()} if live else {}
-    facts = {"host": live.host, "pool": live.pool, "models": names} if live else None
-    study.note(judges=MEANINGS, quick=options.quick, live=facts)
-    return study.finish()
+    sources = {"the sandbox's data": partial(hash_folder, data.folder)}
+    with Study(options.folder(NAME), NAME, config, seeds=range(options.seeds), sources=sources) as study:
+        asked = replace(question, pairs=pairs.take(subset(len(pairs), options.pairs)), num_seeds=1)
+        # The live judge first: what is wrong with its server is known at once, not after the sandbox's minutes.
+        answered, failure = ask_live(study, live, asked) if live else ([], "")
+        rows = study.run(work, unit="judge") + answered
+        if not rows:
+            return study.exit_status
+        note = partial(annotator_report.note, question=question, num_live=len(asked.pairs))
+        write(study, rows, note, failure)
+        names = {role: model.model for role, model in live.played.items()} if live else {}
+        facts = {"host": live.host, "pool": live.pool, "models": names} if live else None
+        study.note(judges=MEANINGS, quick=options.quick, live=facts)
+        return study.finish()
 
 
 def write(study: Study, rows: Sequence[Row], note: Callable[[Sequence[str]], str], failure: str = "") -> None:

@@ -223,41 +223,41 @@ def main(args: Sequence[str] | None = None) -> int:
 def run(options: LeaderboardOptions) -> int:
     """Computes, compares, prints and writes the leaderboard."""
     dataset = recorded_dataset(options.data)
-    study = Study(options.folder(NAME), NAME, {"data_sha256": dataset.sha256}, seeds=range(options.seeds))
-    generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
-    cells = {name: lambda name=name: [replayed_row(dataset, name)] for name in generators}
-    rows = sorted(study.run(cells, unit="generator"), key=_rank)
-    if not rows:
-        return study.exit_status
-    note = describe(dataset, rows)
-    lines = [LENGTH_CONTROL + "."]
-    source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-    comparison = compare(rows, published_table(source)) if source.exists() else None
-    if comparison is not None:
-        lines = describe_comparison(comparison, source)
-    unjudged = [name for name in dataset.generators if name not in dataset.judged]
-    if unjudged:
-        lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
-    print("\n".join([format_table(COLUMNS, rows), note, *lines]))
-    study.write_table(rows, COLUMNS)
-    png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
-    table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
-    figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
-    report.write_report(
-        study.out / "report.html",
-        "Recorded leaderboard",
-        [report.Section("Leaderboard", [note, *lines], table, [figure])],
-    )
-    study.note(
-        judge=dataset.judge,
-        reference=dataset.reference,
-        level=dataset.level,
-        quick=options.quick,
-        num_generators=len(rows),
-        comparison=vars(comparison) if comparison is not None else None,
-    )
-    status = study.finish()
-    return status if comparison is None or comparison.reproduced else 1
+    with Study(options.folder(NAME), NAME, {"data_sha256": dataset.sha256}, seeds=range(options.seeds)) as study:
+        generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
+        cells = {name: lambda name=name: [replayed_row(dataset, name)] for name in generators}
+        rows = sorted(study.run(cells, unit="generator"), key=_rank)
+        if not rows:
+            return study.exit_status
+        note = describe(dataset, rows)
+        lines = [LENGTH_CONTROL + "."]
+        source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
+        comparison = compare(rows, published_table(source)) if source.exists() else None
+        if comparison is not None:
+            lines = describe_comparison(comparison, source)
+        unjudged = [name for name in dataset.generators if name not in dataset.judged]
+        if unjudged:
+            lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
+        print("\n".join([format_table(COLUMNS, rows), note, *lines]))
+        study.write_table(rows, COLUMNS)
+        png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
+        table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
+        figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
+        report.write_report(
+            study.out / "report.html",
+            "Recorded leaderboard",
+            [report.Section("Leaderboard", [note, *lines], table, [figure])],
+        )
+        study.note(
+            judge=dataset.judge,
+            reference=dataset.reference,
+            level=dataset.level,
+            quick=options.quick,
+            num_generators=len(rows),
+            comparison=vars(comparison) if comparison is not None else None,
+        )
+        status = study.finish()
+        return status if comparison is None or comparison.reproduced else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from ..data.files import write_atomic
 from .report import Table
-from .study import Row, run_command, write_csv
+from .study import Row, run_command, take_folder, write_csv
 from .win_rate_report import text_table
 
 DATASET = "tatsu-lab/alpaca_farm"
@@ -281,7 +281,8 @@ def run(out: Path) -> int:
     """Writes and prints the plan; the exit status."""
 
     def work() -> int:
-        print(write_plan(out))
+        with take_folder(out, "method_plan"):
+            print(write_plan(out))
         print(f"\nWritten to {out}: plan.md, plan.csv. Nothing was run.")
         return 0
 

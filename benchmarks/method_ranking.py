@@ -12,7 +12,6 @@ Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,16 +20,17 @@ from typing import Any, Literal, Self
 
 import tyro
 
-from ..errors import CheckpointError, UnknownNameError
+from ..errors import UnknownNameError
 from . import method_plan
 from .method_ablations import ABLATIONS
 from .method_report import write
-from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
+from .method_runs import VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
 from .method_summary import BASELINE, COLUMNS, FEEDBACKS, Credits
 from .methods import METHODS, Feedback, Method, find_method
 from .parallel import run_cells
 from .report import Section, write_report
-from .study import Row, Study, StudyOptions, run_command, versions
+from .sources import sandbox_sources
+from .study import Row, Study, StudyOptions, cell_file, read_stored, run_command, versions
 from .win_rate_report import Provenance, settings_table, text_table
 
 NAME = "method_ranking"
@@ -115,24 +115,24 @@ def run(options: MethodRankingOptions) -> int:
         return method_plan.run(options.folder(f"{NAME}-paper"))
     out, methods = options.folder(NAME), options.chosen
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
-    study = Study(out, NAME, config, seeds=range(options.seeds))
-    reward_plans, plans = make_reward_plans(options), make_plans(options)
-    at_a_time = min(options.processes, len(plans))
-    shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
-    print(f"{NAME} into {out}: {shape}", file=sys.stderr)
-    if reward_plans:
-        print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
-        cells = {plan.cell: partial(run_reward_model, plan) for plan in reward_plans}
-        units = {plan.cell: plan.units for plan in reward_plans}
-        study.note(reward_models=run_cells(study, cells, units, processes=at_a_time))
-        print("2 of 2: methods", file=sys.stderr)
-    # The longest first: what is left for the end fills both processes.
-    plans.sort(key=lambda plan: -plan.units)
-    work = {plan.cell: partial(run_method, plan) for plan in plans}
-    rows = run_cells(study, work, {plan.cell: plan.units for plan in plans}, processes=at_a_time)
-    if rows:
-        write_results(study, options, methods, plans, rows)
-    return study.finish() if rows else study.exit_status
+    with Study(out, NAME, config, seeds=range(options.seeds), sources=sandbox_sources()) as study:
+        reward_plans, plans = make_reward_plans(options), make_plans(options)
+        at_a_time = min(options.processes, len(plans))
+        shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
+        print(f"{NAME} into {out}: {shape}", file=sys.stderr)
+        if reward_plans:
+            print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
+            cells = {plan.cell: partial(run_reward_model, plan) for plan in reward_plans}
+            units = {plan.cell: plan.units for plan in reward_plans}
+            study.note(reward_models=run_cells(study, cells, units, processes=at_a_time))
+            print("2 of 2: methods", file=sys.stderr)
+        # The longest first: what is left for the end fills both processes.
+        plans.sort(key=lambda plan: -plan.units)
+        work = {plan.cell: partial(run_method, plan) for plan in plans}
+        rows = run_cells(study, work, {plan.cell: plan.units for plan in plans}, processes=at_a_time)
+        if rows:
+            write_results(study, options, methods, plans, rows)
+        return study.finish() if rows else study.exit_status
 
 
 def presets() -> dict[str, dict[str, Any]]:
@@ -180,12 +180,8 @@ def read_credits(plans: Sequence[MethodPlan], done: Sequence[str]) -> Credits:
     for plan in plans:
         if plan.cell in done:
             method = find_method(plan.method)
-            if not plan.evaluation_file.is_file():
-                raise CheckpointError(
-                    f"Expected {plan.evaluation_file} beside the finished cell {plan.cell!r}, found none. Put it "
-                    f"back, or remove the cell's file in {plan.out / 'cells'} to run it again."
-                )
-            content = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
+            remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
+            content = read_stored(plan.evaluation_file, *VERDICTS, remedy=remedy)
             for feedback in FEEDBACKS if method.needs == "nothing" else (plan.feedback,):
                 found[method.name, feedback, plan.seed] = content
     return found

@@ -6,7 +6,6 @@ those of all its calls.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,16 +18,22 @@ from .. import sandbox
 from ..data import load_dataset
 from ..data.files import write_atomic
 from ..errors import CheckpointError
+from ..folders import hash_model
 from ..instructions import Instruction
 from .evaluation import Evaluation, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
 from .own_modules import refuse_edited, source_mark
 from .parallel import News, Tell, quiet
-from .study import Row, differences
+from .sources import data_content
+from .study import ANOTHER_OUT, Row, differences, read_stored
 
 ANSWERED_AT_ONCE = 161
 """Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
+
+
+VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
+"""What is kept of each answer's evaluation."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ class MethodPlan:
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("out", "mark")}
-        return {**found, "reward": None if self.reward is None else fingerprint(self.reward)}
+        left_out = ("out", "mark", "dataset", "sft", "reward")
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        models = {"policy": sandbox.POLICY if self.sft == "sandbox" else self.sft, "reward_model": self.reward}
+        made_from = {name: hash_model(folder) for name, folder in models.items() if folder is not None}
+        return {**found, "dataset": data_content(self.dataset), **made_from}
 
     def job(self) -> Job:
         """What the method makes its agent from."""
@@ -125,6 +133,7 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     instructions = evaluated(plan)
     responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
     spent.keep(now=True)
+    check_settings(job.folder, plan.settings())  # models and data are still what they were at the start
     found = evaluate(instructions, responses, judges_of(job.data, proxy=None))
     write_atomic(plan.evaluation_file, json.dumps(verdicts(found)) + "\n")
     measured = {name: found.means()[name] for name in ("win_rate_simulated", "win_rate_human", "gold", "length")}
@@ -176,7 +185,7 @@ def answer(
                     f"{len(block)} responses"
                 )
             write_atomic(file, json.dumps({"responses": block, "tokens": getattr(actor, "num_tokens", 0) - before}))
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = read_stored(file, "responses", "tokens")
         responses += stored["responses"]
         tokens += stored["tokens"]
         tell_share(min(1.0, (first + size) / len(instructions)))
@@ -185,8 +194,7 @@ def answer(
 
 def verdicts(found: Evaluation) -> dict[str, list[Any]]:
     """Answers and what the judges say of each, JSON-able; NaN as null."""
-    names = ("gold", "win_rate_simulated", "win_rate_human")
-    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in names}
+    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in VERDICTS}
     return {"instructions": list(found.instructions), "responses": list(found.responses), **scores}
 
 
@@ -273,7 +281,7 @@ class Spent:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "seconds.json"
-        self._before = float(json.loads(self._file.read_text())["seconds"]) if self._file.is_file() else 0.0
+        self._before = float(read_stored(self._file, "seconds")["seconds"]) if self._file.is_file() else 0.0
         self._began = self._written = perf_counter()
 
     @property
@@ -299,20 +307,8 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     if not file.is_file():
         write_atomic(file, json.dumps(now, indent=1) + "\n")
         return
-    if changed := differences(json.loads(file.read_text(encoding="utf-8")), now):
-        raise CheckpointError(
-            f"{folder} was made with other settings: {'; '.join(changed)}. Choose another --out, or remove that folder."
-        )
-
-
-def fingerprint(model: str) -> str:
-    """A model's weights as a hash where they are `*.safetensors` in a folder, else its name."""
-    files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
-    digests = []
-    for file in files:
-        with file.open("rb") as content:
-            digests.append(hashlib.file_digest(content, "sha256").hexdigest())
-    return " ".join(digests) or model
+    if changed := differences(read_stored(file, remedy=ANOTHER_OUT), now):
+        raise CheckpointError(f"{folder} was made with other settings: {'; '.join(changed)}. {ANOTHER_OUT}")
 
 
 def file_name(cell: str) -> str:

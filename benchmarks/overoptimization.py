@@ -22,9 +22,7 @@ from typing import Annotated, Any, Self
 
 import tyro
 
-from .. import sandbox
 from ..errors import UnknownNameError
-from .method_runs import fingerprint
 from .overoptimization_plans import (
     BestOfNPlan,
     Kind,
@@ -38,6 +36,7 @@ from .overoptimization_plans import (
 from .overoptimization_treatments import TREATMENTS, find_treatment
 from .own_modules import refuse_edited
 from .parallel import Tell, run_cells
+from .sources import sandbox_sources
 from .study import Row, Study, StudyOptions, run_command
 
 NAME = "overoptimization"
@@ -117,22 +116,22 @@ def run(options: OveroptimizationOptions) -> int:
     sizes, seeds = options.chosen_sizes, range(options.seeds)
     plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
     plans.refuse_changed()
-    study = Study(options.folder(NAME), NAME, settings(sizes), seeds=seeds)
-    counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
-    print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
-    models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
-    run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
-    rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
-    if not rows:
-        why = f"no run was finished, why is above. No report is written; one in {study.out} is of an earlier call."
-        print(f"error: {why}", file=sys.stderr)
-        return study.exit_status
-    from .overoptimization_writing import write_results
+    with Study(options.folder(NAME), NAME, settings(sizes), seeds=seeds, sources=sandbox_sources()) as study:
+        counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
+        print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
+        models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
+        run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
+        rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
+        if not rows:
+            why = f"no run was finished, why is above. No report is written; one in {study.out} is of an earlier call."
+            print(f"error: {why}", file=sys.stderr)
+            return study.exit_status
+        from .overoptimization_writing import write_results
 
-    write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
-    if study.failed:
-        print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
-    return study.finish()
+        write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
+        if study.failed:
+            print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
+        return study.finish()
 
 
 def quick_note(sizes: Sizes) -> str:
@@ -151,7 +150,6 @@ def settings(sizes: Sizes) -> dict[str, Any]:
 
     return {
         "sizes": asdict(sizes),
-        "policy": fingerprint(str(sandbox.POLICY)),
         "ppo": asdict(ppo_config(sizes)),
         "reward_modeling": asdict(RewardModelingConfig.sandbox()),
     }

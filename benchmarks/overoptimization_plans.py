@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from .. import sandbox
 from ..errors import CheckpointError, DataError
+from ..folders import hash_model
 from ..instructions import Instruction
 from ..seeding import keyed_rng
 from .evaluation import subset
-from .method_runs import file_name, fingerprint
+from .method_runs import file_name
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
 from .own_modules import source_mark
-from .study import cell_file, differences
+from .study import ANOTHER_OUT, cell_file, differences, read_stored
 
 Kind = Literal["ppo", "best_of_n"]
 TEMPERATURE: Final = 1.0
@@ -209,7 +210,7 @@ class TreatmentPlan:
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        members = [fingerprint(str(folder)) for folder in self.trained().reward_models]
+        members = {folder.name: hash_model(folder) for folder in self.trained().reward_models}
         return {"treatment": self.found.settings(), "sizes": asdict(self.sizes), "reward_models": members}
 
     def changed(self) -> str:
@@ -217,7 +218,7 @@ class TreatmentPlan:
         file = self.folder / "settings.json"
         if not file.is_file():
             return ""
-        before = json.loads(file.read_text(encoding="utf-8"))["treatment"]
+        before = read_stored(file, "treatment", remedy=ANOTHER_OUT)["treatment"]
         now = json.loads(json.dumps(self.found.settings()))
         return ", ".join(differences(before, now))
 

@@ -24,7 +24,7 @@ from .evaluation import SCORES, Evaluation, evaluate, judges_of
 from .overoptimization_curves import COLUMNS, REQUIRED
 from .overoptimization_plans import TreatmentPlan
 from .overoptimization_treatments import DISAGREEMENT
-from .study import Row, cell_file
+from .study import Row, cell_file, read_stored
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,11 @@ def read_evaluation(plan: TreatmentPlan, number: int) -> dict[str, Any]:
     """What `write_evaluation` stored: "row", and columns of one value a response.
 
     Raises:
-        DataError: It is gone.
+        CheckpointError: It is gone or damaged.
     """
-    file = plan.evaluation_file(number)
-    if not file.is_file():
-        raise DataError(
-            f"{plan.cell}: expected {file}, found none. To run it anew remove {plan.folder} and, if it is there, "
-            f"{cell_file(plan.out, plan.cell)}, and call again."
-        )
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+    cell = cell_file(plan.out, plan.cell)
+    remedy = f"To run the cell anew remove {plan.folder} and, if it is there, {cell}, and call again."
+    return read_stored(plan.evaluation_file(number), "row", "responses", remedy=remedy)
 
 
 def describe(cell: str, rows: Sequence[Row]) -> str:

@@ -7,10 +7,11 @@ A treatment is data; everything else of the study is held fixed. One of your own
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,11 +22,11 @@ from numpy.typing import NDArray
 
 from .. import sandbox
 from ..errors import UnknownNameError, did_you_mean
+from ..folders import Content, hash_model
 from ..instructions import Instruction
 from ..oracles import Centred, Ensemble, RewardModel
 from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts, checked
 from ..oracles.judges import Flip
-from .method_runs import fingerprint
 from .own_modules import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
@@ -64,11 +65,9 @@ class Labels:
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
 
 
-@cache
 def _marked(folder: str) -> str:
-    """Tells models apart: other weights (`*.safetensors`) in the same place, and folders of one name."""
-    place = str(Path(folder).resolve())
-    return f"{Path(folder).name} ({hashlib.sha256(f'{place} {fingerprint(place)}'.encode()).hexdigest()[:8]})"
+    """Tells models apart by their content: other weights in the same place, and folders of one name."""
+    return f"{Path(folder).name} ({hashlib.sha256(json.dumps(hash_model(Path(folder))).encode()).hexdigest()[:8]})"
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,12 @@ class Treatment:
         return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk, self.layers)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides its reward, JSON-able; of callables whether there is one."""
+        """All that decides its reward, JSON-able; of callables whether there is one, of a reward model its content."""
         left_out = {"title", *(() if self.members > 1 else ("combine", "uwo_weight", "level_samples"))}
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         values["trunk"] = self.trunk and _marked(self.trunk)
-        return {name: value is not None if name in ("wrap", "oracle") else value for name, value in values.items()}
+        values |= {name: getattr(self, name) is not None for name in ("wrap", "oracle")}
+        return values | ({"oracle": self.oracle.content} if isinstance(self.oracle, _Given) else {})
 
     def reward(self, cell: Cell) -> RewardOracle:
         """The reward before `wrap`."""
@@ -218,6 +218,21 @@ class Stepped(Shared):
         return self._envs[num_envs]
 
 
+@dataclass(frozen=True)
+class _Given:
+    """An oracle that is there already, for any cell."""
+
+    oracle: RewardOracle
+
+    def __call__(self, cell: Cell) -> RewardOracle:
+        return self.oracle
+
+    @property
+    def content(self) -> Content | bool:
+        """Of a reward model what its files are; of any other oracle that there is one."""
+        return hash_model(self.oracle.path) if isinstance(self.oracle, RewardModel) else True
+
+
 def _greedy_utility(cell: Cell) -> RewardOracle:
     from .overoptimization_sft import Scaled  # imports torch
 
@@ -263,7 +278,7 @@ def find_treatment(name: str) -> Treatment:
         if issubclass(found, VectorWrapper):
             return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
     elif isinstance(found, RewardOracle):
-        return Treatment(attribute, found.name, members=0, oracle=lambda cell: found)
+        return Treatment(attribute, found.name, members=0, oracle=_Given(found))
     elif callable(found):
         return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
     raise UnknownNameError(

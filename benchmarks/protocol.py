@@ -28,14 +28,15 @@ from typing import Final
 
 import tyro
 
-from ..sandbox import POLICY, REWARD_MODEL, SANDBOX
+from ..folders import Content, hash_folder, hash_model
+from ..sandbox import SANDBOX
 from ..sandbox.dataset import Sandbox
 from . import annotator_two_judges, protocol_answers, protocol_recorded, protocol_report, protocol_sandbox
 from .leaderboard import DATA_VARIABLE, recorded_dataset
-from .method_runs import fingerprint
 from .protocol_answers import Answering
 from .protocol_live import Question, questions
 from .protocol_statistics import COLUMNS
+from .sources import sandbox_sources
 from .study import Row, Study, StudyOptions, run_command
 
 NAME: Final = "protocol"
@@ -104,34 +105,35 @@ def run(options: ProtocolOptions) -> int:
         "num_live": options.pick(NUM_LIVE),
         "repeats": repeats,
         "resamples": resamples,
-        "models": [fingerprint(str(POLICY)), fingerprint(str(REWARD_MODEL))],
-        "ranking_sha256": ranking_digest(options.ranking),
     }
-    study = Study(out, NAME, config, seeds=range(options.seeds))
-    work: dict[str, Callable[[], Sequence[Row]]] = {
-        cell.cell: lambda cell=cell: cell.run(asked.questions)  # type: ignore[misc]
-        for cell in cells
-    }
-    study.run(work, unit="generator")
-    done = [cell for cell in cells if cell.cell in study.done]
-    parts: dict[str, Callable[[], Sequence[Row]]] = {}
-    if done:
-        names = hashlib.sha256(json.dumps([cell.cell for cell in done]).encode()).hexdigest()[:16]
-        parts[f"sandbox {names}"] = lambda: protocol_sandbox.rows_of(
-            protocol_answers.collect(done), asked.questions, repeats=repeats, resamples=resamples
-        )
-    if dataset is not None:
-        digest = recorded_digest(dataset.path, annotator_two_judges.digest(dataset))
-        parts[f"recorded {digest[:16]}"] = partial(
-            protocol_recorded.rows_of, dataset, repeats=repeats, resamples=resamples
-        )
-    rows = study.run(parts, unit="level")
-    if not rows:
-        return study.exit_status
-    study.write_table(rows, COLUMNS)
-    findings = protocol_report.write(study.out, rows, quick=options.quick, seeds=options.seeds, config=study.config)
-    study.note(findings=findings, quick=options.quick, levels=list(dict.fromkeys(row["level"] for row in rows)))
-    return study.finish()
+    sources = dict(sandbox_sources())
+    if options.ranking is not None:
+        sources["--ranking"] = partial(ranking_content, options.ranking)
+    with Study(out, NAME, config, seeds=range(options.seeds), sources=sources) as study:
+        work: dict[str, Callable[[], Sequence[Row]]] = {
+            cell.cell: lambda cell=cell: cell.run(asked.questions)  # type: ignore[misc]
+            for cell in cells
+        }
+        study.run(work, unit="generator")
+        done = [cell for cell in cells if cell.cell in study.done]
+        parts: dict[str, Callable[[], Sequence[Row]]] = {}
+        if done:
+            names = hashlib.sha256(json.dumps([cell.cell for cell in done]).encode()).hexdigest()[:16]
+            parts[f"sandbox {names}"] = lambda: protocol_sandbox.rows_of(
+                protocol_answers.collect(done), asked.questions, repeats=repeats, resamples=resamples
+            )
+        if dataset is not None:
+            digest = recorded_digest(dataset.path, annotator_two_judges.digest(dataset))
+            parts[f"recorded {digest[:16]}"] = partial(
+                protocol_recorded.rows_of, dataset, repeats=repeats, resamples=resamples
+            )
+        rows = study.run(parts, unit="level")
+        if not rows:
+            return study.exit_status
+        study.write_table(rows, COLUMNS)
+        findings = protocol_report.write(study.out, rows, quick=options.quick, seeds=options.seeds, config=study.config)
+        study.note(findings=findings, quick=options.quick, levels=list(dict.fromkeys(row["level"] for row in rows)))
+        return study.finish()
 
 
 def recorded_digest(folder: Path, judged: str) -> str:
@@ -142,14 +144,11 @@ def recorded_digest(folder: Path, judged: str) -> str:
     return found.hexdigest()
 
 
-def ranking_digest(folder: Path | None) -> str | None:
-    """Hash of a ranking's stored answers, whatever its place; None without one."""
-    if folder is None:
-        return None
-    found = hashlib.sha256()
-    for file in sorted((folder / "evaluations").glob("*.json")):
-        found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()
+def ranking_content(folder: Path) -> Content:
+    """The content of a ranking's stored answers and saved policies, whatever its place."""
+    policies = {policy.parent.name: hash_model(policy) for policy in sorted(folder.glob("runs/*/policy"))}
+    answers = {"evaluations": hash_folder(folder / "evaluations")}
+    return {f"{name}/{file}": found for name, files in (answers | policies).items() for file, found in files.items()}
 
 
 def main(args: Sequence[str] | None = None) -> int:

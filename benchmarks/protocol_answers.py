@@ -18,20 +18,21 @@ import numpy as np
 
 from .. import sandbox
 from ..data.files import write_atomic
-from ..errors import CheckpointError, DataError
+from ..errors import DataError
 from ..sandbox import writers
 from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import file_name
 from .methods import StandIn
 from .parallel import quiet
 from .protocol_live import EVAL, Question
-from .study import Row
+from .study import MANIFEST, Row, cell_file, read_stored
 
 Answers = dict[str, dict[str, list[str]]]
 """Generator -> set of instructions -> its answers, one each; a set that it did not answer is absent."""
 WRITERS: Final = {"crowd": writers.CROWD, "reference_again": writers.REFERENCE, **writers.API_MODELS}
 BEST_OF: Final = (4, 16)
 RANKING: Final = "method_ranking"
+UNFINISHED: Final = f"--ranking: expected a file of a finished {RANKING}. Run that command to its end first."
 SHARED: Final = ("sft", "gpt4", "chatgpt", "davinci001")
 """Methods of a ranking that are generators here already."""
 RANKED: Final = "ranked "
@@ -69,13 +70,7 @@ class Answering:
         Raises:
             CheckpointError: The file is gone or damaged.
         """
-        try:
-            found: Answers = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.file}: expected the stored answers of a finished cell, got {error}. Remove the folder's cell "
-                f"{self.cell!r} to answer again."
-            ) from error
+        found: Answers = read_stored(self.file, remedy=f"Remove {cell_file(self.out, self.cell)} to answer again.")
         return found
 
 
@@ -135,8 +130,9 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
 
     Raises:
         DataError: The folder is no finished method ranking.
+        CheckpointError: One of its files is gone or damaged.
     """
-    manifest = _read(folder / "manifest.json")
+    manifest = read_stored(folder / MANIFEST, remedy=UNFINISHED)
     if manifest.get("name") != RANKING or manifest.get("complete") is not True:
         raise DataError(
             f"--ranking {folder}: expected the folder of a finished {RANKING}, got name {manifest.get('name')!r}, "
@@ -147,7 +143,7 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
 
 def _ranked_cells(folder: Path, done: Sequence[str], out: Path, seeds: Sequence[int]) -> Iterator[Answering]:
     for path in sorted((folder / "cells").glob("*.json")):
-        content = _read(path)
+        content = read_stored(path, "key", "rows", remedy=UNFINISHED)
         key, rows = content["key"], content["rows"]
         # Of a method of one's own that was edited since, the folder has the cells of its earlier sources too.
         if key not in done or not rows or rows[0].get("method") in (*SHARED, None) or rows[0]["seed"] not in seeds:
@@ -164,8 +160,8 @@ def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, 
     Raises:
         DataError: An evaluation instruction has no stored answer.
     """
-    content = _read(stored)
-    known = dict(zip(content.get("instructions", ()), content.get("responses", ()), strict=True))
+    content = read_stored(stored, "instructions", "responses", remedy=UNFINISHED)
+    known = dict(zip(content["instructions"], content["responses"], strict=True))
     wanted = [str(row) for row in asked[EVAL].instructions]
     if missing := [text for text in wanted if text not in known]:
         raise DataError(
@@ -192,13 +188,3 @@ def _policy(folder: Path) -> Any:
     from ..agents import LanguageModel
 
     return LanguageModel.from_pretrained(folder, max_response_tokens=MAX_RESPONSE_TOKENS)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: expected a file of a finished {RANKING}, got {error}.") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}.")
-    return value

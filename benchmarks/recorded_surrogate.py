@@ -84,19 +84,19 @@ def run(options: SurrogateOptions) -> int:
     judged = Judged.of(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
-    study = Study(options.folder(NAME), NAME, config)
-    features = Features(judged)
-    wanted = plans(options, judged)
-    cells = {
-        f"{protocol} {name}": partial(fit, study.out, judged, features, protocol, name, folds)
-        for protocol, name in wanted
-    }
-    costs = {row["cell"]: row["cpu_seconds"] for row in study.run(cells, unit="surrogate")}
-    scores = {key: read_scores(study.out, *key) for key in wanted if f"{key[0]} {key[1]}" in study.done}
-    if not scores:
-        return study.exit_status
-    write(study, judged, scores, dataset.judge, costs)
-    return study.finish()
+    with Study(options.folder(NAME), NAME, config) as study:
+        features = Features(judged)
+        wanted = plans(options, judged)
+        cells = {
+            f"{protocol} {name}": partial(fit, study.out, judged, features, protocol, name, folds)
+            for protocol, name in wanted
+        }
+        costs = {row["cell"]: row["cpu_seconds"] for row in study.run(cells, unit="surrogate")}
+        scores = {key: read_scores(study.out, *key) for key in wanted if f"{key[0]} {key[1]}" in study.done}
+        if not scores:
+            return study.exit_status
+        write(study, judged, scores, dataset.judge, costs)
+        return study.finish()
 
 
 def fit(out: Path, judged: Judged, features: Features, protocol: str, name: str, folds: int) -> list[Row]:

@@ -13,7 +13,6 @@ reliability is that probability beside the share of pairs on which the label of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -31,6 +30,7 @@ from scipy.special import expit
 
 from .. import sandbox
 from ..errors import CheckpointError
+from ..folders import hash_folder, hash_model
 from ..oracles import RewardModel
 from ..oracles.base import judge
 from ..sandbox.dataset import ASSETS, Sandbox
@@ -165,29 +165,20 @@ def run(options: AccuracyOptions) -> int:
     """Draws, scores, prints and writes; the exit status says that all was done, not that an accuracy was reached."""
     assets = Path(options.data) if options.data else ASSETS
     num = min(options.num, NUM_QUICK) if options.quick else options.num
-    weights = {name: weights_sha256(assets / name) for name in ("policy", *TRAINED_ON)}
-    study = Study(options.folder(NAME), NAME, {"num": num, "weights_sha256": weights}, seeds=range(options.seeds))
-    cells = {f"seed {seed}": partial(measure, assets, num, seed) for seed in range(options.seeds)}
-    rows = study.run(cells, unit="seed")
-    if rows:
-        write_results(study, rows)
-        return study.finish()
-    return study.exit_status
-
-
-def weights_sha256(folder: Path) -> str:
-    """Digest of a model folder's weights.
-
-    Raises:
-        CheckpointError: There are none.
-    """
-    file = folder / "model.safetensors"
-    if not file.is_file():
+    if missing := [name for name in ("data", "policy", *TRAINED_ON) if not (assets / name).is_dir()]:
         raise CheckpointError(
-            f"{file}: expected the sandbox's model, found none. Rebuild it with "
-            "python -m alpacafarm_env.benchmarks.build_sandbox, or give its assets folder by --data."
+            f"{assets}: expected the sandbox's assets, found no folder {', '.join(missing)}. Rebuild them with "
+            "python -m alpacafarm_env.benchmarks.build_sandbox, or give their folder by --data."
         )
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    sources = {name: partial(hash_model, assets / name) for name in ("policy", *TRAINED_ON)}
+    sources["data"] = partial(hash_folder, assets / "data")
+    with Study(options.folder(NAME), NAME, {"num": num}, seeds=range(options.seeds), sources=sources) as study:
+        cells = {f"seed {seed}": partial(measure, assets, num, seed) for seed in range(options.seeds)}
+        rows = study.run(cells, unit="seed")
+        if rows:
+            write_results(study, rows)
+            return study.finish()
+        return study.exit_status
 
 
 def write_results(study: Study, rows: Sequence[Row]) -> None:

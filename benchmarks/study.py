@@ -11,23 +11,29 @@ import importlib.metadata
 import io
 import json
 import math
+import os
 import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from tqdm import tqdm
 
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError, CheckpointError
+from ..folders import claim
+from .sources import Sources, changed, contents
 
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
+MANIFEST = "manifest.json"
+ANOTHER_OUT = "Choose another --out, or remove that folder."
 PACKAGES = (
     "alpacafarm-env",
     "gymnasium",
@@ -81,25 +87,53 @@ class Study:
         name: Name of the command.
         config: JSON-able values that change a cell's rows. A folder that was made with another config is refused.
         seeds: The seeds, recorded in the manifest. They may grow between calls: cells are keyed, finished ones are
-        kept.
+            kept.
+        sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
+            they lie; so is a cell during which they change.
 
     Raises:
-        CheckpointError: The folder holds a study of another name or config, or an unreadable manifest; or it cannot be
-            made, because `out` is a file, for instance.
+        CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
+            somebody else's files; another study is writing it; or it cannot be made, because `out` is a file, for
+            instance.
     """
 
-    def __init__(self, out: Path | str, name: str, config: Mapping[str, Any], *, seeds: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        out: Path | str,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        seeds: Sequence[int] = (),
+        sources: Sources | None = None,
+    ) -> None:
         self.out = Path(out)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)
+        self._sources: Sources = sources or {}
+        self._contents = contents(self._sources)
         self.done: list[str] = []
         self.failed: dict[str, str] = {}
         self.finished = False
         self._facts: dict[str, Any] = {}
-        self._check_manifest()
-        make_folder(self.out, "cells")
-        self.write_manifest()
+        self._claim = take_folder(self.out, name)
+        try:
+            self._check_manifest()
+            make_folder(self.out, "cells")
+            self.write_manifest()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets others write into the folder; the end of a `with` block does so too."""
+        self._claim.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def exit_status(self) -> int:
@@ -124,13 +158,19 @@ class Study:
         return rows
 
     def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
-        """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once."""
+        """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
+
+        Raises:
+            CheckpointError: The stored cell is damaged, or the study's sources are not what they were at its start.
+        """
         path = cell_file(self.out, key)
         if path.exists():
-            rows = _read_json(path, "a stored cell")["rows"]
+            rows = read_stored(path, "rows")["rows"]
         else:
+            self._refuse_changed()
             # Through JSON here too, so that a fresh and a resumed run return the same values.
             text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
+            self._refuse_changed()
             rows = json.loads(text)["rows"]
             write_atomic(path, text)
         self.done.append(key)
@@ -158,25 +198,67 @@ class Study:
             "name": self.name,
             "complete": self.exit_status == 0,
             "config": self.config,
+            "contents": self._contents,
             "seeds": self.seeds,
             "cells": cells,
             "facts": self._facts,
             "versions": versions(),
         }
-        write_atomic(self.out / "manifest.json", json.dumps(manifest, default=_plain, indent=1) + "\n")
+        write_atomic(self.out / MANIFEST, json.dumps(manifest, default=_plain, indent=1) + "\n")
 
     def _check_manifest(self) -> None:
-        path = self.out / "manifest.json"
-        if not path.exists():
-            return
-        stored = _read_json(path, "a manifest")
-        before = {"name": stored.get("name"), **(stored.get("config") or {})}
-        now = {"name": self.name, **self.config}
-        if changed := differences(before, now):
+        stored = read_stored(self.out / MANIFEST, remedy=ANOTHER_OUT)
+        if "config" not in stored:
+            return  # a call that was killed before it did anything
+        found = differences(stored["config"], self.config)
+        before = stored.get("contents", {})
+        if self._contents and not before:
+            found.append("it does not say from which models and data (an earlier version made it)")
+        else:
+            found += [f"other content: {', '.join(files)}"] if (files := changed(before, self._contents)) else []
+        if found:
             raise CheckpointError(
-                f"{self.out} holds a study made with other settings: {'; '.join(changed)}. "
-                "Choose another --out, or remove that folder."
+                f"{self.out} holds a study made with other settings: {'; '.join(found)}. {ANOTHER_OUT}"
             )
+
+    def _refuse_changed(self) -> None:
+        if files := changed(self._contents, contents(self._sources)):
+            raise CheckpointError(
+                f"expected the models and data that the study began with, but this has changed: {', '.join(files)}. "
+                "Put back what was there and call again, or choose another --out."
+            )
+
+
+def take_folder(out: Path, name: str) -> ExitStack:
+    """Claims a command's output folder, made if missing and marked by a manifest with the command's name.
+
+    Of several processes that make one world the first one claims it, for all.
+
+    Raises:
+        CheckpointError: Somebody else's files are there or somebody else is writing it, or it cannot be made.
+    """
+    make_folder(out)
+    held = ExitStack()
+    if int(os.environ.get("RANK") or 0) > 0:
+        return held
+    held.enter_context(claim(out, name))
+    manifest = out / MANIFEST
+    try:
+        files = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        if files and not manifest.is_file():
+            shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
+            raise CheckpointError(
+                f"--out: expected a new or empty folder, or one of {name}, got {str(out)!r} with {shown}: nothing was "
+                "written. Choose another --out."
+            )
+        if not files:
+            write_atomic(manifest, json.dumps({"name": name}) + "\n")
+        elif (found := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
+            raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {found!r}. {ANOTHER_OUT}")
+    except BaseException:
+        held.close()
+        raise
+    return held
 
 
 def cell_file(out: Path, key: str) -> Path:
@@ -251,9 +333,33 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str =
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += differences(old, new, f"{within}{key}.")
+        elif old != new and str(old).startswith("sha256:") and str(new).startswith("sha256:"):
+            found.append(f"{within}{key} has changed")
         elif old != new:
             found.append(f"{within}{key} was {old!r}, is {new!r}")
     return found
+
+
+def read_stored(path: Path, *fields: str, remedy: str = "Remove that file and call again.") -> dict[str, Any]:
+    """A JSON object that a command has stored.
+
+    Args:
+        path: Its file.
+        fields: Names that it has.
+        remedy: What helps where it is damaged, for the error.
+
+    Raises:
+        CheckpointError: The file is gone or damaged; it names the file and what to do.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a stored JSON object, got {error}. {remedy}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a stored JSON object, got {type(value).__name__}. {remedy}")
+    if missing := [name for name in fields if name not in value]:
+        raise CheckpointError(f"{path}: expected the stored {', '.join(missing)}, found none. {remedy}")
+    return value
 
 
 def _csv_value(value: Any) -> Any:
@@ -267,15 +373,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"expected a JSON-able value, got {value!r}")
-
-
-def _read_json(path: Path, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path}: expected {what} in JSON, got {error}. Remove that file and call again."
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected {what}, a JSON object, got {type(value).__name__}. Remove that file.")
-    return value

@@ -26,7 +26,7 @@ from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
 from .method_summary import COLUMNS
 from .methods import METHODS, Feedback, find_method
 from .parallel import Progress, clock_text
-from .study import make_folder, run_command, write_csv
+from .study import run_command, take_folder, write_csv
 
 NAME = "train"
 VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
@@ -97,8 +97,12 @@ class TrainOptions:
 
 def run(options: TrainOptions) -> int:
     """Trains, answers, saves; prints the result and returns the exit status."""
+    with take_folder(options.folder, NAME):
+        return _run(options)
+
+
+def _run(options: TrainOptions) -> int:
     method, out = find_method(options.method), options.folder
-    make_folder(out)
     reward = reward_model(options) if method.needs == "reward" else None
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)

@@ -104,15 +104,17 @@ def run(options: WinRateCurveOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     plans = make_plans(options)
     check_inputs(plans[0])
-    study = Study(options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds))
-    processes = min(options.processes, len(plans))
-    shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
-    print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
-    cells = {plan.cell: partial(run_seed, plan) for plan in plans}
-    rows = run_cells(study, cells, {plan.cell: plan.units for plan in plans}, processes=processes)
-    if rows:
-        write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
-    return study.finish() if rows else study.exit_status
+    with Study(
+        options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds), sources=plans[0].sources
+    ) as study:
+        processes = min(options.processes, len(plans))
+        shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
+        print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
+        cells = {plan.cell: partial(run_seed, plan) for plan in plans}
+        rows = run_cells(study, cells, {plan.cell: plan.units for plan in plans}, processes=processes)
+        if rows:
+            write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
+        return study.finish() if rows else study.exit_status
 
 
 def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
@@ -164,7 +166,8 @@ def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -
     study.note(chosen_steps={str(seed): step for seed, step in chosen.items()}, findings=sentences)
     dotted = "The whole course of training; dotted lines mark the steps chosen on val."
     samples = samples_table(plans[0], dataset, chosen[plans[0].seed], f"{where.label()} {where.judges()}")
-    settings = {**study.config, "seeds": list(chosen), **versions()}
+    names = {"dataset": where.dataset, "policy": where.policy, "reward_model": plans[0].reward_model}
+    settings = {**names, **study.config, "seeds": list(chosen), **versions()}
     sections = [
         Section("Result", sentences, table),
         Section("Curves", [dotted], figures=words.write_figures(study.out, curves, val, choice, where)),

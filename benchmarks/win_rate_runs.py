@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from gymnasium.vector import AutoresetMode
 
 from ..data import load_dataset
 from ..data.files import write_atomic
+from ..folders import hash_model
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from .parallel import News, Tell, quiet
-from .study import Row
+from .sources import Sources, data_content
+from .study import Row, cell_file, read_stored
 from .win_rate_inputs import prompt_limit
 from .win_rate_summary import COLUMNS, number
 
@@ -104,10 +107,20 @@ class RunPlan:
         return replace(preset, total_steps=self.steps, save_every=self.evaluate_every)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the rows of every seed, JSON-able: a folder made with other values is refused."""
-        left_out = ("seed", "folder", "max_prompt_tokens")
+        """What decides the rows of every seed beside `sources`, JSON-able: a folder of other values is refused."""
+        left_out = ("seed", "folder", "max_prompt_tokens", "dataset", "policy", "reward_model")
         plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         return {**plan, "ppo": asdict(self.ppo_config())}
+
+    @property
+    def sources(self) -> Sources:
+        """Data and models, by the options that name them; where they lie does not matter."""
+        policy, reward_model = self.model_folders
+        return {
+            "--dataset": partial(data_content, self.dataset),
+            "--policy": partial(hash_model, policy),
+            "--reward-model": partial(hash_model, reward_model),
+        }
 
     def units_done(self, step: int) -> int:
         """Units done once `step` steps and their evaluations are."""
@@ -234,9 +247,14 @@ def per_response(found: Evaluation) -> dict[str, list[Any]]:
 
 
 def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
-    """What `evaluate_policy` wrote."""
-    content: dict[str, Any] = json.loads(plan.evaluation_file(step).read_text(encoding="utf-8"))
-    return content
+    """What `evaluate_policy` wrote.
+
+    Raises:
+        CheckpointError: It is gone or damaged.
+    """
+    cell = cell_file(plan.folder.parent.parent, plan.cell)
+    remedy = f"To run the seed anew remove {plan.folder} and, if it is there, {cell}, and call again."
+    return read_stored(plan.evaluation_file(step), "rows", "unscored", "eval", remedy=remedy)
 
 
 def describe(row: Row) -> str:

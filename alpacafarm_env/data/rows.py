@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -61,6 +63,14 @@ class RowDataset:
     def splits(self) -> tuple[str, ...]:
         """Names of the splits there are."""
         return tuple(self._splits)
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Split -> a hash of its rows, for data that lies in no folder of one's own."""
+        return {
+            name: f"sha256:{hashlib.sha256(json.dumps(split.rows, default=dict).encode()).hexdigest()}"
+            for name, split in self._splits.items()
+        }
 
     def instructions(self, split: str) -> tuple[Instruction, ...]:
         """The instructions of a split in file order (a preference split names each once, at its first pair)."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alpacafarm_env.benchmarks import overoptimization, overoptimization_plans, overoptimization_writing
+from alpacafarm_env.benchmarks import overoptimization, overoptimization_plans, overoptimization_writing, sources
 from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
 from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization_plans import Plans, Sizes
@@ -128,8 +128,8 @@ def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monk
     with pytest.raises(CheckpointError, match=r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"):
         overoptimization.run(options)
     monkeypatch.setattr(overoptimization_plans, "find_treatment", real)
-    monkeypatch.setattr(overoptimization, "fingerprint", lambda folder: "other weights")
-    with pytest.raises(CheckpointError, match=r"policy was '\w{64}', is 'other weights'"):
+    monkeypatch.setattr(sources, "hash_model", lambda folder: {"model.safetensors": "sha256:other"})
+    with pytest.raises(CheckpointError, match=r"model.safetensors of the sandbox's policy"):
         overoptimization.run(options)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 

@@ -4,7 +4,6 @@ import importlib
 import pickle
 import re
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks import overoptimization_sft, overoptimization_treatments
+from alpacafarm_env.benchmarks import overoptimization_sft
 from alpacafarm_env.benchmarks.overoptimization_sft import answers
 from alpacafarm_env.benchmarks.overoptimization_treatments import (
     TREATMENTS,
@@ -260,14 +259,17 @@ def test_a_wrong_field_is_named(changes, expected):
     assert three[0] != three[1]
 
 
-def test_labels_have_a_name_of_their_own_for_every_difference():
+def test_labels_have_a_name_of_their_own_for_every_difference(tmp_path):
+    for name in ("small", "large"):
+        (tmp_path / name / "trunk").mkdir(parents=True)
+        (tmp_path / name / "trunk" / "config.json").write_text(name)
     labels = [
         Labels("sim_eval", 0.25, 100),
         Labels("sim_eval", 0.0, 100),
         Labels("human", 0.25, 100),
         Labels("sim_eval", 0.25, 10),
-        Labels("sim_eval", 0.25, 100, str(Path("small") / "trunk")),
-        Labels("sim_eval", 0.25, 100, str(Path("large") / "trunk")),
+        Labels("sim_eval", 0.25, 100, str(tmp_path / "small" / "trunk")),
+        Labels("sim_eval", 0.25, 100, str(tmp_path / "large" / "trunk")),
         Labels("sim_eval", 0.2500001, 100),
         Labels("sim_eval", 0.25, 100, layers=1),
         Labels("sim_eval", 0.25, 100, layers=2),
@@ -281,7 +283,6 @@ def test_a_trunk_is_known_by_its_weights(tmp_path):
 
     def seen(weights):
         (tmp_path / "model.safetensors").write_bytes(weights)
-        overoptimization_treatments._marked.cache_clear()  # as in another process
         treatment = Treatment("big", "Big", trunk=str(tmp_path))
         return treatment.labels().name, treatment.settings()["trunk"]
 

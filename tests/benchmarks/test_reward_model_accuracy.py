@@ -108,7 +108,7 @@ def test_the_command_measures_models_and_judges_on_the_same_pairs(tmp_path, caps
     assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
     manifest = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["complete"] is True
-    assert set(manifest["config"]["weights_sha256"]) == {"policy", *TRAINED_ON}
+    assert set(manifest["contents"]) == {"data", "policy", *TRAINED_ON}
 
 
 def test_a_second_call_draws_nothing_again(tmp_path, monkeypatch):

@@ -32,10 +32,10 @@ def test_finished_cells_are_not_run_again(tmp_path):
         calls.append(seed)
         return [{"seed": seed, "gold": np.float64(seed) / 3, "kl": math.nan, "note": None, "n": np.int64(2)}]
 
-    first = Study(tmp_path, "demo", CONFIG, seeds=[0, 1])
-    rows = first.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(2)})
-    more = Study(tmp_path, "demo", CONFIG, seeds=[0, 1, 2])
-    again = more.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(3)})
+    with Study(tmp_path, "demo", CONFIG, seeds=[0, 1]) as first:
+        rows = first.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(2)})
+    with Study(tmp_path, "demo", CONFIG, seeds=[0, 1, 2]) as more:
+        again = more.run({f"seed={seed}": lambda seed=seed: work(seed) for seed in range(3)})
     assert calls == [0, 1, 2]
     assert [list(row) for row in again[:2]] == [list(row) for row in rows]
     assert (again[1]["gold"], again[1]["n"], again[1]["note"]) == (1 / 3, 2, None)
@@ -67,22 +67,23 @@ def test_a_failing_cell_is_named_and_the_others_still_run(tmp_path, capsys):
     assert study.finish() == 1
     assert manifest(tmp_path)["cells"] == {"done": ["good"], "failed": {"bad": "ZeroDivisionError: a reason"}}
     assert "'bad' failed: ZeroDivisionError: a reason" in capsys.readouterr().err
+    study.close()
     retry = Study(tmp_path, "demo", CONFIG)
     assert retry.run({"bad": lambda: [{"x": 0}], "good": fail}) == [{"x": 0}, {"x": 1}]
     assert retry.finish() == 0
 
 
 def test_another_config_or_name_is_refused(tmp_path):
-    Study(tmp_path, "demo", CONFIG)
+    Study(tmp_path, "demo", CONFIG).close()
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.1, is 0\.2.*Choose another --out"):
         Study(tmp_path, "demo", {**CONFIG, "learning_rate": 0.2})
-    with pytest.raises(CheckpointError, match="name was 'demo', is 'other'"):
+    with pytest.raises(CheckpointError, match="of other, got .* of 'demo'"):
         Study(tmp_path, "other", CONFIG)
-    Study(tmp_path, "demo", dict(CONFIG))
+    Study(tmp_path, "demo", dict(CONFIG)).close()
 
 
 def test_of_nested_settings_only_the_fields_that_differ_are_told(tmp_path):
-    Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}})
+    Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}}).close()
     with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
         Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
 
@@ -101,12 +102,14 @@ def test_damaged_files_are_named(tmp_path, capsys):
     study.run({"a": lambda: [{"x": 1}]})
     (cell,) = (tmp_path / "cells").iterdir()
     cell.write_text("{")
+    study.close()
     again = Study(tmp_path, "demo", CONFIG)
     again.run({"a": lambda: [{"x": 1}]})
     assert again.finish() == 1
     assert str(cell) in again.failed["a"]
+    again.close()
     (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="expected a manifest"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
         Study(tmp_path, "demo", CONFIG)
 
 
@@ -126,7 +129,7 @@ def test_an_interrupted_command_continues(tmp_path):
         out, interrupt = Path(sys.argv[1]), sys.argv[2] == "yes"
 
         def work(seed):
-            with open(out / "calls.txt", "a") as file:
+            with open(out.parent / "calls.txt", "a") as file:
                 file.write(f"{seed} ")
             if seed == 2 and interrupt:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -144,7 +147,7 @@ def test_an_interrupted_command_continues(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parent.parent)}
     runs = [
         subprocess.run(
-            [sys.executable, tmp_path / "run.py", tmp_path, interrupt],
+            [sys.executable, tmp_path / "run.py", tmp_path / "out", interrupt],
             capture_output=True,
             text=True,
             check=False,
@@ -155,7 +158,7 @@ def test_an_interrupted_command_continues(tmp_path):
     assert [run.returncode for run in runs] == [130, 0], runs[0].stderr
     assert "the same command continues" in runs[0].stderr
     assert (tmp_path / "calls.txt").read_text() == "0 1 2 2 3 "
-    assert (tmp_path / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
+    assert (tmp_path / "out" / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
 
 
 def test_tables_keep_every_digit(tmp_path):
