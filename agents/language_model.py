@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .control_tokens import control_tokens, insert, own_control_token, silence
+from .output_layer import output_layer_at
 from .rollouts import Rollouts, ragged, scoring_batch, unpad
 from .sampling import sample
 from .text import decode_rows, encode_prompts, encode_responses
@@ -111,7 +112,7 @@ class LanguageModel:
                 warnings.filterwarnings("error", message="Found missing adapter keys")
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
-            model = peft.get_peft_model(model, lora)
+            model = peft.get_peft_model(model, copy.deepcopy(lora))  # peft writes the base model's name into it
         return cls(
             model.to(device),
             tokenizer,
@@ -272,7 +273,8 @@ class LanguageModel:
         ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
         self._check_positions(ids.shape[1])
         if role == "policy":
-            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=predicts).logits
+            with output_layer_at(self._base_model, predicts):
+                logits = self.model(input_ids=ids, use_cache=False).logits
         else:
             logits = self._reference_logits(ids, predicts)
         logits = silence(logits.float(), control_tokens(self._base_model))
@@ -308,8 +310,8 @@ class LanguageModel:
     def _reference_logits(self, ids: Tensor, predicts: Tensor) -> Tensor:
         if self.reference is None and self._reference_adapter is None:
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
-        inputs = {"input_ids": ids, "use_cache": False, "logits_to_keep": predicts}
-        with torch.no_grad():
+        inputs = {"input_ids": ids, "use_cache": False}
+        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts):
             if self.reference is not None:
                 return cast(Tensor, self.reference(**inputs).logits)
             # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.

@@ -344,14 +344,17 @@ class _PreallocatedLayer(CacheLayerMixin):
             buffer[places, :, : self._length] = buffer[movers, :, : self._length]
         self._buffers = tuple(buffer[:num_rows] for buffer in self._buffers)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._length + query_length, 0
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        # Older versions of transformers 5 give the positions of the queries instead of their number.
+        return self._length + (len(query_length) if isinstance(query_length, Tensor) else query_length), 0
 
     def get_seq_length(self) -> int:
         return self._length
 
     def get_max_length(self) -> int:
         return self._max_length
+
+    get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it
 
 
 def num_layers(model: PreTrainedModel) -> int:

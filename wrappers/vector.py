@@ -6,7 +6,7 @@ Same names, same keywords, same rules; they wrap what `gym.make_vec(id, num_envs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
@@ -15,7 +15,13 @@ from .rewards import JudgeSpec, OracleSpec, Reported, Scored, ensemble, win_rate
 __all__ = ["AddScore", "AnnotatorReward", "EnsembleReward", "GoldReward", "SurrogateReward", "WinRateReward"]
 
 
-class _Vector(Scored, VectorWrapper[Any, Any, Any, Any, Any]):
+if TYPE_CHECKING:
+    _AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:  # takes no types before Gymnasium 1.4
+    _AnyVectorWrapper = VectorWrapper
+
+
+class _Vector(Scored, _AnyVectorWrapper):
     """The batched form."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:

@@ -1,5 +1,6 @@
 """`LanguageModel`: text to tokens, sampling against scoring, roles, and folders."""
 
+import copy
 import json
 
 import peft
@@ -19,8 +20,11 @@ from alpacafarm_env.templates import PromptTemplate
 
 RESPONSES = ("An owl and a robin.", "", "Blue — and wide.", "4", "Oak")
 LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, task_type="CAUSAL_LM")
-# peft 0.21 still asks transformers 5 for a property by its old name.
-OLD_NAME_IN_PEFT = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+# peft 0.21 still asks transformers 5 for a property by its old name, and peft 0.18 looks for the folder of a model that
+# was built in memory.
+OLD_NAME_IN_PEFT = pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning", "ignore:Could not find a config file in  -:UserWarning"
+)
 
 
 def assert_close(actual, expected):
@@ -28,7 +32,7 @@ def assert_close(actual, expected):
 
 
 def lora_model(tokenizer, *, config=LORA):
-    model = peft.get_peft_model(build_llama(len(tokenizer)), config)
+    model = peft.get_peft_model(build_llama(len(tokenizer)), copy.deepcopy(config))
     return LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=16)
 
 
