@@ -157,8 +157,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
     for key, value in load_file(folder / "optimizer.safetensors").items():
         name, moment = key.rsplit(":", 1)
         parameter = parameters[name]
-        # AdamW keeps its step counter on the CPU, and its moments beside the parameter.
-        moved = value if moment == "step" else value.to(parameter.device)
+        # AdamW keeps its step counter on the CPU, and its moments beside the parameter, in its type.
+        moved = value if moment == "step" else value.to(parameter)
         optimizer.state[parameter][moment] = moved
 
 

@@ -40,6 +40,7 @@ from .. import __version__
 from ..errors import CheckpointError
 from ..seeding import keyed_rng
 from . import checkpoints
+from .masters import Masters
 from .processes import Processes
 
 Sums = Callable[[Tensor], dict[str, Tensor]]
@@ -147,6 +148,7 @@ class Loop:
     Attributes:
         step: Completed steps.
         total: Steps of the whole run, the horizon of the schedule.
+        parameters: By name, what the optimizer moves: the trained parameters, of those below float32 their masters.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
         processes: The processes that train together.
 
@@ -178,15 +180,15 @@ class Loop:
         read: Callable[[Path], None],
         resume: Resume = "auto",
     ) -> None:
-        self.parameters = {
+        parameters = {
             f"{role}.{name}": parameter
             for role, module in modules.items()
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        if not self.parameters:
+        if not parameters:
             raise ValueError(f"Nothing to train: no parameter of {', '.join(modules)} requires a gradient.")
-        device = next(iter(self.parameters.values())).device
+        device = next(iter(parameters.values())).device
         self.processes = Processes(device, mixed_precision=config.mixed_precision)
         self.config, self.total, self.seed, self.out = config, total, seed, out
         self.step, self.state = 0, dict[str, float]()
@@ -195,11 +197,13 @@ class Loop:
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
         self._seconds: dict[str, float] = {}
         self._board: TensorBoardTracker | None = None
+        for parameter in parameters.values():  # fresh adapters and heads are drawn by each process for itself
+            self.processes.copy_from_main(parameter)
+        self._masters = Masters(parameters)
+        self.parameters = self._masters.trained
         self._optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay
         )
-        for parameter in self.parameters.values():  # fresh adapters and heads are drawn by each process for itself
-            self.processes.copy_from_main(parameter)
         if out is not None:
             self._open(out, resume)
 
@@ -230,7 +234,9 @@ class Loop:
             )
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
+        self._masters.follow()
         self._optimizer.step()
+        self._masters.lead()
         self._optimizer.zero_grad()
         return {**means, "grad_norm": norm}
 
@@ -244,6 +250,7 @@ class Loop:
             with self.processes.autocast():
                 parts = sums(rows)
             (parts["loss"] / total).backward()  # type: ignore[no-untyped-call]
+            self._masters.take_gradients()
             for name, part in parts.items():
                 totals[name] = totals.get(name, 0.0) + float(part.detach())
         for parameter in self.parameters.values():
@@ -290,6 +297,7 @@ class Loop:
 
     def _fill(self, folder: Path) -> None:
         self._write(folder)
+        self._masters.save(folder)
         checkpoints.save_optimizer(folder, self._optimizer, self.parameters)
         checkpoints.write_json(folder / "config.json", self._identity)
         state = {"step": self.step, "metrics_bytes": self._metrics_bytes(), "agent": self.state, "version": __version__}
@@ -317,6 +325,7 @@ class Loop:
         checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
         state = checkpoints.read_json(folder / "state.json")
         self._read(folder)
+        self._masters.load(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
         self.step, self.state = int(state["step"]), dict(state["agent"])
         return int(state["metrics_bytes"])

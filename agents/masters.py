@@ -1,0 +1,65 @@
+"""float32 masters of weights that are trained in bfloat16 or float16.
+
+bfloat16 has 8 significant bits: at a learning rate of 3e-6 an update of AdamW is smaller than half the distance between
+a weight and its neighbour, and would be rounded away each time. The optimizer therefore moves float32 copies, which
+keep what is too small to show yet, and the weights are their copies, rounded (Micikevicius et al. 2018,
+arXiv:1710.03740, sec. 3.1). Gradients and moments are float32 too.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+FILE = "masters.safetensors"
+
+
+class Masters:
+    """What the optimizer moves in place of a model's parameters: the float32 ones themselves, masters of the others.
+
+    Attributes:
+        trained: By name, all of them.
+
+    Args:
+        parameters: By name, what shall be trained.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        low = {name: p for name, p in parameters.items() if torch.finfo(p.dtype).bits < 32}
+        self._pairs = {name: (p, nn.Parameter(p.detach().float())) for name, p in low.items()}
+        self.trained = {name: self._pairs[name][1] if name in low else p for name, p in parameters.items()}
+
+    def take_gradients(self) -> None:
+        """Add the weights' gradients to those of their masters. To be called after each backward pass."""
+        for weight, master in self._pairs.values():
+            if weight.grad is not None:
+                gradient = weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                weight.grad = None
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take over weights that something else has changed, such as a folder that was read into the model."""
+        for weight, master in self._pairs.values():
+            if not torch.equal(weight, master.to(weight.dtype)):
+                master.copy_(weight)
+
+    @torch.no_grad()
+    def lead(self) -> None:
+        """Give the weights their masters' new values, rounded."""
+        for weight, master in self._pairs.values():
+            weight.copy_(master)
+
+    def save(self, folder: Path) -> None:
+        """Write the masters into a checkpoint; nothing where there are none."""
+        if self._pairs:
+            save_file({name: master.detach().cpu() for name, (_, master) in self._pairs.items()}, folder / FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, after the weights. They stand for masters that a checkpoint of 0.1.0 lacks."""
+        self.follow()
+        for name, value in (load_file(folder / FILE) if (folder / FILE).is_file() else {}).items():
+            self._pairs[name][1].copy_(value)
