@@ -149,7 +149,7 @@ class Imitation(SFT):
         given = [row for row in best if row.response is not None]
         encoded = policy.encode_responses([row.response or "" for row in given], eos=False)
         pairs = [(row, tokens) for row, tokens in zip(given, encoded, strict=True) if tokens or row.finished]
-        end = [policy.tokenizer.eos_token_id]
+        end = [policy.template.end_id(policy.tokenizer)]
         self._imitated = [tokens + end if row.finished else tokens[:longest] for row, tokens in pairs]
         self._finished = [row.finished for row, _ in pairs]
         demonstrations = [Demonstration(instructions[row.row], row.response or "") for row, _ in pairs]

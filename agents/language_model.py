@@ -8,8 +8,6 @@ LoRA adapters). Dropout is off in every role, so that a token's log-probability 
 from __future__ import annotations
 
 import copy
-import json
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
@@ -28,11 +27,10 @@ from .control_tokens import control_tokens, insert, own_control_token, silence
 from .output_layer import output_layer_at
 from .rollouts import Rollouts, ragged, scoring_batch, unpad
 from .sampling import sample
+from .saving import save_files
 from .text import decode_rows, encode_prompts, encode_responses
 
 ROLES = ("policy", "reference")
-LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
-"""What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
 
 class LanguageModel:
@@ -81,10 +79,11 @@ class LanguageModel:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         lora: peft.LoraConfig | None = None,
+        template: PromptTemplate | str | None = None,
         max_prompt_tokens: int = 192,
         max_response_tokens: int = 300,
     ) -> LanguageModel:
-        """Loads a model folder (or hub name) with its tokenizer and, if it has one, its `prompt_template.json`.
+        """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
         A folder that `save` wrote for a LoRA model holds the adapter only and names the folder of its base model.
 
@@ -93,12 +92,15 @@ class LanguageModel:
             device: Where the model runs.
             dtype: Of its weights; log-probabilities are float32 in any case.
             lora: Adds a fresh adapter, the only part that trains. It starts as the identity.
+            template: "alpaca" or a template of one's own, in the place of what the folder says. None: its
+                `prompt_template.json`, else its tokenizer's `chat_template`, and an error if it has neither.
             max_prompt_tokens: As in `LanguageModel`.
             max_response_tokens: As in `LanguageModel`.
 
         Raises:
             CheckpointError: There is no such folder, it is damaged or needs code of its own, or `lora` is given for a
                 folder that is an adapter already.
+            DataError: The folder has no template and none is given, or its template cannot be used.
         """
         check_folder(path)
         tokenizer = load_tokenizer(path)
@@ -116,10 +118,19 @@ class LanguageModel:
         return cls(
             model.to(device),
             tokenizer,
-            PromptTemplate.load(path),
+            load_template(path, tokenizer, template),
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
         )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response when sampling; the first is the one that ends it in training.
+
+        A generation config that lists several adds them.
+        """
+        first, listed = self.template.end_id(self.tokenizer), self._base_model.generation_config.eos_token_id
+        return tuple(dict.fromkeys([first, self.tokenizer.eos_token_id, *(listed if isinstance(listed, list) else ())]))
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +153,7 @@ class LanguageModel:
         return prompts if control is None else [insert(prompt, control, bos) for prompt in prompts]
 
     def encode_responses(self, responses: Sequence[str], *, eos: bool = True) -> list[list[int]]:
-        """Returns each response as token ids, as they continue a prompt; `eos` ends each with the EOS token."""
+        """Returns each response as token ids, as they continue a prompt; `eos` ends each as the template ends one."""
         return encode_responses(self.tokenizer, self.template, responses, eos=eos)
 
     def as_rollouts(self, instructions: Sequence[str], responses: Sequence[str]) -> Rollouts:
@@ -224,7 +235,7 @@ class LanguageModel:
             uniforms=uniforms,
             max_new_tokens=width,
             temperature=temperature,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_ids=self.eos_token_ids,
             batch_size=batch_size,
             silent=control_tokens(self._base_model),
         )
@@ -359,40 +370,3 @@ def check_folder(path: str | Path) -> None:
     local = isinstance(path, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1
     if local and not Path(path).is_dir():
         raise CheckpointError(f"Expected a model folder at {name!r}, found none")
-
-
-def save_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate) -> None:
-    """Writes a model folder: every file is complete before it gets its final name.
-
-    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits.
-    """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        _strip_loading_state(Path(beside) / "tokenizer_config.json")
-        template.save(beside)
-        mode = _default_mode(Path(beside))
-        for path in sorted(Path(beside).rglob("*")):
-            if path.is_file():
-                place = target / path.relative_to(beside)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                path.chmod(mode)  # safetensors makes its file private
-                path.replace(place)
-
-
-def _strip_loading_state(config: Path) -> None:
-    """Takes out of a tokenizer's config how it was loaded: from a folder or a hub, with HF_HUB_OFFLINE set or not."""
-    content = json.loads(config.read_text(encoding="utf-8"))
-    kept = {key: value for key, value in content.items() if key not in LOADING_STATE}
-    config.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _default_mode(folder: Path) -> int:
-    """rw-r--r-- less what the umask takes away; asked of a new file, since reading the umask would set it."""
-    probe = folder / ".mode"
-    probe.touch(mode=0o644)
-    mode = probe.stat().st_mode & 0o777
-    probe.unlink()
-    return mode

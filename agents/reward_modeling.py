@@ -27,16 +27,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
+from ..chat_templates import load_template
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
-from .language_model import check_folder, check_special_tokens, save_files, turn_off_dropout
+from .language_model import check_folder, check_special_tokens, turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
+from .saving import save_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ class RewardModeling:
         config: Settings.
         seed: Decides the head's start and the order of the pairs.
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+        template: "alpaca" or a template of one's own, in the place of what the folder of `init` says.
         device: Where to train; None takes the accelerator if there is one.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
     """
@@ -120,6 +123,7 @@ class RewardModeling:
         config: RewardModelingConfig | None = None,
         seed: int = 0,
         out: str | Path | None = None,
+        template: PromptTemplate | str | None = None,
         device: str | torch.device | None = None,
         resume: Resume = "auto",
     ) -> None:
@@ -130,7 +134,7 @@ class RewardModeling:
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_folder(init)
         self.tokenizer: Any = load_tokenizer(init)
-        self.template = PromptTemplate.load(init)
+        self.template = load_template(init, self.tokenizer, template)
         self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
         self.model.config.alpacafarm_max_length = self.config.max_length
@@ -276,12 +280,7 @@ class RewardModeling:
 
     def _encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         """Tokens of prompt, response and, if so configured, the end of sequence: what `oracles.RewardModel` reads."""
-        texts = [self.template.render(x) + y for x, y in zip(instructions, responses, strict=True)]
-        # Special tokens are added by their ids; spelled out in a text they are letters like any others.
-        rows = self.tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"] if texts else []
-        if self.config.end_with_eos:
-            eos = self.tokenizer.eos_token_id
-            rows = [row if row[-1:] == [eos] else [*row, eos] for row in rows]
+        rows = self.template.encode_pairs(self.tokenizer, instructions, responses, eos=self.config.end_with_eos)
         limit = min(self.config.max_length, num_positions(self.model.config))
         if num_cut := sum(len(row) > limit for row in rows):
             warnings.warn(

@@ -44,7 +44,7 @@ def sample(
     uniforms: Tensor | None,
     max_new_tokens: int,
     temperature: float,
-    eos_token_id: int,
+    eos_token_ids: Sequence[int],
     batch_size: int = 256,
     compact_below: float = 0.9,
     silent: Sequence[int] = (),
@@ -60,7 +60,7 @@ def sample(
         uniforms: [B, T] in [0, 1), at least `max_new_tokens` wide; None if and only if temperature is 0.
         max_new_tokens: Longest response T.
         temperature: Divides the logits; 0 takes the likeliest token (log-probabilities are then the model's own, at 1).
-        eos_token_id: Ends a row.
+        eos_token_ids: Each ends a row.
         batch_size: Rows decoded together.
         compact_below: Ended rows leave the batch as soon as less than this share of it is alive (0 never, 1 at once).
             Closing up moves only as many rows as have ended, so it pays early.
@@ -77,7 +77,7 @@ def sample(
     _check_attention(model, max(map(len, prompts), default=0) + max_new_tokens)
     device, shape = model.device, (len(prompts), max_new_tokens)
     # Slots past a row's end stay EOS, so a row's first EOS is its end however long its batch ran.
-    tokens = torch.full(shape, eos_token_id, dtype=torch.int64, device=device)
+    tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
     last: _ReadPrompt | None = None
@@ -85,10 +85,10 @@ def sample(
         batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last)
         logits, last = batch.read_prompts()
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
-        drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_id, compact_below)
+        drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_ids, compact_below)
         tokens[rows, : len(drawn)] = drawn.T
         logprobs[rows, : len(drawn)] = drawn_logprobs.T
-    ended = tokens == eos_token_id
+    ended = (tokens[..., None] == torch.tensor(eos_token_ids, device=device)).any(-1)
     finished = ended.any(dim=1)
     lengths = torch.where(finished, ended.int().argmax(dim=1) + 1, max_new_tokens)
     return Samples(tokens, logprobs, lengths, finished)
@@ -129,12 +129,13 @@ def _decode(
     steps: Tensor | None,
     max_new_tokens: int,
     temperature: float,
-    eos_token_id: int,
+    eos_token_ids: Sequence[int],
     compact_below: float,
 ) -> tuple[Tensor, Tensor]:
     """Decodes one batch until all rows have ended; tokens and log-probabilities [T, B], of no meaning past an EOS."""
     shape = (max_new_tokens, len(batch.rows))
-    tokens = torch.full(shape, eos_token_id, dtype=torch.int64, device=batch.rows.device)
+    ends = torch.tensor(eos_token_ids, device=batch.rows.device)
+    tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=batch.rows.device)
     logprobs = torch.zeros(shape, device=batch.rows.device)
     for step in range(max_new_tokens):
         uniform = None if steps is None else steps[step][batch.rows]
@@ -142,7 +143,7 @@ def _decode(
         tokens[step, batch.rows] = token
         logprobs[step, batch.rows] = logprob
         batch.token = token
-        batch.alive &= token != eos_token_id
+        batch.alive &= (token[:, None] != ends).all(-1)
         num_alive = int(batch.alive.sum())
         if num_alive == 0 or step + 1 == max_new_tokens:
             break

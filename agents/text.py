@@ -19,10 +19,7 @@ def encode_prompts(
     Raises:
         ValueError: A prompt has more than `max_tokens` tokens, or none.
     """
-    # Some tokenizers end every text with EOS; a prompt that ends so would ask for nothing.
-    eos = tokenizer.eos_token_id
-    rows = _encode(tokenizer, [template.render(instruction) for instruction in instructions], special=True)
-    prompts = [row[:-1] if row[-1:] == [eos] else row for row in rows]
+    prompts = template.encode_prompts(tokenizer, instructions)
     for instruction, tokens in zip(instructions, prompts, strict=True):
         if not 0 < len(tokens) <= max_tokens:
             raise ValueError(
@@ -35,20 +32,9 @@ def encode_prompts(
 def encode_responses(
     tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, responses: Sequence[str], *, eos: bool = True
 ) -> list[list[int]]:
-    """Returns each response as token ids, as they continue a prompt; `eos` ends each with the EOS token.
-
-    A tokenizer of SentencePiece's kind puts a space before the first word of a text. A response is no such text: it
-    follows the template's last character, so it is encoded after that and the character is cut off again.
-    """
-    anchor = template.tail[-1:]
-    anchor_tokens = _encode(tokenizer, [anchor])[0] if anchor else []
-    joined = _encode(tokenizer, [anchor + response for response in responses])
-    split = len(anchor_tokens)
-    # Where anchor and response merge into one token they cannot be cut apart: encode the response alone.
-    merged = [i for i, tokens in enumerate(joined) if tokens[:split] != anchor_tokens]
-    alone = dict(zip(merged, _encode(tokenizer, [responses[i] for i in merged]), strict=True))
-    ending = [tokenizer.eos_token_id] if eos else []
-    return [alone.get(i, tokens[split:]) + ending for i, tokens in enumerate(joined)]
+    """Returns each response as token ids, as they continue a prompt; `eos` ends each as the template ends one."""
+    ending = [template.end_id(tokenizer)] if eos else []
+    return [row + ending for row in template.encode_responses(tokenizer, responses)]
 
 
 def decode_rows(tokenizer: PreTrainedTokenizerBase, tokens: Tensor, lengths: Tensor) -> tuple[str, ...]:
@@ -57,16 +43,6 @@ def decode_rows(tokenizer: PreTrainedTokenizerBase, tokens: Tensor, lengths: Ten
         return ()
     rows = [row.tolist() for row in ragged_split(tokens.cpu(), lengths)]
     return tuple(tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, special: bool = False) -> list[list[int]]:
-    if not texts:
-        return []
-    # split_special_tokens: "</s>" spelled out in somebody's text is four letters, not the end of the sequence.
-    rows: list[list[int]] = tokenizer(texts, add_special_tokens=special, split_special_tokens=True, verbose=False)[
-        "input_ids"
-    ]
-    return rows
 
 
 def _shorten(text: str, limit: int = 80) -> str:

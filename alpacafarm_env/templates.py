@@ -1,18 +1,24 @@
-"""Prompt templates: how an instruction becomes the text a model reads.
+"""Prompt templates: how an instruction becomes the text, and the tokens, a model reads.
 
-A model folder carries its own template in `prompt_template.json`, so a policy and a reward model with different
-formats can meet in one environment. The file has AlpacaFarm's two keys, `prompt_inputs` and `prompt_noinputs`.
+A model folder carries its own template, so a policy and a reward model with different formats can meet in one
+environment: in `prompt_template.json`, with AlpacaFarm's two keys `prompt_inputs` and `prompt_noinputs`, or in the
+`chat_template` of its tokenizer (see `chat_templates`, which also finds the template of a folder).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import DataError
 from .instructions import Instruction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FILE_NAME = "prompt_template.json"
 _PLACEHOLDER = re.compile(r"\{(instruction|input)\}")
@@ -53,16 +59,56 @@ class PromptTemplate:
         """The text after the last placeholder: what stands right before every response."""
         return _PLACEHOLDER.split(self.without_input)[-1]
 
+    def encode_prompts(self, tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]) -> list[list[int]]:
+        """Returns each instruction's prompt as token ids, with whatever the tokenizer puts in front (BOS)."""
+        # Some tokenizers end every text with EOS; a prompt that ends so would ask for nothing.
+        rows = tokens_of(tokenizer, [self.render(instruction) for instruction in instructions], around=True)
+        return [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in rows]
+
+    def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
+        """Returns each response as token ids, as they continue a prompt, without an end.
+
+        A tokenizer of SentencePiece's kind puts a space before the first word of a text. A response is no such text: it
+        follows the template's last character, so it is encoded after that and the character is cut off again.
+        """
+        anchor = self.tail[-1:]
+        joined = tokens_of(tokenizer, [anchor + response for response in responses])
+        return cut_anchor(tokenizer, tokens_of(tokenizer, [anchor])[0], joined, responses)
+
+    def encode_pairs(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        instructions: Sequence[str],
+        responses: Sequence[str],
+        *,
+        eos: bool,
+    ) -> list[list[int]]:
+        """Returns prompt and response as one row of token ids each, what a reward model reads.
+
+        With `eos` a row ends with one EOS token, be it the tokenizer's doing or ours; without, as the tokenizer ends
+        every text.
+        """
+        texts = [self.render(x) + y for x, y in zip(instructions, responses, strict=True)]
+        rows, end = tokens_of(tokenizer, texts, around=True), tokenizer.eos_token_id
+        if not eos or end is None:
+            return rows
+        return [row if row[-1:] == [end] else [*row, end] for row in rows]
+
+    def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """The token that ends a response in training, and when sampling."""
+        end: int = tokenizer.eos_token_id
+        return end
+
     @classmethod
-    def load(cls, folder: str | Path) -> PromptTemplate:
-        """Reads `prompt_template.json` of a model folder; `ALPACA` if the folder has none.
+    def load(cls, folder: str | Path) -> PromptTemplate | None:
+        """Reads `prompt_template.json` of a model folder; None if the folder has none.
 
         Raises:
             DataError: The file is not a JSON object with the two texts.
         """
         path = Path(folder) / FILE_NAME
         if not path.is_file():
-            return ALPACA
+            return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -70,7 +116,7 @@ class PromptTemplate:
         keys = ("prompt_inputs", "prompt_noinputs")
         if not isinstance(content, dict) or not all(isinstance(content.get(key), str) for key in keys):
             raise DataError(f"{path}: expected an object with the texts {keys}, got {content!r}")
-        return cls(content["prompt_inputs"], content["prompt_noinputs"])
+        return PromptTemplate(content["prompt_inputs"], content["prompt_noinputs"])
 
     def save(self, folder: str | Path) -> None:
         """Writes `prompt_template.json` into a folder, replacing an older one in one rename."""
@@ -80,6 +126,30 @@ class PromptTemplate:
         beside = path.with_name(path.name + ".partial")
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         beside.replace(path)
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False) -> list[list[int]]:
+    """Returns the token ids of texts in which special tokens are letters: "</s>" in somebody's text ends nothing.
+
+    With `around`, the tokenizer adds what it puts around every text (BOS, EOS).
+    """
+    if not texts:
+        return []
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=around, split_special_tokens=True, verbose=False)[
+        "input_ids"
+    ]
+    return rows
+
+
+def cut_anchor(
+    tokenizer: PreTrainedTokenizerBase, anchor: list[int], joined: Sequence[list[int]], responses: Sequence[str]
+) -> list[list[int]]:
+    """Returns the tokens that follow the anchor's in each row of `joined`, which is anchor and response in one."""
+    split = len(anchor)
+    # Where anchor and response merge into one token they cannot be cut apart: encode the response alone.
+    merged = [row for row, tokens in enumerate(joined) if tokens[:split] != anchor]
+    alone = dict(zip(merged, tokens_of(tokenizer, [responses[row] for row in merged]), strict=True))
+    return [alone.get(row, tokens[split:]) for row, tokens in enumerate(joined)]
 
 
 def _check(name: str, text: str, expected: set[str]) -> None:

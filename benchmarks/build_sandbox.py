@@ -25,7 +25,7 @@ import tyro
 
 from .. import agents, sandbox
 from ..agents import SFT, LanguageModel, RewardModelingConfig, SFTConfig
-from ..agents.language_model import save_files
+from ..agents.saving import save_files
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError
 from ..sandbox import dataset as texts

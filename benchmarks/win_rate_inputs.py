@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import pretrained
+from ..chat_templates import load_template
 from ..data import load_dataset
 from ..errors import DataError
 from ..oracles.registry import make_oracle
@@ -34,7 +35,7 @@ def check_inputs(plan: RunPlan) -> None:
     make_oracle(plan.proxy, dataset=dataset)
     tokenizer = load_tokenizer(plan.model_folders[0])
     limit = prompt_limit(plan)
-    template = PromptTemplate.load(plan.model_folders[0])
+    template = load_template(plan.model_folders[0], tokenizer)
     for split in SPLITS:
         _check_prompts(plan, split, prompt_lengths(tokenizer, template, dataset.instructions(split)), limit)
 

@@ -10,9 +10,9 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
+from ..chat_templates import load_template
 from ..errors import CheckpointError, DataError
 from ..pretrained import load_tokenizer
-from ..templates import PromptTemplate
 from .instruction import InstructionEnv
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
     from ..oracles.base import RewardOracle
+    from ..templates import PromptTemplate
 
 Observation: TypeAlias = dict[str, NDArray[Any]]
 
@@ -44,7 +45,8 @@ class TokenEnv(InstructionEnv):
     0 until the end, then the oracle's score of the decoded response (special tokens left out).
 
     ## Starting state
-    An instruction as in `InstructionEnv`, rendered by the `prompt_template.json` beside the tokenizer.
+    An instruction as in `InstructionEnv`, rendered by the `prompt_template.json` beside the tokenizer, or by the
+    tokenizer's `chat_template`.
 
     ## Episode end
     The end-of-sequence token, or the last of `max_response_tokens`. The limit too is a *termination*: the reward is
@@ -61,6 +63,7 @@ class TokenEnv(InstructionEnv):
     | argument | default | meaning |
     |---|---|---|
     | `tokenizer` | None | folder of a Hugging Face tokenizer; None: that of the sandbox's policy |
+    | `template` | None | "alpaca" or a `PromptTemplate`, in the place of what the folder says |
     | `max_prompt_tokens` | 192 | longest prompt; `reset` raises on a longer one, which is never cut |
     | `max_response_tokens` | 300 | longest response |
 
@@ -77,6 +80,7 @@ class TokenEnv(InstructionEnv):
         split: str = "unlabeled",
         oracle: "str | Mapping[str, Any] | RewardOracle" = "surrogate",
         tokenizer: str | Path | None = None,
+        template: "PromptTemplate | str | None" = None,
         max_prompt_tokens: int = 192,
         max_response_tokens: int = 300,
         render_mode: str | None = None,
@@ -97,10 +101,10 @@ class TokenEnv(InstructionEnv):
             )
         folder = _sandbox_policy() if tokenizer is None else Path(tokenizer)
         self.tokenizer = _load_tokenizer(folder)
-        self.template = PromptTemplate.load(folder)
+        self.template = load_template(folder, self.tokenizer, template)
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
-        self.eos_token_id: int = self.tokenizer.eos_token_id
+        self.eos_token_id = self.template.end_id(self.tokenizer)
         # The mask says what is padding, so a tokenizer without a padding token can lend any.
         pad = self.tokenizer.pad_token_id
         self._pad_token_id: int = self.eos_token_id if pad is None else pad
@@ -127,7 +131,7 @@ class TokenEnv(InstructionEnv):
         """
         self._response = None
         instruction, self._asked = super().reset(seed=seed, options=options)
-        self._prompt = self.tokenizer(self.template.render(instruction))["input_ids"]
+        (self._prompt,) = self.template.encode_prompts(self.tokenizer, [instruction])
         if len(self._prompt) > self.max_prompt_tokens:
             raise ValueError(
                 f"Expected prompts of at most max_prompt_tokens={self.max_prompt_tokens} tokens, but instruction "
@@ -150,7 +154,7 @@ class TokenEnv(InstructionEnv):
         if self._response is None:
             raise ResetNeeded("The response has ended, or none was begun: call reset() before step().")
         response = [*self._response, self._check_token(action)]
-        finished = response[-1] == self.eos_token_id
+        finished = response[-1] in (self.eos_token_id, self.tokenizer.eos_token_id)
         if not finished and len(response) < self.max_response_tokens:
             self._response = response
             return self._observation(response), 0.0, False, False, dict(self._asked)

@@ -1,7 +1,8 @@
 """Learned reward models: any Hugging Face sequence-classification folder with one label.
 
 A folder holds config.json, safetensors weights and a tokenizer, and may hold the prompt template the model was trained
-with (prompt_template.json; AlpacaFarm's otherwise). Four optional keys of config.json are ours:
+with (prompt_template.json); else the tokenizer's chat_template is used, or the template must be named. Four optional
+keys of config.json are ours:
 
 * `alpacafarm_end_with_eos` (default true): whether texts end with the end-of-sequence token, where the score is read.
 * `alpacafarm_max_length`: the most tokens of a text in training; longer ones lose their middle here as there.
@@ -21,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat_templates import check_template, load_template
 from ..errors import CheckpointError
 from ..pretrained import file_states, load_model, load_tokenizer
 from ..templates import PromptTemplate
@@ -30,7 +32,8 @@ from .base import OracleError, Shared, Verdicts, shorten
 class RewardModel(Shared):
     """Scores a response with a learned model; unbounded, float32 arithmetic.
 
-    The model reads template.render(instruction) + response + EOS. Special tokens that a text spells out are read as
+    The model reads template.render(instruction) + response + EOS; by a tokenizer's chat template, the conversation of a
+    user's message and its answer. Special tokens that a text spells out are read as
     plain text, so a response cannot end itself early or pose as another turn. Texts are scored in batches of similar
     length, padded on the right, with attention masks: a score does not depend on the rest of the batch (to 1e-5).
 
@@ -47,11 +50,13 @@ class RewardModel(Shared):
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
         max_length: Most tokens of a text, at most as many as the model has positions; by default what the model was
             trained with, if its config.json says so.
+        template: "alpaca" or a template of one's own, in the place of what the folder says.
         name: The oracle's name, "reward_model:" and the folder's name by default.
 
     Raises:
         CheckpointError: There is no such folder, it has no safetensors weights, the model does not give one score, or
             config.json holds something else than numbers where they belong, or a calibration without spread.
+        DataError: The folder has neither a prompt template nor a chat template, and none is given.
         ValueError: A number is not positive.
     """
 
@@ -63,6 +68,7 @@ class RewardModel(Shared):
         max_batch_tokens: int = 16_384,
         device: str = "auto",
         max_length: int | None = None,
+        template: PromptTemplate | str | None = None,
         name: str | None = None,
     ) -> None:
         for key, value in {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}.items():
@@ -76,6 +82,8 @@ class RewardModel(Shared):
         self.device = device
         self.name = name or f"reward_model:{self.path.name}"
         self._config = check_folder(self.path)
+        check_template(self.path, template)
+        self._named = template
         self._files = file_states(self.path)
         trained_at = self._number("alpacafarm_max_length", math.inf, low=2)
         self.max_length = trained_at if max_length is None else max_length
@@ -107,19 +115,12 @@ class RewardModel(Shared):
 
     def encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         """Returns what the model reads of each row, as token ids, before anything is cut."""
-        texts = [self._template.render(x) + y for x, y in zip(instructions, responses, strict=True)]
-        if not texts:
-            return []
-        # Special tokens are added by their ids; in a text they are letters like any others.
-        rows: list[list[int]] = self._tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"]
-        eos = self._tokenizer.eos_token_id
-        if eos is None or not self._config.get("alpacafarm_end_with_eos", True):
-            return rows
-        return [row if row[-1:] == [eos] else [*row, eos] for row in rows]
+        eos = self._config.get("alpacafarm_end_with_eos", True)
+        return self._template.encode_pairs(self._tokenizer, instructions, responses, eos=eos)
 
     @cached_property
     def _template(self) -> PromptTemplate:
-        return PromptTemplate.load(self.path)
+        return load_template(self.path, self._tokenizer, self._named)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..instructions import Instruction
 from ..pretrained import load_model, load_tokenizer
 from ..seeding import keyed_rng
-from ..templates import PromptTemplate
 from . import gold
 from .dataset import ASSETS, Sandbox
 from .judges import GREEDY, HUMANS, POOL, Annotator, Annotators
@@ -104,11 +104,11 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
 
     tokenizer = load_tokenizer(folder, local_files_only=True)
     model, _ = load_model("AutoModelForCausalLM", folder, dtype=torch.float32, local_files_only=True)
-    template = PromptTemplate.load(folder)
+    template = load_template(folder, tokenizer)
     responses = []
     for instruction in instructions:
         rng, cache, tokens = keyed_rng(seed, "show response", str(instruction)), None, list[int]()
-        unread = tokenizer(template.render(instruction), split_special_tokens=True)["input_ids"]
+        (unread,) = template.encode_prompts(tokenizer, [instruction])
         while len(tokens) < MAX_TOKENS:
             with torch.inference_mode():
                 output = model(torch.tensor([unread]), past_key_values=cache, use_cache=True)

@@ -30,7 +30,7 @@ def draw(model, prompts=PROMPTS, *, steps=24, temperature=1.0, seed=0, **options
         uniforms=uniforms,
         max_new_tokens=steps,
         temperature=temperature,
-        eos_token_id=EOS,
+        eos_token_ids=[EOS],
         **options,
     )
 
@@ -214,7 +214,7 @@ def test_two_steps_of_a_model_follow_its_distribution():
         uniforms=uniforms,
         max_new_tokens=2,
         temperature=1.0,
-        eos_token_id=-1,
+        eos_token_ids=[-1],
         batch_size=6_000,
     )
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_extreme_uniforms_draw_possible_tokens_only():
 
 def test_arguments_that_do_not_fit_are_refused(model):
     with pytest.raises(ValueError, match="none for greedy"):
-        sample(model, PROMPTS, uniforms=None, max_new_tokens=2, temperature=1.0, eos_token_id=EOS)
+        sample(model, PROMPTS, uniforms=None, max_new_tokens=2, temperature=1.0, eos_token_ids=[EOS])
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(ValueError, match="'sdpa' or 'eager', got 'flex_attention'"):
         draw(model)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.agents.language_model import LOADING_STATE, LanguageModel
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.saving import LOADING_STATE
 from alpacafarm_env.sandbox import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]

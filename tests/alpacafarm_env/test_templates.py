@@ -77,8 +77,8 @@ def test_saved_and_loaded(tmp_path):
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["prompt_template.json"]
 
 
-def test_folder_without_a_template_is_alpaca(tmp_path):
-    assert PromptTemplate.load(tmp_path) == ALPACA
+def test_folder_without_a_template_has_none(tmp_path):
+    assert PromptTemplate.load(tmp_path) is None
 
 
 @pytest.mark.parametrize(

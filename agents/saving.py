@@ -1,0 +1,59 @@
+"""Model folders as the agents write them: whole, equal bytes for equal models, and of use to other libraries."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..chat_templates import chat_template
+from ..templates import FILE_NAME, PromptTemplate
+
+LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
+"""What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
+
+
+def save_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate) -> None:
+    """Writes a model folder: every file is complete before it gets its final name.
+
+    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+        model.save_pretrained(beside)
+        own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer)
+        try:
+            tokenizer.save_pretrained(beside)
+        finally:
+            tokenizer.chat_template = own
+        _strip_loading_state(Path(beside) / "tokenizer_config.json")
+        template.save(beside)
+        if not (Path(beside) / FILE_NAME).is_file():  # the tokenizer's own chat template: an older file would win
+            (target / FILE_NAME).unlink(missing_ok=True)
+        mode = _default_mode(Path(beside))
+        for path in sorted(Path(beside).rglob("*")):
+            if path.is_file():
+                place = target / path.relative_to(beside)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.chmod(mode)  # safetensors makes its file private
+                path.replace(place)
+
+
+def _strip_loading_state(config: Path) -> None:
+    """Takes out of a tokenizer's config how it was loaded: from a folder or a hub, with HF_HUB_OFFLINE set or not."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    kept = {key: value for key, value in content.items() if key not in LOADING_STATE}
+    config.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _default_mode(folder: Path) -> int:
+    """rw-r--r-- less what the umask takes away; asked of a new file, since reading the umask would set it."""
+    probe = folder / ".mode"
+    probe.touch(mode=0o644)
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    return mode

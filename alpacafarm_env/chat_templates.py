@@ -1,0 +1,284 @@
+"""Chat templates: the prompt of a model whose tokenizer brings its own, and what ours look like to other libraries.
+
+`load_template` finds the template of a model folder: `prompt_template.json`, else the tokenizer's `chat_template`, else
+the one that was named, else none is guessed. `chat_template` writes a plain template as such a `chat_template` (Jinja),
+so that a model that passed through another library still reads the prompt it was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from .errors import DataError, did_you_mean
+from .templates import ALPACA, FILE_NAME, PromptTemplate, cut_anchor, tokens_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAMED: Final = {"alpaca": ALPACA}
+"""Templates that a user can name."""
+_QUESTION, _ANSWER = "alpacafarm question", "alpacafarm answer"
+
+
+def load_template(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, named: PromptTemplate | str | None = None
+) -> PromptTemplate:
+    """Returns the template that a model reads.
+
+    Args:
+        path: The model's folder (or hub name).
+        tokenizer: The model's own.
+        named: A template, or the name of one ("alpaca"). It takes the place of what the folder says.
+
+    Raises:
+        UnknownNameError: There is no template of that name.
+        DataError: The folder has no template and none is named, or its template cannot be used.
+    """
+    if named is not None:
+        return named_template(named)
+    if (template := PromptTemplate.load(path)) is not None:
+        return template
+    if not tokenizer.chat_template:
+        raise missing(path)
+    try:
+        return ChatTemplate.of(tokenizer)
+    except Exception as error:  # a chat template is a program: it can raise anything
+        raise DataError(
+            f"{path}: the tokenizer's chat_template cannot be used for one question and its answer ({error}). Give the "
+            f"prompt the model was trained on: template='alpaca' or another PromptTemplate, or a file {FILE_NAME}."
+        ) from error
+
+
+def named_template(named: PromptTemplate | str) -> PromptTemplate:
+    """Returns the template of a name; a template as it is."""
+    if isinstance(named, PromptTemplate):
+        return named
+    if named not in NAMED:
+        raise did_you_mean("template", named, NAMED)
+    return NAMED[named]
+
+
+def check_template(folder: Path, named: PromptTemplate | str | None = None) -> None:
+    """Raises what `load_template` would where a folder has no template at all, without loading its tokenizer."""
+    if named is not None:
+        named_template(named)
+    elif PromptTemplate.load(folder) is None:
+        config = folder / "tokenizer_config.json"
+        inside = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
+        if not inside and not (folder / "chat_template.jinja").is_file():
+            raise missing(folder)
+
+
+def missing(path: str | Path) -> DataError:
+    """The error for a model whose prompt nobody knows."""
+    return DataError(
+        f"{path}: expected {FILE_NAME} or a tokenizer with a chat_template, found neither, so the prompt the model was "
+        "trained on is not known. Name it: template='alpaca' (Stanford Alpaca's) or a PromptTemplate, or put the file "
+        "there."
+    )
+
+
+@dataclass(frozen=True)
+class ChatTemplate(PromptTemplate):
+    """A tokenizer's own chat template, for one user message and its answer.
+
+    The instruction, with its input after a blank line, is the user's message. Special tokens that the template writes
+    are special tokens, and the tokenizer adds none of its own; those that an instruction or a response spells out are
+    letters. For texts that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and
+    pairs are the conversation of two messages, token for token.
+    """
+
+    between: str
+    """From the end of the user's message to the start of the answer, in a conversation."""
+    trail: str
+    """What follows the answer."""
+    trims: tuple[bool, bool]
+    """Whether the template strips white space off the user's message, and off the answer."""
+    end: int
+    """The token that ends an answer: the first special token of `trail`, the tokenizer's EOS if it has none."""
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+        """Finds out what a tokenizer's chat template writes around two messages.
+
+        Raises:
+            DataError: What it writes depends on the messages themselves.
+        """
+
+        def ask(question: str) -> str:
+            messages = [{"role": "user", "content": question}]
+            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+        def tell(answer: str) -> str:
+            messages = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
+            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False))
+
+        head, suffix = _split(ask(_QUESTION), _QUESTION)
+        told_head, rest = _split(tell(_ANSWER), _QUESTION)
+        between, trail = _split(rest, _ANSWER)
+        if told_head != head:
+            raise DataError("it begins a conversation unlike a question")
+        trims = (
+            _is_trimmed(ask(f" {_QUESTION}\n "), head, _QUESTION, suffix),
+            _is_trimmed(tell(f" {_ANSWER}\n "), head + _QUESTION + between, _ANSWER, trail),
+        )
+        special = _special_ids(tokenizer)
+        ends = [token for token in _parsed(tokenizer, [trail])[0] if token in special]
+        end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
+        with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
+        _split(without_input, "{instruction}")  # it might write the placeholder itself
+        return cls(with_input, without_input, between, trail, trims, end)
+
+    def render(self, instruction: str) -> str:
+        """Returns the prompt for an instruction as text, special tokens spelled out."""
+        return "".join(self._prompt(instruction))
+
+    def encode_prompts(self, tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]) -> list[list[int]]:
+        """Returns each instruction's prompt as token ids."""
+        return _encode(tokenizer, [self._prompt(instruction) for instruction in instructions])
+
+    def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
+        """Returns each response as token ids, as they continue a prompt, without an end."""
+        # Some templates put a space before an answer that they leave out of the prompt: the model says it.
+        lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
+        texts = [response if lead.strip() else lead + response for response in responses]
+        joined = _encode(tokenizer, [(self.tail, text) for text in texts])
+        return cut_anchor(tokenizer, _parsed(tokenizer, [self.tail])[0], joined, texts)
+
+    def encode_pairs(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        instructions: Sequence[str],
+        responses: Sequence[str],
+        *,
+        eos: bool,
+    ) -> list[list[int]]:
+        """Returns the conversation of an instruction and its response as token ids; `eos`: with what ends it."""
+        trail = self.trail if eos else ""
+        return _encode(
+            tokenizer,
+            [
+                (*self._prompt(x)[:2], self.between, y.strip() if self.trims[1] else y, trail)
+                for x, y in zip(instructions, responses, strict=True)
+            ],
+        )
+
+    def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """The token that ends a response in training, and when sampling."""
+        return self.end
+
+    def save(self, folder: str | Path) -> None:
+        """Writes no file: the tokenizer carries the template. An older `prompt_template.json` is taken away."""
+        (Path(folder) / FILE_NAME).unlink(missing_ok=True)
+
+    def _prompt(self, instruction: str) -> tuple[str, str, str]:
+        """The template's text before an instruction, the instruction, and the template's text behind it."""
+        head = self.without_input.split("{instruction}")[0]
+        return head, instruction.strip() if self.trims[0] else str(instruction), self.tail
+
+
+def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, eos: bool = True) -> str | None:
+    """Returns a plain template as a tokenizer's `chat_template`; of a `ChatTemplate` the tokenizer's own.
+
+    One user message renders what the template renders for the same text: an input cannot be told apart in a message, so
+    it is part of the instruction, after a blank line. A system message comes before the user's, after the same fashion.
+    Further turns repeat the form, which the model may never have seen.
+
+    Args:
+        template: What the model was trained on.
+        tokenizer: The model's own; what it puts in front of a text (BOS) is written out, once.
+        eos: Whether an answer ends with EOS.
+
+    Returns:
+        None where no chat template gives the same tokens, as for a plain template that spells special tokens.
+    """
+    if isinstance(template, ChatTemplate):
+        return cast(str, tokenizer.chat_template)
+    bos = "".join(tokenizer.convert_ids_to_tokens(leading_ids(tokenizer)))
+    prompt, (expected,) = template.render(_QUESTION), template.encode_prompts(tokenizer, [_QUESTION])
+    # A tokenizer of SentencePiece's kind puts a space before a text, but not where BOS is written in it.
+    fronts = [front for front in (bos, bos + " ") if _parsed(tokenizer, [front + prompt])[0] == expected]
+    if not fronts:
+        return None
+    *parts, suffix = template.without_input.split("{instruction}")
+    question = " + ".join(f"{part!r} + system + message['content']" for part in parts)
+    answer = f"{suffix!r} + message['content']" + " + eos_token" * eos
+    return (
+        f"{{{{- {fronts[0]!r} -}}}}\n"
+        "{%- set turn = namespace(system='') -%}\n"
+        "{%- for message in messages -%}\n"
+        "{%- set system = turn.system -%}\n"
+        "{%- if message['role'] == 'system' -%}\n"
+        "{%- set turn.system = message['content'] + '\\n\\n' -%}\n"
+        "{%- elif message['role'] == 'user' -%}\n"
+        f"{{{{- {question} -}}}}{{%- set turn.system = '' -%}}\n"
+        "{%- elif message['role'] == 'assistant' -%}\n"
+        f"{{{{- {answer} -}}}}\n"
+        "{%- else -%}\n"
+        "{{- raise_exception('Expected the roles system, user and assistant, got ' + message['role']) -}}\n"
+        "{%- endif -%}\n"
+        "{%- endfor -%}\n"
+        f"{{%- if add_generation_prompt -%}}{{{{- {suffix!r} -}}}}{{%- endif -%}}\n"
+    )
+
+
+def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What a tokenizer puts in front of every text: the ids of an empty text, without the EOS some end it with."""
+    return [token for token in tokens_of(tokenizer, [""], around=True)[0] if token != tokenizer.eos_token_id]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]]) -> list[list[int]]:
+    """Token ids of rows whose pieces are by turns the template's own text and somebody else's.
+
+    A row is encoded as one text, as every other library does. Where that finds more special tokens than the template
+    wrote, somebody spelled one out: then piece by piece, the foreign ones as letters.
+    """
+    encoded = _parsed(tokenizer, ["".join(row) for row in rows])
+    special, known = _special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
+    for number, row in enumerate(rows):
+        own = row[::2]
+        if own not in known:
+            known[own] = [token for piece in _parsed(tokenizer, own) for token in piece if token in special]
+        # The unknown token stands for letters too, so it is looked for in the text.
+        unknown = tokenizer.unk_token is not None and any(tokenizer.unk_token in text for text in row[1::2])
+        if unknown or [token for token in encoded[number] if token in special] != known[own]:
+            parts = [
+                _parsed(tokenizer, [piece])[0] if place % 2 == 0 else tokens_of(tokenizer, [piece])[0]
+                for place, piece in enumerate(row)
+            ]
+            encoded[number] = [token for part in parts for token in part]
+    return encoded
+
+
+def _parsed(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts in which special tokens count, with nothing added."""
+    if not texts:
+        return []
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=False, verbose=False)[
+        "input_ids"
+    ]
+    return rows
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of special tokens, but for the one that stands for unknown letters."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {number for number, token in added if token.special and number != tokenizer.unk_token_id}
+
+
+def _split(text: str, message: str) -> tuple[str, str]:
+    """What stands before and behind a message."""
+    parts = text.split(message)
+    if len(parts) != 2:
+        raise DataError(f"it writes a message {len(parts) - 1} times, expected once")
+    return parts[0], parts[1]
+
+
+def _is_trimmed(text: str, before: str, message: str, behind: str) -> bool:
+    """Whether a message lost the white space around it; raises DataError if something else became of it."""
+    if text not in (before + message + behind, before + f" {message}\n " + behind):
+        raise DataError("what it writes depends on the white space around a message")
+    return text == before + message + behind
