@@ -11,25 +11,12 @@ from ..instructions import Instruction
 from ..seeding import IndexStream
 from ..spaces import UnicodeText
 from .infos import row
-from .rendering import transcript
+from .rendering import RENDER_MODES, Episode, Frame, check_render_mode
 from .scoring import Scoring, check_response, instruction_columns
 
 if TYPE_CHECKING:
     from ..data import Dataset
     from ..oracles.base import RewardOracle
-
-RENDER_MODES = ("ansi", "human")
-
-
-def check_render_mode(render_mode: str | None) -> str | None:
-    """The render mode itself, once it is known to exist.
-
-    Raises:
-        UnknownNameError: If it is neither None, "ansi" nor "human".
-    """
-    if render_mode is not None and render_mode not in RENDER_MODES:
-        raise did_you_mean("render mode", render_mode, RENDER_MODES)
-    return render_mode
 
 
 class InstructionEnv(Scoring, gym.Env[str, str]):
@@ -70,11 +57,16 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     | `dataset` | "sandbox" | "sandbox", a folder, a hub name, or a `Dataset` |
     | `split` | "unlabeled" | a split of the data set |
     | `oracle` | "surrogate" | a name, a mapping such as `{"judge": "sim_eval", "flip": 0.25}`, or a `RewardOracle` |
-    | `render_mode` | None | "ansi": `render` returns a str; "human": reset and step print |
+    | `render_mode` | None | "ansi": `render` returns a str; "rgb_array": it is drawn; "human": reset and step print |
     | `on_unscored` | "raise" | no verdict: "raise" `UnscoredError`, or "truncate" the episode |
 
     With on_unscored="truncate" a response without a verdict ends the episode by truncation, with reward NaN and
     `info["scored"]` False: not a zero, which would be a statement about the response.
+
+    ## Rendering
+    In mode "rgb_array" `render` returns a picture, uint8 [480, 640, 3]: instruction, response and reward in a font with
+    Latin, Greek and Cyrillic letters. Characters it lacks (Chinese, Japanese, Korean, most emoji) are boxes. Of a text
+    that is too long for the picture the middle is left out, marked "[...]". Mode "ansi" cuts nothing.
 
     ## Vectorized environment
     `gym.make_vec(id, num_envs=n)` gives `InstructionVectorEnv`: the same episodes, one oracle call a step.
@@ -107,7 +99,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         self._stream: IndexStream | None = None
         self._instruction: Instruction | None = None
         self._open = False
-        self._transcript = ""
+        self._episode: Episode | None = None  # stays None without a render mode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -125,7 +117,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         position = self.find_instruction(options["instruction_id"]) if options else self._draw()
         self._instruction = self.instructions[position]
         self._open = True
-        self._show(None, 0.0, "")
+        self._show(Episode(self._instruction))
         return self._instruction, row(instruction_columns([self._instruction], self.split))
 
     def step(self, action: str) -> tuple[Instruction, float, bool, bool, dict[str, Any]]:
@@ -143,11 +135,11 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         scores = self.score([self._instruction], [response])
         self._open = False
         reward, scored, info = float(scores.rewards[0]), bool(scores.scored[0]), row(scores.columns)
-        self._show(response, reward, info["oracle"])
+        self._show(Episode(self._instruction, response, reward, info["oracle"]))
         return self._instruction, reward, scored, not scored, info
 
-    def render(self) -> str | None:
-        """The episode so far: returned in mode "ansi", printed in mode "human".
+    def render(self) -> str | Frame | None:
+        """The episode so far: returned as text in mode "ansi", as a picture in mode "rgb_array", printed in "human".
 
         Raises:
             ResetNeeded: If there is no episode yet.
@@ -157,12 +149,9 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
                 'render() does nothing without a render mode: make the environment with render_mode="ansi".'
             )
             return None
-        if self._instruction is None:
+        if self._episode is None:
             raise ResetNeeded("There is nothing to render before the first reset().")
-        if self.render_mode == "ansi":
-            return self._transcript
-        print(self._transcript)
-        return None
+        return self._episode.show(self.render_mode)
 
     def _draw(self) -> int:
         # A new seed, or a generator assigned by the user, starts a new stream.
@@ -170,9 +159,9 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
             self._stream = IndexStream(self.np_random, len(self.instructions))
         return self._stream.draw()
 
-    def _show(self, response: str | None, reward: float, oracle: str) -> None:
-        if self.render_mode is None or self._instruction is None:
+    def _show(self, episode: Episode) -> None:
+        if self.render_mode is None:
             return
-        self._transcript = transcript(self._instruction, response, reward, oracle)
+        self._episode = episode
         if self.render_mode == "human":
             self.render()

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -14,6 +14,7 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError, DataError
 from ..pretrained import load_tokenizer
 from .instruction import InstructionEnv
+from .rendering import Frame
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,6 +71,8 @@ class TokenEnv(InstructionEnv):
     ## Version history
     v0: first version.
     """
+
+    metadata: ClassVar[dict[str, Any]] = {**InstructionEnv.metadata, "render_fps": 10}  # type: ignore[misc]
 
     # What InstructionEnv says in text, this environment says in arrays: that, and only that, mypy is told to let pass
     # below. Everything about instructions, oracles and rendering is inherited.
@@ -163,6 +166,12 @@ class TokenEnv(InstructionEnv):
         self._response = None  # only now: the oracle may have raised
         info |= {"response_tokens": len(response), "response_truncated": not finished}
         return self._observation(response), reward, terminated, truncated, info
+
+    def render(self) -> str | Frame | None:
+        """As `InstructionEnv.render`, with the response so far."""
+        if self._episode is not None and self._response:
+            self._episode = self._episode._replace(response=self._decode(self._response))
+        return super().render()
 
     def _check_token(self, action: int | np.integer[Any]) -> int:
         try:

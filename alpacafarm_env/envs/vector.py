@@ -16,8 +16,7 @@ from ..instructions import Instruction
 from ..seeding import IndexStream
 from ..spaces import UnicodeText
 from .infos import merge, scatter
-from .instruction import RENDER_MODES, check_render_mode
-from .rendering import transcript
+from .rendering import RENDER_MODES, Episode, Frame, check_render_mode
 from .scoring import Scoring, check_response, instruction_columns
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         self._indices = np.zeros(num_envs, dtype=np.int64)
         self._observations: tuple[Instruction, ...] = ()
         self._open = np.zeros(num_envs, dtype=np.bool_)
-        self._transcripts = [""] * num_envs
+        self._episodes: dict[int, Episode] = {}  # by slot; stays empty without a render mode
 
     # The slots' own generators, as SyncVectorEnv shows them.
     @property  # type: ignore[misc]  # read only: a slot's generator is replaced by seeding it
@@ -164,8 +163,8 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
             infos = merge(infos, self._reset_infos(waiting))
         return self._observations, rewards, terminations, truncations, infos
 
-    def render(self) -> tuple[str | None, ...] | None:  # type: ignore[override]
-        """Each slot's episode so far: returned in mode "ansi", printed in mode "human".
+    def render(self) -> tuple[str | Frame | None, ...] | None:  # type: ignore[override]
+        """Each slot's episode so far: a tuple of texts in mode "ansi", of pictures in "rgb_array"; printed in "human".
 
         Raises:
             ResetNeeded: If there is no episode yet.
@@ -177,10 +176,7 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
             return None
         if not self._observations:
             raise ResetNeeded("There is nothing to render before the first reset().")
-        if self.render_mode == "ansi":
-            return tuple(self._transcripts)
-        print("\n".join(self._transcripts))
-        return (None,) * self.num_envs
+        return tuple(self._episodes[slot].show(self.render_mode) for slot in range(self.num_envs))
 
     def _check_ready(self) -> None:
         if not self._observations:
@@ -255,7 +251,7 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         self._indices[slots] = positions
         self._open[slots] = True
         self._observations = tuple(self.instructions[i] for i in self._indices.tolist())
-        self._show(slots, None, None, "")
+        self._show(slots)
 
     def _reset_infos(self, slots: Slots) -> dict[str, Any]:
         asked = [self._observations[i] for i in slots.tolist()]
@@ -268,16 +264,21 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         return {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
 
     def _show(
-        self, slots: Slots, responses: list[str] | None, rewards: NDArray[np.float64] | None, oracle: str
+        self,
+        slots: Slots,
+        responses: Sequence[str] | None = None,
+        rewards: NDArray[np.float64] | None = None,
+        oracle: str = "",
     ) -> None:
         if self.render_mode is None:
             return
         for row, slot in enumerate(slots.tolist()):
-            response = None if responses is None else responses[row]
-            reward = 0.0 if rewards is None else float(rewards[row])
-            self._transcripts[slot] = transcript(self._observations[slot], response, reward, oracle)
-        if self.render_mode == "human":
-            print("\n".join(self._transcripts[slot] for slot in slots.tolist()))
+            episode = Episode(self._observations[slot])
+            if responses is not None and rewards is not None:
+                episode = episode._replace(response=responses[row], reward=float(rewards[row]), oracle=oracle)
+            self._episodes[slot] = episode
+            if self.render_mode == "human":
+                episode.show("human")
 
 
 _OPTIONS = ("num_generations", "instruction_ids", "reset_mask")

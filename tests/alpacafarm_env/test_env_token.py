@@ -229,17 +229,6 @@ def test_a_tokenizer_without_a_padding_token_pads_with_eos(keywords: dict[str, A
     assert (observation["input_ids"][observation["attention_mask"] == 0] == EOS).all()
 
 
-def test_render_shows_the_scored_response(keywords: dict[str, Any]) -> None:
-    env = make(keywords, render_mode="ansi")
-    ask(env, 0)
-    env.step(HELLO)
-    env.step(EOS)
-    rendered = env.render()
-    assert rendered is not None
-    assert "say hello" in rendered
-    assert "-1.0000" in rendered
-
-
 def test_the_sandbox_needs_no_argument() -> None:
     env = gym.make("AlpacaFarm-Token-v0", oracle="constant", disable_env_checker=True).unwrapped
     assert isinstance(env, TokenEnv)

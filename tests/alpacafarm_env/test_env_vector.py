@@ -319,25 +319,6 @@ def test_wrong_arguments(tiny_dataset, constant_oracle):
         InstructionVectorEnv(0, tiny_dataset, oracle=constant_oracle)
 
 
-# --- Rendering -------------------------------------------------------------------------------------------------------
-
-
-def test_rendering(tiny_dataset, constant_oracle, capsys):
-    env = InstructionVectorEnv(2, tiny_dataset, oracle=constant_oracle, render_mode="ansi", autoreset_mode="Disabled")
-    with pytest.raises(ResetNeeded):
-        env.render()
-    observations, _ = env.reset()
-    env.step(["first response", "second response"])
-    frames = env.render()
-    assert [observations[i] in frames[i] and "0.5000" in frames[i] for i in range(2)] == [True, True]
-    assert "second response" in frames[1]
-    assert capsys.readouterr().out == ""
-    human = InstructionVectorEnv(2, tiny_dataset, oracle=constant_oracle, render_mode="human")
-    human.reset()
-    human.step(["first response", "second response"])
-    assert "second response" in capsys.readouterr().out
-
-
 # --- Infos -----------------------------------------------------------------------------------------------------------
 
 
