@@ -16,6 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 RIDGE = 1e-6
 """Weight of the squared parameters in the length-controlled fit: only makes a separable table's optimum finite."""
+SHARE: Final = (0.0, 1.0)
+PERCENT: Final = (0.0, 100.0)
+POSITIVE: Final = (0.0, math.inf)
+UNBOUNDED: Final = (-math.inf, math.inf)
+"""Bounds of an `interval`: of a share, of one in percent, of a length, time or divergence, of anything."""
 COUNTS: Final = ("n_wins", "n_wins_base", "n_draws", "n_total")
 LEADERBOARD_COLUMNS: Final = (
     "generator",
@@ -185,21 +190,40 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
 
 
 def interval(
-    values: ArrayLike, *, confidence: float = 0.95, method: Literal["t", "bootstrap"] = "t", seed: int = 0
+    values: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    method: Literal["t", "bootstrap"] = "t",
+    seed: int = 0,
+    bounds: tuple[float, float] = UNBOUNDED,
 ) -> Interval:
     """Mean of the values of several seeds [S] with a two-sided confidence interval.
 
     `t`: mean +- t * sd(ddof=1) / sqrt(S), Student's t with S - 1 degrees of freedom. `bootstrap`: percentiles of the
     means of 9,999 resamples drawn with `seed` (too narrow for fewer than about ten seeds: prefer t there).
 
+    Args:
+        values: One a seed.
+        confidence: In (0, 1).
+        method: See above.
+        seed: Of the resamples.
+        bounds: Least and greatest value that the true mean can have. Between two finite ones (a share) the t-interval
+            is taken on the logit scale, its standard error by the delta method, so that it stays between them. Beside
+            one (a length; a KL, whose unbiased estimate may lie below 0) it is cut there: what cannot be was never
+            covered.
+
     Raises:
-        ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method.
+        ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method; a value
+            outside two finite bounds.
     """
     from scipy import stats
 
-    data = np.asarray(values, dtype=np.float64)
+    data, (least, most) = np.asarray(values, dtype=np.float64), bounds
     if data.ndim != 1 or not len(data) or not np.isfinite(data).all():
         raise ValueError(f"expected one or more finite numbers, got {values!r}")
+    share = math.isfinite(least) and math.isfinite(most)
+    if share and not ((data >= least) & (data <= most)).all():
+        raise ValueError(f"expected numbers from {least:g} to {most:g}, got {values!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number in (0, 1), got {confidence!r}")
     mean, num = float(data.mean()), len(data)
@@ -207,13 +231,36 @@ def interval(
         return Interval(mean, math.nan, math.nan, num)
     if method == "t":
         half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
-        return Interval(mean, mean - half, mean + half, num)
+        low, high = _between(mean, half, least, most) if share else np.clip((mean - half, mean + half), least, most)
+        return Interval(mean, float(low), float(high), num)
     if method == "bootstrap":
         result = stats.bootstrap(
             (data,), np.mean, confidence_level=confidence, method="percentile", rng=np.random.default_rng(seed)
         )
-        return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high), num)
+        low, high = np.clip(result.confidence_interval, least, most)
+        return Interval(mean, float(low), float(high), num)
     raise ValueError(f"method: expected 't' or 'bootstrap', got {method!r}")
+
+
+def _between(mean: float, half: float, least: float, most: float) -> tuple[float, float]:
+    """Mean +- half on the logit scale of [least, most]; where the mean is one of them, so are all values."""
+    width = most - least
+    share = (mean - least) / width
+    if not 0 < share < 1:
+        return mean, mean
+    centre, reach = math.log(share / (1 - share)), half / width / (share * (1 - share))
+    low, high = (least + width * float(_sigmoid(end)) for end in (centre - reach, centre + reach))
+    return min(low, mean), max(high, mean)
+
+
+def wilson(num_correct: float, num: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of the share `num_correct` / `num`, in [0, 1]. Source: Wilson 1927, J. Am. Stat. Assoc."""
+    z, share = 1.959963984540054, num_correct / num
+    centre = share + z * z / (2 * num)
+    half = z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    scale = 1 + z * z / num
+    # At shares of 0 and 1 a bound equals the share, which rounding may miss.
+    return min(share, max(0.0, (centre - half) / scale)), max(share, min(1.0, (centre + half) / scale))
 
 
 def _credits(credits: ArrayLike) -> NDArray[np.float64]:

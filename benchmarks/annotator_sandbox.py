@@ -166,8 +166,8 @@ def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
     known = [value for value in by_seed if not math.isnan(value)]
     if not known:
         return []
-    found = interval(known)
-    bounds = np.clip((found.low, found.high), -1, 1).tolist() if np.ptp(known) > 0 else (math.nan, math.nan)
+    found = interval(known, bounds=(-1, 1))
+    bounds = (found.low, found.high) if np.ptp(known) > 0 else (math.nan, math.nan)
     return [complete(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
 
 

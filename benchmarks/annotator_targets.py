@@ -11,9 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from ..statistics import interval
+from ..statistics import interval, wilson
 from .annotator_votes import Array, mean_known
-from .reward_model_accuracy import wilson
 from .study import Row
 
 COLUMNS: Final = (

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..statistics import Interval, interval
+from ..statistics import PERCENT, POSITIVE, UNBOUNDED, Interval, interval
 from .method_agreement import Agreement, Bootstrap, agreement
 from .study import Row, number_of
 
@@ -88,8 +88,8 @@ class Estimate:
     """Standard deviation (ddof 1) over sqrt(n); NaN for fewer than two seeds."""
 
     @classmethod
-    def of(cls, values: Array) -> Estimate:
-        """Of values [S], one a seed, NaN where a seed failed."""
+    def of(cls, values: Array, bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
+        """Of values [S], one a seed, NaN where a seed failed; `bounds` are those of `statistics.interval`."""
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(Interval(math.nan, math.nan, math.nan, 0), math.nan)
@@ -97,7 +97,7 @@ class Estimate:
         if len(known) > 1:
             # Equal values have no spread; their computed mean may be off by a rounding, and would give them one.
             error = float(known.std(ddof=1) / math.sqrt(len(known))) if np.ptp(known) > 0 else 0.0
-        return cls(interval(known), error)
+        return cls(interval(known, bounds=bounds), error)
 
     @property
     def mean(self) -> float:
@@ -209,7 +209,8 @@ class Summary:
 
     def mean(self, measure: str, method: str, feedback: str) -> Estimate:
         """Mean of a measure over the seeds."""
-        return Estimate.of(self.cells.at(measure, method, feedback))
+        bounds = PERCENT if measure in JUDGED_BY.values() else UNBOUNDED
+        return Estimate.of(self.cells.at(measure, method, feedback), bounds)
 
     def difference(self, measure: str, method: str, feedback: str, other: str = BASELINE) -> Estimate:
         """Mean over the seeds that both have of method - other, the same seed of both."""
@@ -218,7 +219,7 @@ class Summary:
     def length_ratio(self, method: str, feedback: str) -> Estimate:
         """Mean over the seeds of (length of a response / length of SFT's, the same seed of both)."""
         lengths, sft = self.cells.at("length", method, feedback), self.cells.at("length", BASELINE, feedback)
-        return Estimate.of(lengths / np.where(sft > 0, sft, np.nan))
+        return Estimate.of(lengths / np.where(sft > 0, sft, np.nan), POSITIVE)
 
     def ranking(self, feedback: str) -> tuple[str, ...]:
         """Names in a column of the paper's table, the highest win rate first."""

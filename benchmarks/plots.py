@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ..data.files import write_atomic
-from ..statistics import interval
+from ..statistics import UNBOUNDED, interval
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -33,6 +33,8 @@ class Curve:
     label: str
     x: Array
     values: Array
+    bounds: tuple[float, float] = UNBOUNDED
+    """What a mean can be, see `statistics.interval`."""
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or self.x.shape != self.values.shape or not self.values.size:
@@ -96,12 +98,14 @@ def write_png(path: Path, figure: Figure) -> bytes:
     return data
 
 
-def band(values: Array) -> tuple[Array, Array, Array]:
+def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array, Array, Array]:
     """Mean, low and high [K] of values [S, K]: 95 % t-interval over the seeds; NaN where a seed has no value.
+
+    `bounds` are those of `statistics.interval`.
 
     With one seed there is no interval: low and high are NaN.
     """
-    rows = [interval(column) if np.isfinite(column).all() else None for column in values.T]
+    rows = [interval(column, bounds=bounds) if np.isfinite(column).all() else None for column in values.T]
     table = np.array([(row.mean, row.low, row.high) if row else (np.nan,) * 3 for row in rows], dtype=np.float64)
     return table[:, 0], table[:, 1], table[:, 2]
 
@@ -129,7 +133,7 @@ def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
     if len(curve.values) > 1:
         for x, y in zip(curve.x, curve.values, strict=True):
             axis.plot(x, y, color=color, linewidth=0.6, alpha=0.45)
-    mean, low, high = band(curve.values)
+    mean, low, high = band(curve.values, curve.bounds)
     x = curve.x.mean(axis=0)
     # A band is drawn along x, so x must rise: the mean KL of two evaluations may come in either order.
     order = np.argsort(x, kind="stable")

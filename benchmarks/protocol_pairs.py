@@ -19,9 +19,9 @@ import numpy as np
 from scipy import stats
 
 from ..seeding import keyed_rng
+from ..statistics import wilson
 from .method_agreement import percentiles
 from .protocol_statistics import Array, make_row
-from .reward_model_accuracy import wilson
 from .study import Row
 
 SIZES: Final = (25, 50, 100, 150, 200, 250, 300, 350, 400, 450, 500, 550, 600, 650, 700, 750, 805)

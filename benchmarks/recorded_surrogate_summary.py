@@ -16,7 +16,7 @@ import numpy as np
 
 from ..agents.best_of_n_analysis import best_of_k
 from ..seeding import keyed_rng
-from ..statistics import interval
+from ..statistics import PERCENT, UNBOUNDED, interval
 from .annotator_votes import mean_known
 from .method_agreement import percentiles
 from .recorded_surrogate_data import Array, Judged, Mask
@@ -219,16 +219,14 @@ def _chooser_rows(pool: str, chooser: str, chosen: Chosen, longest: Chosen) -> l
             "over_longest": chosen.credit[k] - longest.credit[k],
             "after_peak": chosen.credit[k] - chosen.credit[peak],
         }
-        row = {"pool": pool, "chooser": chooser, "n": k + 1, **_span("win_rate", 100 * chosen.credit[k])}
-        row |= {"low": max(0.0, row.pop("win_rate_low")), "high": min(100.0, row.pop("win_rate_high"))} | _span(
-            "proxy", chosen.proxy[k]
-        )
+        row = {"pool": pool, "chooser": chooser, "n": k + 1, **_span("win_rate", 100 * chosen.credit[k], PERCENT)}
+        row |= {"low": row.pop("win_rate_low"), "high": row.pop("win_rate_high")} | _span("proxy", chosen.proxy[k])
         for name, values in differences.items():
             row |= _span(name, 100 * values)
         rows.append(row | {"length": float(chosen.length[k].mean()), "num_instructions": chosen.credit.shape[1]})
     return rows
 
 
-def _span(name: str, values: Array) -> Row:
-    found = interval(values.tolist())
+def _span(name: str, values: Array, bounds: tuple[float, float] = UNBOUNDED) -> Row:
+    found = interval(values.tolist(), bounds=bounds)
     return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}

@@ -14,7 +14,6 @@ reliability is that probability beside the share of pairs on which the label of 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from ..folders import hash_folder, hash_model
 from ..oracles import RewardModel
 from ..oracles.base import judge
 from ..sandbox.dataset import ASSETS, Sandbox
+from ..statistics import wilson
 from . import reward_model_report as words
 from .fresh_pairs import FreshPairs, fresh_pairs
 from .plots import write_png
@@ -71,16 +71,6 @@ class AccuracyOptions(StudyOptions):
         super().__post_init__()
         if self.num < 8:
             raise ValueError(f"--num: expected 8 pairs or more, as they are split into quartiles, got {self.num!r}")
-
-
-def wilson(num_correct: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of the share `num_correct` / `num`, in [0, 1]. Source: Wilson 1927, J. Am. Stat. Assoc."""
-    z, share = 1.959963984540054, num_correct / num
-    centre = share + z * z / (2 * num)
-    half = z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
-    scale = 1 + z * z / num
-    # At shares of 0 and 1 a bound equals the share, which rounding may miss.
-    return min(share, max(0.0, (centre - half) / scale)), max(share, min(1.0, (centre + half) / scale))
 
 
 def hits(chance: Array, label: Array) -> Array:

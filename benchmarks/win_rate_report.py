@@ -13,7 +13,18 @@ import numpy as np
 
 from . import report
 from .plots import Curve, Panel, draw, write_png
-from .win_rate_summary import POINTS, UNITS, Choice, Comparison, Curves, interval_text, number, peak_and_last, signed
+from .win_rate_summary import (
+    POINTS,
+    UNITS,
+    Choice,
+    Comparison,
+    Curves,
+    bounds_of,
+    interval_text,
+    number,
+    peak_and_last,
+    signed,
+)
 
 NAMES = {
     "proxy": "proxy reward",
@@ -160,6 +171,8 @@ def meanings(where: Provenance) -> list[str]:
         "between the two distributions that responses come from. PPO's metrics (runs/seed-*/metrics.jsonl) have the "
         "KL at its training temperature.",
         "length: mean characters of a response. finished: share of those that ended by themselves, not at the limit.",
+        "Intervals over seeds are Student's; of win rates and shares on the logit scale, so that they stay in their "
+        "range; of length and KL they are cut at 0, below which the true value cannot be.",
         f"Every evaluation answers the same {where.num_eval} eval and {where.num_val} val instructions with the same "
         "random numbers of a seed, so that differences between steps are due to the policy. val.csv has the same "
         "columns on val, where the step is chosen.",
@@ -176,7 +189,7 @@ def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[
 
     def panel(measures: Sequence[str], *, against_kl: bool = False, source: Curves = curves, split: str = "") -> Panel:
         x = root_kl if against_kl else steps
-        lines = [Curve(NAMES[name], x, source.values[name]) for name in measures]
+        lines = [Curve(NAMES[name], x, source.values[name], bounds_of(name)) for name in measures]
         won = measures[0] in wins
         name = "win rate" if won else NAMES[measures[0]]
         return Panel(

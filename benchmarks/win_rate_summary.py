@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..statistics import Interval, interval
+from ..statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED, Interval, interval
 from .study import Row, number_of
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")
@@ -28,6 +28,7 @@ UNITS = {
     "finished": "share",
 }
 """Unit of each measure."""
+_BOUNDS = {"%": PERCENT, "share": SHARE, "characters": POSITIVE, "nats a response": POSITIVE}
 POINTS = {"%": "points"}
 """What a difference of a unit is called, where it is not the unit itself."""
 
@@ -135,6 +136,11 @@ def peak_and_last(curves: Curves, measure: str) -> tuple[int, float, float]:
     return curves.steps[best], float(means[best]), float(means[-1])
 
 
+def bounds_of(measure: str) -> tuple[float, float]:
+    """What a measure's mean can be, by its unit."""
+    return _BOUNDS.get(UNITS[measure], UNBOUNDED)
+
+
 def decimals(unit: str) -> int:
     """Digits after the point that are worth reading."""
     return {"%": 1, "characters": 0}.get(unit, 2)
@@ -166,14 +172,15 @@ def _comparison(curves: Curves, choice: Choice, measure: str) -> Comparison:
     )
     difference, error = _paired(chosen - sft)
     fall, fall_error = _paired(last - chosen)
-    return Comparison(measure, _interval(sft), _interval(chosen), _interval(last), difference, error, fall, fall_error)
+    before, after, end = (_interval(values, bounds_of(measure)) for values in (sft, chosen, last))
+    return Comparison(measure, before, after, end, difference, error, fall, fall_error)
 
 
-def _interval(values: NDArray[np.float64]) -> Interval:
+def _interval(values: NDArray[np.float64], bounds: tuple[float, float]) -> Interval:
     """The t-interval over seeds; without numbers where a seed has none (a mean of the others would hide it)."""
     if not np.isfinite(values).all():
         return Interval(math.nan, math.nan, math.nan, int(np.isfinite(values).sum()))
-    return interval(values)
+    return interval(values, bounds=bounds)
 
 
 def _paired(differences: NDArray[np.float64]) -> tuple[float, float]:

@@ -7,10 +7,14 @@ import pytest
 
 from alpacafarm_env.statistics import (
     LEADERBOARD_COLUMNS,
+    PERCENT,
+    POSITIVE,
+    SHARE,
     credits_from_preferences,
     interval,
     leaderboard_row,
     length_controlled_win_rate,
+    wilson,
     win_rate,
 )
 
@@ -124,6 +128,43 @@ def test_t_interval_by_hand():
     assert result.high - result.mean == pytest.approx(3.18245 * 1.29099 / 2, abs=1e-4)
     assert result.mean - result.low == pytest.approx(result.high - result.mean)
     assert str(result) == "2.5 [0.4457, 4.554], n = 4"
+
+
+@pytest.mark.parametrize("values", [[0.05, 0.87], [0, 1], [0, 0, 0.02], [0.98, 1.0], [0.4, 0.5, 0.6]])
+def test_intervals_of_shares_stay_between_0_and_1(values):
+    found = interval(values, bounds=SHARE)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    percent = interval([100 * value for value in values], bounds=PERCENT)
+    assert (percent.low, percent.high) == pytest.approx((100 * found.low, 100 * found.high))
+
+
+def test_the_logit_scale_by_hand():
+    found = interval([0.2, 0.3, 0.4], bounds=SHARE)  # sd = 0.1, t(0.975, 2) = 4.30265
+    reach = 4.30265 * 0.1 / math.sqrt(3) / (0.3 * 0.7)
+    ends = [1 / (1 + math.exp(-(math.log(3 / 7) + sign * reach))) for sign in (-1, 1)]
+    assert (found.mean, found.low, found.high) == pytest.approx((0.3, *ends), abs=1e-6)
+    narrow, plain = interval([0.5, 0.501, 0.502], bounds=SHARE), interval([0.5, 0.501, 0.502])
+    assert (narrow.low, narrow.high) == pytest.approx((plain.low, plain.high), abs=1e-6)
+
+
+def test_an_interval_is_cut_where_the_mean_cannot_be():
+    wide, cut = interval([0.1, 7.0]), interval([0.1, 7.0], bounds=POSITIVE)
+    assert wide.low < 0
+    assert (cut.low, cut.high) == (0, wide.high)
+    assert interval([-0.02, -0.01], bounds=POSITIVE).low == 0  # a mean of k1 estimates may lie below 0
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        interval([0.5, 1.5], bounds=SHARE)
+
+
+def test_wilson_interval_is_that_of_the_literature():
+    # Newcombe 1998, Stat. Med. 17:857, table I, method 3 (score without continuity correction).
+    for (correct, num), expected in {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }.items():
+        assert wilson(correct, num) == pytest.approx(expected, abs=5e-5)
 
 
 def test_bootstrap_interval():

@@ -26,11 +26,10 @@ from alpacafarm_env.benchmarks.annotator_votes import (
     self_agreement,
 )
 from alpacafarm_env.benchmarks.annotators import AnnotatorsOptions, main
-from alpacafarm_env.benchmarks.reward_model_accuracy import wilson
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import judge
-from alpacafarm_env.statistics import interval
+from alpacafarm_env.statistics import interval, wilson
 
 VOTES = np.array([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]], dtype=np.float64)
 """Four opinions on four pairs: unanimous for b, even, three to one for a, even."""

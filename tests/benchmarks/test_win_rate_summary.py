@@ -110,9 +110,9 @@ def test_the_summary_names_units_n_and_judges():
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["win rate by p_sim^eval"] == (
         "%",
-        "35.0 [-28.5, 98.5]",
-        "47.0 [8.9, 85.1]",
-        "43.0 [17.6, 68.4]",
+        "35.0 [3.2, 89.8]",
+        "47.0 [16.1, 80.4]",
+        "43.0 [21.1, 68.0]",
         "+12.0",
         "2.00",
         "2",
