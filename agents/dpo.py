@@ -30,9 +30,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..instructions import Preference
+from ..progress import make_bar
 from .checkpoints import starting_point
 from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
@@ -170,10 +170,12 @@ class DPO(PolicyAgent):
         processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
-        hidden = None if processes.is_main else True  # None: shown on a terminal only
-        for rows in tqdm(self._cut(mine), desc="DPO reference", unit="batch", disable=hidden, dynamic_ncols=True):
-            with processes.autocast():
-                table[:, mine[rows]] = self._logprobs(mine[rows])
+        parts = self._cut(mine)
+        with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
+            for rows in parts:
+                with processes.autocast():
+                    table[:, mine[rows]] = self._logprobs(mine[rows])
+                bar.update()
         return processes.reduce(table)
 
     def _cut(self, pairs: Tensor) -> list[Tensor]:

@@ -34,10 +34,10 @@ from accelerate import PartialState
 from accelerate.tracking import TensorBoardTracker
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .. import __version__
 from ..errors import CheckpointError
+from ..progress import make_bar
 from ..seeding import keyed_rng
 from . import checkpoints
 from .masters import Masters
@@ -132,10 +132,10 @@ SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
 
 
 def show_progress(updates: Iterable[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
-    """Run `updates` to the end behind a progress bar with an ETA (only on a terminal); returns the last metrics."""
+    """Run `updates` to the end behind a progress bar with an ETA; returns the last metrics."""
     metrics: dict[str, float] = {}
-    disable = None if PartialState().is_main_process else True
-    with tqdm(total=total, initial=done, desc=label, unit="step", disable=disable, dynamic_ncols=True) as bar:
+    show = PartialState().is_main_process
+    with make_bar(total, label, show=show, initial=done, unit="step") as bar:
         for metrics in updates:
             bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
             bar.update()

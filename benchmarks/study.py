@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
-from tqdm import tqdm
-
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError, CheckpointError
 from ..folders import claim
+from ..progress import make_bar
 from .sources import Sources, changed, contents
 
 Row = dict[str, Any]
@@ -146,14 +145,16 @@ class Study:
         A cell that raises is reported and listed in the manifest; the others still run, and the exit status becomes 1.
         """
         rows: list[Row] = []
-        for key, work in tqdm(cells.items(), desc=self.name, unit=unit, disable=not cells):
-            try:
-                rows += self.cell(key, work)
-            except Exception as error:  # noqa: BLE001  # a cell fails in any way; the others run, the status says so
-                self.failed[key] = f"{type(error).__name__}: {error}"
-                # The first failure in full; the same cause often fails every cell, and one line each is enough then.
-                where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
-                tqdm.write(f"{self.name}: {unit} {key!r} failed: {self.failed[key]}{where}", file=sys.stderr)
+        with make_bar(len(cells), self.name, show=bool(cells), unit=unit) as bar:
+            for key, work in cells.items():
+                try:
+                    rows += self.cell(key, work)
+                except Exception as error:  # noqa: BLE001  # a cell fails in any way; others run, the status says so
+                    self.failed[key] = f"{type(error).__name__}: {error}"
+                    # The first failure in full; the same cause often fails every cell: one line each is enough then.
+                    where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
+                    bar.write(f"{self.name}: {unit} {key!r} failed: {self.failed[key]}{where}", file=sys.stderr)
+                bar.update()
         self.write_manifest()
         return rows
 

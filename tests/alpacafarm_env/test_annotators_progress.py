@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-import tqdm
+import tqdm.auto
 
 from alpacafarm_env.annotators.asking import Progress
 from alpacafarm_env.annotators.progress import progress_bar
@@ -45,12 +45,12 @@ def test_a_terminal_sees_each_answer_with_time_left_and_cost(monkeypatch):
 
 
 def test_the_twin_that_waits_for_as_many_pairs_as_before_stands_still(monkeypatch):
-    original = tqdm.tqdm
+    original = tqdm.auto.tqdm
 
     def dynamic(*args, miniters, **more):
         return original(*args, **more)
 
-    monkeypatch.setattr(tqdm, "tqdm", dynamic)
+    monkeypatch.setattr(tqdm.auto, "tqdm", dynamic)
     shown = lines(monkeypatch, Terminal(), COSTS)
     assert len(shown) < len(COSTS) / 2
 

@@ -1,0 +1,40 @@
+"""Progress bars on a terminal, in a notebook and in a log file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+SECONDS_IN_A_LOG = 15.0
+"""Between two lines of a log file, which keeps them all; a terminal and a notebook overwrite theirs."""
+
+
+def make_bar(total: int, name: str, *, show: bool = True, **shape: Any) -> Any:
+    """A tqdm bar on stderr: redrawn in place on a terminal and in a notebook, a line now and then in a log file.
+
+    Args:
+        total: All there is to do.
+        name: Stands before the bar.
+        show: Whether there is a bar at all; of several processes one shows it.
+        shape: More of tqdm's arguments.
+    """
+    from tqdm.auto import tqdm
+
+    in_a_notebook = type(sys.stderr).__module__.startswith("ipykernel.")  # which is no terminal, but redraws
+    if not (sys.stderr.isatty() or in_a_notebook):
+        shape = {"file": _Lines(sys.stderr), "mininterval": SECONDS_IN_A_LOG, **shape}
+    # miniters: by itself a bar would wait for as many steps as an earlier call had left done at once.
+    return tqdm(total=total, desc=name, disable=not show, miniters=1, dynamic_ncols=True, **shape)
+
+
+class _Lines:
+    """A log file in which each state of a bar is a line of its own."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        self._file.write(text.replace("\r", "\n") if text.strip() else "")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
