@@ -102,8 +102,8 @@ class TrainingConfig:
             raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
 
 
-FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints"})
-"""Fields that a resumed run may change: they decide what is kept, not what is learned."""
+FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens"})
+"""Fields that a resumed run may change: they decide what is kept and what fits into memory, not what is learned."""
 
 
 def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:

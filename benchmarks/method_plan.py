@@ -110,15 +110,17 @@ class Places:
     """Rank of the adapters; 0 for full fine-tuning, which needs more than 80 GB a GPU (`MEMORY`)."""
 
 
-WITHOUT_ADAPTERS = ("best_of_n", "reward_conditioning")
+UNTRAINED, FULLY_TRAINED = "best_of_n", "reward_conditioning"
 """Methods that have no place for LoRA: one trains nothing, one trains new embeddings too."""
 MEMORY = (
     "Memory: processes share the batch, not the model; each holds all weights, gradients and moments. Full fine-tuning "
     "of 6.7 billion weights by AdamW in float32 takes 16 bytes a weight, 107 GB a process, before reference and value "
     "model: more than the paper's GPUs of 80 GB have (its code shards the model over them). The commands therefore "
-    "train LoRA adapters on bfloat16 weights. Learning rates are still the paper's, for full fine-tuning; adapters "
-    "usually want larger ones. Without --lora and --dtype the commands train all weights, as the two steps in Python "
-    "do; AlpacaFarm's released SFT and reward models can take the place of those two."
+    "train LoRA adapters, which are float32, beside bfloat16 weights. Learning rates are still the paper's, for full "
+    "fine-tuning; adapters usually want larger ones. Without --lora and --dtype the commands train all weights, as the "
+    "two steps in Python do; --dtype bfloat16 alone saves nothing, since it keeps float32 masters (20 bytes a weight). "
+    "AlpacaFarm's released SFT model can take the place of the first step. Its released reward models cannot take that "
+    "of the second: they are no sequence-classification models, but a backbone and a reward head of its own code."
 )
 
 
@@ -151,7 +153,7 @@ def plan() -> tuple[Step, ...]:
             NODE,
             HOURS_SFT,
             bound,
-            note="trains all weights, as control tokens have embeddings of their own: 54 GB in bfloat16, with moments",
+            note="trains all weights, as control tokens have embeddings of their own: 107 GB a process",
         ),
         Step("dpo", DPOConfig.paper(), NODE // 2, HOURS_DPO, bound),
         Step(
@@ -204,8 +206,8 @@ def command(step: Step, places: Places) -> str:
     words += [f"--reward-model {places.reward_model}"] if step.reward else []
     words += [f"--out {out}"]
     if places.lora:
-        words += [f"--lora {places.lora}"] if step.method not in WITHOUT_ADAPTERS else []
-        words += ["--dtype bfloat16"]
+        words += [f"--lora {places.lora}"] if step.method not in (UNTRAINED, FULLY_TRAINED) else []
+        words += ["--dtype bfloat16"] if step.method != FULLY_TRAINED else []
     return " ".join(words)
 
 

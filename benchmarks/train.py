@@ -60,7 +60,7 @@ class TrainOptions:
     lora: int = 0
     """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the policy's weights; adapters are trained in it too."""
+    """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
 
     def __post_init__(self) -> None:
         if self.num_eval < 1:

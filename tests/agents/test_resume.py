@@ -95,6 +95,21 @@ def test_a_run_that_is_stopped_and_resumed_in_process_is_the_same_too(policy_fol
     assert result(tmp_path / "parts") == result(tmp_path / "whole")
 
 
+def test_a_run_that_ran_out_of_memory_goes_on_in_smaller_micro_batches(policy_folder: Path, tmp_path: Path) -> None:
+    agents = {}
+    for name, budgets in {"whole": [16384], "smaller": [16384, 100]}.items():
+        for budget in budgets:
+            config = small_ppo(total_steps=3, save_every=1, micro_batch_tokens=budget)
+            agents[name] = PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / name)
+            for metrics in agents[name].updates():
+                if budget != budgets[-1] and metrics["step"] == 2:
+                    break
+    assert num_steps(tmp_path / "smaller") == 3
+    weights = [list(agent.policy.model.parameters()) for agent in agents.values()]
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
 def test_a_damaged_checkpoint_costs_its_steps_but_not_the_result(policy_folder: Path, tmp_path: Path) -> None:
     config = small_ppo(total_steps=4, save_every=2)
     PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path).learn()

@@ -90,6 +90,8 @@ def test_the_train_command_takes_the_commands(name):
     assert options.reward_model == ("R" if STEPS[name].reward else None)
     assert str(options.out) == f"O/{name}"
     assert options.lora == (0 if name in ("best_of_n", "reward_conditioning") else 8)
+    # Training all weights keeps float32 masters, so that bfloat16 would take more memory and not less.
+    assert options.dtype == ("float32" if name == "reward_conditioning" else "bfloat16")
 
 
 def test_full_fine_tuning_can_be_asked_for():
