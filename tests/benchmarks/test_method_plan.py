@@ -122,7 +122,7 @@ def test_files_and_print(tmp_path, capsys):
     assert run(tmp_path / "new" / "plan") == 0
     printed = capsys.readouterr().out
     folder = tmp_path / "new" / "plan"
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.csv", "plan.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "plan.csv", "plan.md"]
     with (folder / "plan.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == list(STEPS)
