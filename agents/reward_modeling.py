@@ -7,7 +7,8 @@ Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; 
    variance of about 1.
 2. The score is read at an end-of-sequence token, so the model sees whether a response ended (`end_with_eos`;
    AlpacaFarm's models read the last word). The choice travels with the model, as `alpacafarm_end_with_eos` in its
-   config.json; so does `max_length`, as `alpacafarm_max_length`.
+   config.json; so does `max_length`, as `alpacafarm_max_length`. The tokenizer that is saved ends every text so, for
+   libraries that do not read the config.
 3. Soft targets: P(the label is right) of each pair, e.g. 0.75 under 25 % flips.
 4. A text that is too long loses its middle, as in `oracles.RewardModel`, instead of the response's end.
 5. Calibration: mean and standard deviation of the scores of given texts can be stored beside the weights, as
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
-from ..chat_templates import load_template
+from ..chat_templates import ChatTemplate, load_template
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer
@@ -38,7 +39,7 @@ from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_gen
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
-from .saving import save_files
+from .saving import end_texts, save_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,8 @@ class RewardModeling:
         check_folder(init)
         self.tokenizer: Any = load_tokenizer(init)
         self.template = load_template(init, self.tokenizer, template)
+        if not isinstance(self.template, ChatTemplate):  # that writes the end itself
+            end_texts(self.tokenizer, self.config.end_with_eos)
         self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
         self.model.config.alpacafarm_max_length = self.config.max_length
@@ -223,7 +226,7 @@ class RewardModeling:
 
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face sequence-classification folder (one label) with tokenizer and prompt template."""
-        save_files(folder, self.model, self.tokenizer, self.template)
+        save_files(folder, self.model, self.tokenizer, self.template, eos=self.config.end_with_eos)
 
     def load(self, folder: str | Path) -> None:
         """Read weights that `save` wrote back into the model."""

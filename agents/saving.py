@@ -9,23 +9,31 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..chat_templates import chat_template
-from ..templates import FILE_NAME, PromptTemplate
+from ..chat_templates import chat_template, leading_ids
+from ..templates import FILE_NAME, PromptTemplate, tokens_of
 
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
 
-def save_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate) -> None:
+def save_files(
+    folder: str | Path,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate,
+    *,
+    eos: bool = True,
+) -> None:
     """Writes a model folder: every file is complete before it gets its final name.
 
-    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits.
+    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits. The
+    tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         model.save_pretrained(beside)
-        own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer)
+        own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer, eos=eos)
         try:
             tokenizer.save_pretrained(beside)
         finally:
@@ -41,6 +49,18 @@ def save_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBas
                 place.parent.mkdir(parents=True, exist_ok=True)
                 path.chmod(mode)  # safetensors makes its file private
                 path.replace(place)
+
+
+def end_texts(tokenizer: Any, wanted: bool) -> None:
+    """Makes a tokenizer end every text with EOS, or not, if it is of a kind that can be told so.
+
+    A reward model whose score is read at EOS then reads the same in any library that has its tokenizer.
+    """
+    front, eos = leading_ids(tokenizer), tokenizer.eos_token_id
+    ends = eos is not None and tokens_of(tokenizer, [""], around=True)[0][-1:] == [eos]
+    if ends == wanted or not hasattr(tokenizer, "update_post_processor") or front not in ([], [tokenizer.bos_token_id]):
+        return
+    tokenizer.add_bos_token, tokenizer.add_eos_token = bool(front), wanted
 
 
 def _strip_loading_state(config: Path) -> None:

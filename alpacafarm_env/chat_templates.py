@@ -204,11 +204,11 @@ def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, 
     if not fronts:
         return None
     *parts, suffix = template.without_input.split("{instruction}")
-    question = " + ".join(f"{part!r} + system + message['content']" for part in parts)
+    front = f"{{{{- {fronts[0]!r} -}}}}\n" if fronts[0] else ""
+    question = " + ".join(f"{part!r} + system + message['content']".removeprefix("'' + ") for part in parts)
     answer = f"{suffix!r} + message['content']" + " + eos_token" * eos
     return (
-        f"{{{{- {fronts[0]!r} -}}}}\n"
-        "{%- set turn = namespace(system='') -%}\n"
+        f"{front}{{%- set turn = namespace(system='') -%}}\n"
         "{%- for message in messages -%}\n"
         "{%- set system = turn.system -%}\n"
         "{%- if message['role'] == 'system' -%}\n"
