@@ -10,11 +10,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
+
+MAX_PROMPT_TOKENS: Final = 192
+MAX_RESPONSE_TOKENS: Final = 300
+"""AlpacaFarm's limits."""
 
 
 def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
@@ -35,6 +39,34 @@ def load_config(path: str | PathLike[str]) -> Any:
 
     with reading(path, "a model's config.json"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
+    """Returns the longest prompt and the longest response, in tokens: None becomes what fits, AlpacaFarm's at most.
+
+    A number that is given is kept, and the other one gets the rest of the positions; without any a prompt gets three
+    quarters of them.
+
+    Args:
+        max_prompt_tokens: A number, or None: 192, or what fits.
+        max_response_tokens: A number, or None: 300, or what fits.
+        positions: How many tokens the model can read, infinity if that is not known.
+
+    Raises:
+        ValueError: A number is not positive, or leaves nothing for the other one.
+    """
+    prompt, response = max_prompt_tokens, max_response_tokens
+    if prompt is None:
+        room = 3 * positions // 4 if response is None else positions - response
+        prompt = int(min(MAX_PROMPT_TOKENS, room))
+    if response is None:
+        response = int(min(MAX_RESPONSE_TOKENS, positions - prompt))
+    if prompt < 1 or response < 1:
+        raise ValueError(
+            "Expected max_prompt_tokens and max_response_tokens of at least 1, that fit together into the model's "
+            f"positions ({positions}), got {max_prompt_tokens!r} and {max_response_tokens!r}."
+        )
+    return prompt, response
 
 
 def load_model(

@@ -1,10 +1,12 @@
 """Instruction following token by token: for Stable-Baselines3 and whatever else wants arrays and discrete actions."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import InvalidAction, ResetNeeded
@@ -12,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..chat_templates import load_template
 from ..errors import CheckpointError, DataError
-from ..pretrained import load_tokenizer
+from ..oracles.reward_model import num_positions
+from ..pretrained import load_config, load_tokenizer, token_limits
 from .instruction import InstructionEnv
 from .rendering import Frame
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..oracles.base import RewardOracle
     from ..templates import PromptTemplate
+
+_UNSET: Final = int(1e9)
+"""Tokenizers without a real `model_max_length` have one of this or much more."""
 
 Observation: TypeAlias = dict[str, NDArray[Any]]
 
@@ -56,7 +62,8 @@ class TokenEnv(InstructionEnv):
 
     ## Information
     At reset and at every step: `instruction_id`, `split`. At the end also all that `InstructionEnv` reports, and
-    `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit).
+    `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit). What a
+    reward model could not read of it is another matter: `reward_input_truncated`.
 
     ## Arguments
     Those of `InstructionEnv`, and:
@@ -65,8 +72,12 @@ class TokenEnv(InstructionEnv):
     |---|---|---|
     | `tokenizer` | None | folder of a Hugging Face tokenizer; None: that of the sandbox's policy |
     | `template` | None | "alpaca" or a `PromptTemplate`, in the place of what the folder says |
-    | `max_prompt_tokens` | 192 | longest prompt; `reset` raises on a longer one, which is never cut |
-    | `max_response_tokens` | 300 | longest response |
+    | `max_prompt_tokens` | None | longest prompt; `reset` raises on a longer one, which is never cut |
+    | `max_response_tokens` | None | longest response, with the end-of-sequence token |
+
+    None is AlpacaFarm's limit, 192 and 300, or less where the model beside the tokenizer (its `config.json`, or the
+    tokenizer's `model_max_length`) has fewer positions: 192 and 64 for the sandbox's, which have 256. Numbers that do
+    not fit are kept, with a warning.
 
     ## Version history
     v0: first version.
@@ -84,8 +95,8 @@ class TokenEnv(InstructionEnv):
         oracle: "str | Mapping[str, Any] | RewardOracle" = "surrogate",
         tokenizer: str | Path | None = None,
         template: "PromptTemplate | str | None" = None,
-        max_prompt_tokens: int = 192,
-        max_response_tokens: int = 300,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
         render_mode: str | None = None,
         on_unscored: str = "raise",
     ) -> None:
@@ -94,24 +105,29 @@ class TokenEnv(InstructionEnv):
         Raises:
             UnknownNameError: As in `InstructionEnv`.
             DataError: If the data set or the tokenizer cannot be read, or the tokenizer has no end-of-sequence token.
-            ValueError: If a limit is not positive.
+            CheckpointError: If there is a config.json beside the tokenizer that cannot be read.
+            ValueError: If a limit is not positive, or leaves none of the model's positions for the other one.
         """
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
-        if max_prompt_tokens < 1 or max_response_tokens < 1:
-            raise ValueError(
-                "Expected max_prompt_tokens and max_response_tokens of at least 1, "
-                f"got {max_prompt_tokens!r} and {max_response_tokens!r}."
-            )
         folder = _sandbox_policy() if tokenizer is None else Path(tokenizer)
         self.tokenizer = _load_tokenizer(folder)
         self.template = load_template(folder, self.tokenizer, template)
-        self.max_prompt_tokens = max_prompt_tokens
-        self.max_response_tokens = max_response_tokens
+        positions = _positions(folder, self.tokenizer)
+        self.max_prompt_tokens, self.max_response_tokens = token_limits(
+            max_prompt_tokens, max_response_tokens, positions
+        )
+        length = self.max_prompt_tokens + self.max_response_tokens
+        if length > positions:
+            gym.logger.warn(
+                f"max_prompt_tokens and max_response_tokens are {length} tokens together, but the model in "
+                f"{str(folder)!r} can read {positions}: a longer text is cut before a reward model like it scores it "
+                '(info["reward_input_truncated"]). Lower one of the two, or leave both out.'
+            )
         self.eos_token_id = self.template.end_id(self.tokenizer)
         # The mask says what is padding, so a tokenizer without a padding token can lend any.
         pad = self.tokenizer.pad_token_id
         self._pad_token_id: int = self.eos_token_id if pad is None else pad
-        vocab_size, length = len(self.tokenizer), max_prompt_tokens + max_response_tokens
+        vocab_size = len(self.tokenizer)
         self.action_space = spaces.Discrete(vocab_size)  # type: ignore[assignment]
         self.observation_space = spaces.Dict(  # type: ignore[assignment]
             {
@@ -199,6 +215,12 @@ def _sandbox_policy() -> Path:
     from ..sandbox import POLICY
 
     return POLICY
+
+
+def _positions(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> float:
+    """How many tokens the model that this tokenizer belongs to can read; infinity if the folder does not say."""
+    positions = num_positions(load_config(folder)) if (folder / "config.json").is_file() else math.inf
+    return min(positions, tokenizer.model_max_length if tokenizer.model_max_length < _UNSET else math.inf)
 
 
 def _load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":

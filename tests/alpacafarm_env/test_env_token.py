@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import alpacafarm_env
-from alpacafarm_env import DataError, UnscoredError
+from alpacafarm_env import DataError, UnscoredError, sandbox
 from alpacafarm_env.envs.token import TokenEnv
 
 WORDS = ["<pad>", "</s>", "<unk>", "say", "hello", "goodbye", "twice", "in", "French", ":"]
@@ -54,7 +54,7 @@ class Silent(Brevity):
         return np.full(len(responses), np.nan)
 
 
-def save_tokenizer(folder: Path, **special_tokens: str) -> Path:
+def save_tokenizer(folder: Path, **special_tokens: Any) -> Path:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens).save_pretrained(folder)
@@ -210,6 +210,67 @@ def test_a_prompt_that_does_not_fit_is_refused_by_name(keywords: dict[str, Any])
         ask(env, 1)
     with pytest.raises(ResetNeeded):
         env.step(EOS)
+
+
+def test_the_sandboxs_texts_are_never_cut_by_default() -> None:
+    env = gym.make("AlpacaFarm-Token-v0", disable_env_checker=True).unwrapped
+    assert isinstance(env, TokenEnv)
+    positions = json.loads((sandbox.REWARD_MODEL / "config.json").read_text())["max_position_embeddings"]
+    assert env.max_prompt_tokens + env.max_response_tokens == positions
+    assert env.reset(seed=0)[0]["input_ids"].shape == (positions,)
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        env.reset(seed=seed)
+        ended = False
+        while not ended:
+            _, _, ended, _, info = env.step(int(rng.integers(len(env.tokenizer))))
+        assert info["reward_input_truncated"] is False
+
+
+def test_cut_by_the_reward_model_and_ended_by_the_limit_are_two_things() -> None:
+    env = TokenEnv(oracle={"name": "surrogate", "max_length": 16}, max_prompt_tokens=192, max_response_tokens=2)
+    for last, truncated in ((env.eos_token_id, False), (5, True)):
+        env.reset(seed=0)
+        env.step(5)
+        info = env.step(last)[4]
+        assert (info["response_truncated"], info["reward_input_truncated"]) == (truncated, True)
+
+
+@pytest.mark.parametrize(
+    ("positions", "given", "limits"),
+    [
+        (None, {}, (192, 300)),
+        (4096, {}, (192, 300)),
+        (256, {}, (192, 64)),
+        (40, {}, (30, 10)),
+        (40, {"max_prompt_tokens": 8}, (8, 32)),
+        (40, {"max_response_tokens": 16}, (24, 16)),
+        (40, {"max_prompt_tokens": 20, "max_response_tokens": 20}, (20, 20)),
+    ],
+)
+@pytest.mark.parametrize("said_by", ["config", "tokenizer"])
+def test_the_limits_fit_the_model(
+    keywords: dict[str, Any], tmp_path: Path, said_by: str, positions: int | None, given: Any, limits: Any
+) -> None:
+    length = {"model_max_length": positions} if positions and said_by == "tokenizer" else {}
+    folder = save_tokenizer(tmp_path, eos_token="</s>", **length)
+    if said_by == "config" and positions:
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": positions}))
+    env = TokenEnv(keywords["dataset"], oracle=Brevity(), tokenizer=folder, **given)
+    assert (env.max_prompt_tokens, env.max_response_tokens) == limits
+    assert ask(env, 1)[0]["input_ids"].shape == (sum(limits),)
+
+
+def test_limits_that_do_not_fit_are_kept_with_a_warning_and_impossible_ones_refused(
+    keywords: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = save_tokenizer(tmp_path, eos_token="</s>", model_max_length=10)
+    with pytest.warns(UserWarning, match="max_response_tokens"):
+        env = make(keywords, tokenizer=folder)
+    assert (env.max_prompt_tokens, env.max_response_tokens) == (8, 4)
+    for wrong in ({"max_prompt_tokens": 10}, {"max_response_tokens": 10}, {"max_prompt_tokens": -1}):
+        with pytest.raises(ValueError, match="max_prompt_tokens"):
+            TokenEnv(keywords["dataset"], oracle=Brevity(), tokenizer=folder, **wrong)
 
 
 def test_a_tokenizer_that_cannot_serve_is_refused(keywords: dict[str, Any], tmp_path: Path) -> None:
