@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-CHARS_PER_TOKEN: Final = 4
-"""Tokens are counted as characters over this: no tokenizer is behind the judge server."""
+BYTES_PER_TOKEN: Final = 4
+"""Tokens are counted as bytes of UTF-8 over this: no tokenizer is behind the judge server. Its own text is ASCII."""
 _LEAST_LOGPROB: Final = -9999.0
 
 
-def count_tokens(num_chars: int) -> int:
-    """Tokens of that many characters, rounded up."""
-    return -(-num_chars // CHARS_PER_TOKEN)
+def count_tokens(text: str) -> int:
+    """Tokens of a text, rounded up."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class JudgeAnswer:
     def text(self) -> str:
         """The text, as far as the limit lets it go."""
         whole = "".join(piece.text for piece in self.pieces)
-        return whole if self.max_tokens is None else whole[: self.max_tokens * CHARS_PER_TOKEN]
+        return whole if self.max_tokens is None else whole[: self.max_tokens * BYTES_PER_TOKEN]
 
     @property
     def usage(self) -> dict[str, int]:
         """The tokens that are charged."""
-        said = count_tokens(len(self.text))
+        said = count_tokens(self.text)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": said,

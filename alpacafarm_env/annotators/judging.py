@@ -126,7 +126,7 @@ class Judging:
             kind=kind,
             model=model,
             format=self._prompts[name].format,
-            prompt_tokens=count_tokens(len(texts)),
+            prompt_tokens=count_tokens(texts),
             max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
             top_logprobs=_top_logprobs(kind, body),
         )

@@ -2,46 +2,118 @@
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
 import socket
 import struct
 import sys
+import threading
+import time
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from ..errors import AlpacaFarmError
 from .wire import HttpReply, as_error
 
 if TYPE_CHECKING:
     from .server import JudgeServer
 
+IDLE_S: Final = 30.0
+"""Seconds that a connection has for its next whole request, and to take the reply to the last one."""
+MOST_CONNECTIONS: Final = 512
+"""Connections at once, each of them a thread and a file: a process may mostly open 1,024 files."""
 _MAX_BODY: Final = 64 * 1024**2
+_CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Listener(ThreadingMixIn, TCPServer):
-    """Accepts connections, each on a thread that does not keep the process alive."""
+    """Accepts connections, each on a thread that does not keep the process alive.
+
+    One that brings no whole request within `IDLE_S` is ended, however slowly its bytes drip. Of `MOST_CONNECTIONS`, the
+    one that has waited longest makes room for another; one whose request is being answered is never ended.
+
+    Args:
+        address: Where to listen: a host and a port, 0 for any free one.
+        judge: Answers the requests.
+        allow_remote: Take a host that other machines can reach.
+
+    Raises:
+        AlpacaFarmError: The host is not this machine alone, and that was not allowed.
+        OSError: The host is not known, or the port is taken or may not be used.
+    """
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, address: tuple[str, int], judge: JudgeServer) -> None:
+    def __init__(self, address: tuple[str, int], judge: JudgeServer, *, allow_remote: bool) -> None:
         self.judge = judge
+        self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        super().__init__(address, _Handler)
+        self._waiting: dict[socket.socket, float] = {}  # since when, the longest first
+        self.address_family, found = _resolve(*address)
+        self.remote = not ipaddress.ip_address(found[0].partition("%")[0]).is_loopback
+        if self.remote and not allow_remote:
+            raise AlpacaFarmError(
+                f"expected a host that only this machine can reach, such as 127.0.0.1 or ::1, got {address[0]!r}. "
+                "There is no encryption: on a network that you trust, allow_remote=True, --allow-remote on the command "
+                "line, takes it as it is."
+            )
+        super().__init__(found, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next connection, remembered until it ends."""
         connection, address = super().get_request()
         self._open.add(connection)
+        self.awaits(connection)
         return connection, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for a connection, if need be in the place of the one that has waited longest."""
+        if len(self._open) <= MOST_CONNECTIONS or self._end_longest(request):
+            return True
+        with suppress(OSError):
+            request.send(_CROWDED)
+        return False
+
+    def service_actions(self) -> None:
+        """Ends the connections that have waited too long; called by the loop that accepts connections."""
+        super().service_actions()
+        while self._end_longest(since=time.monotonic() - IDLE_S):
+            pass
+
+    def awaits(self, connection: socket.socket) -> None:
+        """From now on a connection's next request is due."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            if connection in self._open:
+                self._waiting[connection] = time.monotonic()
+
+    def answers(self, connection: socket.socket) -> None:
+        """A connection's request is there in full: it has all the time that the answer takes."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _end_longest(self, but: socket.socket | None = None, *, since: float = math.inf) -> bool:
+        """Ends the connection that has waited longest, if it has since that time."""
+        with self._lock:
+            found = next(iter(self._waiting), None)
+            if found is None or found is but or self._waiting[found] > since:
+                return False
+            del self._waiting[found]
+        with suppress(OSError):  # it has ended by itself
+            found.shutdown(socket.SHUT_RDWR)  # its thread, which reads, ends by that
+        return True
 
     def shutdown_request(self, request: Any) -> None:
         """Ends one connection."""
         self._open.discard(request)
+        self.answers(request)
         super().shutdown_request(request)
 
     def end_connections(self) -> None:
@@ -56,6 +128,13 @@ class Listener(ThreadingMixIn, TCPServer):
             super().handle_error(request, client_address)
 
 
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The address behind a host's name, which is the one that is then listened on: IPv4 where there are both."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection: requests one after the other."""
 
@@ -63,15 +142,20 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:  # named by the base class
-        judge = cast(Listener, self.server).judge
+        listener = cast(Listener, self.server)
+        judge = listener.judge
         content = self._read_body()
         if content is None:
             return
+        listener.answers(self.connection)
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         reply = judge.reply(self.command, self.path, content, key)
         if judge.latency_s:
             judge.closing.wait(judge.latency_s)
+        if reply.manner == "whole":
+            listener.awaits(self.connection)
         self._send(reply)
+        listener.awaits(self.connection)
 
     do_GET = do_POST  # noqa: N815 -- named by the base class
 

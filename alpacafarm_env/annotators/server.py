@@ -4,7 +4,8 @@
         pool = AnnotatorPool("alpaca_farm", "sandbox", base_url=server.base_url)
 
 From a shell: `python -m alpacafarm_env judge-server --port 8000 --faults faults.yaml --seed 0`. Its first line of
-output is its base URL; it says nothing else unless something goes wrong, and ends by Ctrl-C.
+output is its base URL; it says nothing else unless something goes wrong or --allow-remote lets other machines in, and
+ends by Ctrl-C.
 
 Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /stats. It keeps no secret and has no
 encryption: it is meant for this machine's own programs.
@@ -13,8 +14,10 @@ encryption: it is meant for this machine's own programs.
 from __future__ import annotations
 
 import argparse
+import errno
 import hmac
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -45,19 +48,22 @@ class JudgeServer:
     Args:
         seed: Seeds the faults, and the verdicts of requests that bring no seed.
         faults: What goes wrong, and how often. None: nothing.
-        host: The interface to listen on.
+        host: The interface to listen on: an address of this machine, or a name of one.
         port: 0 for any free one.
         api_key: The only key that is let in; None lets everyone in.
         latency_s: Seconds that each answer takes at least.
         pools: Further pools, names or files, whose prompts are read.
         anyway: Judge instructions that are not the sandbox's too, by taste alone; else such a request is refused (400).
+        allow_remote: Take a `host` that other machines can reach, such as "0.0.0.0" or "::". Anybody on the way can
+            read what is asked and answered.
 
     A verdict depends on the seed and its own pair alone, see `Judging.answer`: a request that failed is given, when it
     is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often it came
     before. So neither depends on the order or the number of connections.
 
     Raises:
-        OSError: The port is taken or may not be used.
+        AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
+        OSError: `host` is not known, or the port is taken or may not be used.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class JudgeServer:
         latency_s: float = 0.0,
         pools: Iterable[str | Path] = (),
         anyway: bool = False,
+        allow_remote: bool = False,
     ) -> None:
         self.seed, self.faults, self.latency_s = seed, faults or Faults(), latency_s
         self.judging = Judging(seed, pools, anyway=anyway)
@@ -79,7 +86,7 @@ class JudgeServer:
         self._arrived: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.closing = threading.Event()
-        self._listener = Listener((host, port), self)
+        self._listener = Listener((host, port), self, allow_remote=allow_remote)
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -87,7 +94,12 @@ class JudgeServer:
     def base_url(self) -> str:
         """The address for clients, "http://127.0.0.1:PORT/v1"."""
         host, port = self._listener.server_address[:2]
-        return f"http://{host!s}:{port}/v1"
+        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/v1"
+
+    @property
+    def remote(self) -> bool:
+        """Whether other machines can reach it."""
+        return self._listener.remote
 
     def stats(self) -> dict[str, Any]:
         """What happened so far; see `Stats.summary`."""
@@ -181,8 +193,9 @@ def run_server(
     latency_s: float = 0.0,
     pools: Iterable[str | Path] = (),
     anyway: bool = False,
+    allow_remote: bool = False,
 ) -> int:
-    """Serves until Ctrl-C. Prints the base URL first, and nothing else.
+    """Serves until Ctrl-C. Prints the base URL first, and nothing else but a warning where other machines can reach it.
 
     Args:
         port: 0 for any free one.
@@ -192,23 +205,35 @@ def run_server(
         latency_s: Seconds that each answer takes at least.
         pools: Further pools, names or files, whose prompts are read.
         anyway: Judge instructions that are not the sandbox's too.
+        allow_remote: Take a host that other machines can reach.
 
     Returns:
         The exit status: 0 after Ctrl-C.
 
     Raises:
         PoolError: The faults file is not well written.
-        AlpacaFarmError: The port cannot be had.
+        AlpacaFarmError: The host or port cannot be had, or other machines can reach it and that was not allowed.
     """
     loaded = None if faults is None else Faults.load(faults)
     try:
         server = JudgeServer(
-            seed=seed, faults=loaded, host=host, port=port, latency_s=latency_s, pools=pools, anyway=anyway
+            seed=seed,
+            faults=loaded,
+            host=host,
+            port=port,
+            latency_s=latency_s,
+            pools=pools,
+            anyway=anyway,
+            allow_remote=allow_remote,
         )
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
-        raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another --port.") from error
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another {option}.") from error
     with server, suppress(KeyboardInterrupt):
+        if server.remote:
+            told = f"warning: other machines can reach {host or 'all interfaces'}; what is asked is not encrypted"
+            print(told, file=sys.stderr, flush=True)  # noqa: T201 -- for whoever starts it
         print(server.base_url, flush=True)  # noqa: T201 -- this is what a caller waits for
         while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
             time.sleep(0.1)
@@ -220,6 +245,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "where to listen; 0 for any free port"
     parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
+    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
+    parser.add_argument("--allow-remote", action="store_true", help=text)
     text = "JSON or YAML: a rate in [0, 1] for each fault, and the parameters that should not be as below"
     parser.add_argument("--faults", metavar="FILE", help=text)
     text = "seeds the faults, and verdicts of requests without a seed"

@@ -13,7 +13,8 @@ from alpacafarm_env.annotators.judging import Judging
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.api.replies import read_reply
+from alpacafarm_env.api.replies import read_reply, told_usage
+from alpacafarm_env.api.tokens import TokenBounds
 from alpacafarm_env.errors import PoolError
 from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
@@ -302,3 +303,12 @@ def test_a_changed_prompt_is_not_understood():
         judging.read("chat", twin)
     with pytest.raises(PoolError, match="prompt: expected one text"):
         judging.read("completion", {**body, "prompt": ["a", "b"]})
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("text", ["A short answer.", "日本語の文章です。", "🙂🎉", "é" * 500], ids=ascii)
+def test_the_client_believes_the_tokens_that_are_counted(connection, name, text):
+    path, body = make_body(name, [Item(item.instruction, text * 400, text * 300) for item in pairs(1)])
+    status, _, content = post(connection, path, body)
+    assert status == 200, content
+    assert TokenBounds.of(body).doubts(told_usage(json.dumps(content))) == ""
