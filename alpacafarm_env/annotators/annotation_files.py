@@ -156,7 +156,8 @@ def check_out(out: Path, sources: Sequence[Path]) -> None:
     """Refuses a file that could not be written, before anything is paid for.
 
     Raises:
-        DataError: Its name has another suffix, its folder is not there, it is a folder, or one of the `sources`.
+        DataError: Its name has another suffix, its folder is not there, it is a folder, one of the `sources`, or a file
+            that holds something else than annotations.
     """
     if not out.name.endswith(OUT_SUFFIXES) or stem_of(out) == "":
         raise DataError(f"{out}: expected a file that ends in one of {', '.join(OUT_SUFFIXES)}, got {out.name!r}.")
@@ -166,6 +167,11 @@ def check_out(out: Path, sources: Sequence[Path]) -> None:
         raise DataError(f"{out}: expected a file's name, got a folder.")
     if any(out.exists() and source.exists() and out.samefile(source) for source in sources):
         raise DataError(f"{out}: expected another file than the input, which would be overwritten.")
+    if out.exists() and not _is_ours(out):
+        raise DataError(
+            f"{out}: there is such a file already. It holds no annotations, or is damaged, so it is not overwritten: "
+            "give another --out, or remove it."
+        )
 
 
 def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -185,6 +191,17 @@ def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
         raise DataError(
             f"{out}: could not be written: {error}. The answers are kept: the same command asks nothing again."
         ) from error
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether a file is empty or holds annotations, which may be written anew: their answers are in the ledger."""
+    if not out.stat().st_size:
+        return True
+    try:
+        records = read_records(out)
+    except DataError:
+        return False
+    return all(isinstance(record, Mapping) and record.keys() >= set(FIELDS) for record in records)
 
 
 def _plain(preference: float) -> float | int:

@@ -1,13 +1,15 @@
 """The commands' files: what is refused before anything is asked, and a write that fails."""
 
+import gzip
+import json
 import math
 
 import numpy as np
 import pytest
-from command_files import make_call, make_pairs, read, requests, write
+from command_files import make_call, make_pairs, outputs, read, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.annotation_files import Pairs, annotate
+from alpacafarm_env.annotators.annotation_files import FIELDS, Pairs, annotate
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.oracles import BothOrders
 from alpacafarm_env.oracles.base import Verdicts
@@ -26,7 +28,7 @@ def call(server, tmp_path, monkeypatch):
 
 def test_a_file_that_cannot_be_written_loses_nothing(call, server, tmp_path, capsys, monkeypatch):
     pairs, out = write(tmp_path / "pairs.json", make_pairs(10)), tmp_path / "out.json"
-    out.write_text("old")
+    out.write_text("[]")
     with monkeypatch.context() as patch:
 
         def full(*args):
@@ -35,7 +37,7 @@ def test_a_file_that_cannot_be_written_loses_nothing(call, server, tmp_path, cap
         patch.setattr("alpacafarm_env.data.files.Path.replace", full)
         assert call("annotate", pairs, "--out", out) == 2
     assert "out.json: could not be written: no space left. The answers are kept" in capsys.readouterr().err
-    assert out.read_text() == "old"
+    assert out.read_text() == "[]"
     assert not list(tmp_path.glob(".out*"))
     before = requests(server)
     assert call("annotate", pairs, "--out", out) == 0
@@ -70,6 +72,38 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(server, tmp_path, 
     assert err.startswith("error: ")
     assert message in err
     assert requests(server) == before
+
+
+ROW = {"instruction": "i", "output_1": "a", "output_2": "b"}
+ANNOTATED = ROW | dict.fromkeys(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("out.json", '{"notes": "mine"}'),
+        ("out.json", json.dumps([ANNOTATED, ROW])),
+        ("out.json", json.dumps([ANNOTATED])[:-9]),
+        ("out.json", "\0\0\0\0"),
+        ("out.jsonl", json.dumps(ROW) + "\n"),
+        ("out.jsonl", json.dumps(ANNOTATED)[:-9]),
+        ("out.json.gz", "not compressed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["annotate", "evaluate"])
+def test_only_annotations_are_overwritten(call, server, tmp_path, capsys, command, name, content):
+    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / name
+    made, references = (write(tmp_path / f"{n}.json", rows) for n, rows in enumerate(outputs(3)))
+    given = [pairs] if command == "annotate" else [made, "--reference", references]
+    out.write_text(content)
+    before = requests(server)
+    assert call(command, *given, "--out", out) == 2
+    assert str(out) in capsys.readouterr().err
+    assert (requests(server), out.read_text()) == (before, content)
+    for own in ("", json.dumps(ANNOTATED) if "jsonl" in name else json.dumps([ANNOTATED])):
+        out.write_bytes(gzip.compress(own.encode()) if own and name.endswith(".gz") else own.encode())
+        assert call(command, *given, "--out", out) == 0
+        assert len(read(out)) == 3
 
 
 def test_orders_that_cannot_be_compared_are_null():
