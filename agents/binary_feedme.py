@@ -30,14 +30,15 @@ class BinaryFeedME(SFT):
 
     Args:
         policy: The model to train, in place, or a folder or hub name to load it from.
-        preferences: Settled comparisons; the rejected responses are not used.
+        preferences: Settled comparisons; the rejected responses are not used. Those whose prompts are too long for the
+            policy are left out, with a warning.
         config: Settings.
         seed: Decides the order of the pairs.
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If there is no preference, or a prompt is too long.
+        ValueError: If there is no preference, or the prompts of all are too long.
     """
 
     label: ClassVar[str] = "Binary FeedME"

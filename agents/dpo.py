@@ -34,6 +34,7 @@ from torch import Tensor
 from ..instructions import Preference
 from ..progress import make_bar
 from .checkpoints import starting_point
+from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
 from .losses import dpo_loss, implicit_rewards
@@ -82,14 +83,14 @@ class DPO(PolicyAgent):
     Args:
         policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
             reference.
-        preferences: Settled comparisons.
+        preferences: Settled comparisons; those whose prompts are too long for the policy are left out, with a warning.
         config: Settings.
         seed: Decides the order of the pairs.
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If there is no preference, a prompt is too long, or a pair does not fit into a micro-batch.
+        ValueError: If there is no preference, all prompts are too long, or a pair does not fit into a micro-batch.
     """
 
     label: ClassVar[str] = "DPO"
@@ -108,8 +109,11 @@ class DPO(PolicyAgent):
             raise ValueError("DPO needs at least one preference, got none.")
         self.config = config or DPOConfig()
         super().__init__(policy, self.config, seed=seed)
-        self._num_pairs = len(preferences)
-        self._data = self._responses(preferences)
+        asked = [preference.instruction for preference in preferences]
+        kept = [preferences[number] for number in fitting(self.policy, asked, who=self.label)]
+        self.num_left_out = len(preferences) - len(kept)
+        self._num_pairs = len(kept)
+        self._data = self._responses(kept)
         # Before the loop, which puts a resumed run's weights in place of the reference's.
         self._ref_chosen, self._ref_rejected = self._reference_logprobs()
         self._loop = self._start(

@@ -52,6 +52,7 @@ from .best_responses import (
     without_nan,
     write_chunk,
 )
+from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import FREE_TO_CHANGE, Resume, TrainingConfig, show_progress
 from .policy_agent import PolicyAgent, PolicyConfig
@@ -123,7 +124,8 @@ class ExpertIteration(PolicyAgent):
 
     Args:
         policy: The model to train, in place, or a folder or hub name to load it from. AlpacaFarm's is SFT 10k.
-        instructions: What to respond to. Equal texts get equal responses.
+        instructions: What to respond to; those whose prompts are too long for the policy are left out, with a warning.
+            Equal texts get equal responses.
         oracle: Scores; each process asks its own.
         config: Settings.
         seed: Decides instructions, samples and the order of training; each round draws anew.
@@ -327,7 +329,9 @@ class ExpertIteration(PolicyAgent):
     def _chosen(self, instructions: Sequence[str]) -> tuple[Instruction, ...]:
         """The instructions that are used."""
         count = self.config.num_instructions
-        asked = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
+        given = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
+        asked = [given[number] for number in fitting(self.policy, given, who=self.label, width=self._longest())]
+        self.num_left_out = len(given) - len(asked)
         if not asked or (count or 0) > len(asked):
             expected = f"num_instructions={count}" if count else "1 or more"
             raise ValueError(f"Expert iteration: expected {expected} instructions, got {len(asked)}.")
@@ -354,6 +358,7 @@ class ExpertIteration(PolicyAgent):
             "policy_sha256": checkpoints.starting_point(self.policy.model),
             "seed": self.seed,
             "num_processes": self._processes.count,
+            **({"left_out": self.num_left_out} if self.num_left_out else {}),
         }
 
 

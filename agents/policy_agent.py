@@ -77,6 +77,8 @@ class PolicyAgent(PolicyActor):
 
     label: ClassVar[str]
     """What the progress bar calls it."""
+    num_left_out: int = 0
+    """Examples, or instructions of the environment, left out as their prompts are too long for the policy."""
     _loop: Loop
 
     def updates(self) -> Iterator[dict[str, float]]:
@@ -117,7 +119,8 @@ class PolicyAgent(PolicyActor):
             total=total,
             seed=self.seed,
             out=None if out is None else Path(out),
-            inputs=inputs,
+            # Only if there are any: a run that leaves nothing out is the same as before this was counted.
+            inputs={**inputs, "left_out": self.num_left_out} if self.num_left_out else inputs,
             write=write or (lambda folder: self.save(folder / "policy")),
             read=read or (lambda folder: self.load(folder / "policy")),
             resume=resume,

@@ -36,6 +36,7 @@ from ..errors import did_you_mean
 from ..seeding import keyed_rng
 from .checkpoints import load_weights, starting_point
 from .collecting import Collector, describe
+from .fitting import leave_out
 from .language_model import LanguageModel
 from .loop import Resume
 from .losses import (
@@ -189,7 +190,7 @@ class PPO(PolicyAgent):
 
     Args:
         env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-            own.
+            own. Instructions whose prompts are too long for the policy are drawn no more, with a warning.
         policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
             reference.
         value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
@@ -199,7 +200,7 @@ class PPO(PolicyAgent):
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If the environment resets by itself, or its size does not divide the rollout batch.
+        ValueError: If the environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
     """
 
     label: ClassVar[str] = "PPO"
@@ -217,6 +218,8 @@ class PPO(PolicyAgent):
     ) -> None:
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
+        width = self.config.max_response_tokens or self.policy.max_response_tokens
+        self.num_left_out = leave_out(env, self.policy, who=self.label, width=width)
         self.policy.add_reference()
         if value_init is None:
             self.value_model = ValueModel.from_policy(self.policy)

@@ -43,15 +43,15 @@ class BinaryRewardConditioning(SFT):
     Args:
         policy: The model to train, in place, or a folder or hub name to load it from. It gets the two control tokens,
             unless it has them from an earlier run.
-        preferences: Settled comparisons.
+        preferences: Settled comparisons; those whose prompts are too long for the policy are left out, with a warning.
         config: Settings.
         seed: Decides the order of the responses and the jitter of the new embeddings.
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If there is no preference, a prompt is too long, the policy trains a LoRA adapter, or it has other
-            control tokens.
+        ValueError: If there is no preference, all prompts are too long, the policy trains a LoRA adapter, or it has
+            other control tokens.
     """
 
     label: ClassVar[str] = "Reward conditioning"

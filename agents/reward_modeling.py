@@ -34,6 +34,7 @@ from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
+from .fitting import prompt_lengths, up_to
 from .language_model import check_folder, check_special_tokens, turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import pairwise_loss
@@ -103,7 +104,7 @@ class RewardModeling:
     Args:
         init: Folder or hub name of the model to start from, usually the SFT policy; a sequence-classification folder
             keeps its head.
-        preferences: Settled comparisons.
+        preferences: Settled comparisons. Those whose prompts alone reach `max_length` are left out, with a warning.
         targets: P(the label is right) of each preference, in [0, 1]; None means 1.
         validation: Held-out preferences, evaluated while training.
         config: Settings.
@@ -141,12 +142,15 @@ class RewardModeling:
         self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
         self.model.config.alpacafarm_max_length = self.config.max_length
-        self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)
-        self._pairs = self._encode_pairs(preferences)
+        kept = self._fitting(preferences)
+        self.num_left_out = len(preferences) - len(kept)
+        """Preferences left out as their prompts alone are too long."""
+        self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
+        self._pairs = self._encode_pairs([preferences[number] for number in kept])
         self._loop = Loop(
             {"reward": self.model},
             config=self.config,
-            total=self.config.epochs * math.ceil(len(preferences) / self.config.batch_size),
+            total=self.config.epochs * math.ceil(len(kept) / self.config.batch_size),
             seed=seed,
             out=None if out is None else Path(out),
             inputs=self._inputs(),
@@ -273,7 +277,19 @@ class RewardModeling:
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
-        return {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        found = {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        return {**found, "left_out": self.num_left_out} if self.num_left_out else found
+
+    def _fitting(self, preferences: Sequence[Preference]) -> list[int]:
+        """The numbers of the preferences whose prompts leave room for a response."""
+        asked = [preference.instruction for preference in preferences]
+        lengths = prompt_lengths(self.tokenizer, self.template, asked)
+        return up_to(self._limit - 1, lengths, who="Reward model", advice="raise max_length")
+
+    @property
+    def _limit(self) -> int:
+        """Most tokens of a text."""
+        return int(min(self.config.max_length, num_positions(self.model.config)))
 
     def _encode_pairs(self, preferences: Sequence[Preference]) -> list[tuple[list[int], list[int]]]:
         instructions = [preference.instruction for preference in preferences]
@@ -284,7 +300,7 @@ class RewardModeling:
     def _encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         """Tokens of prompt, response and, if so configured, the end of sequence: what `oracles.RewardModel` reads."""
         rows = self.template.encode_pairs(self.tokenizer, instructions, responses, eos=self.config.end_with_eos)
-        limit = min(self.config.max_length, num_positions(self.model.config))
+        limit = self._limit
         if num_cut := sum(len(row) > limit for row in rows):
             warnings.warn(
                 f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.", stacklevel=4

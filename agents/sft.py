@@ -5,8 +5,8 @@ released code. Deviations from that code:
 
 1. The loss is a sum over response tokens divided by their number in the whole batch. AlpacaFarm averages per
    micro-batch, so there a short response weighs more when it shares a micro-batch with short ones.
-2. A prompt longer than the policy's limit is refused, a response is cut to the policy's limit with a warning;
-   AlpacaFarm cuts both together at 512 tokens.
+2. A demonstration whose prompt is longer than the policy's limit is left out, a response is cut to the policy's limit,
+   both with a warning; AlpacaFarm cuts both together at 512 tokens.
 3. The last, smaller batch of an epoch is trained on too.
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..instructions import Demonstration
 from .checkpoints import fingerprint, starting_point
+from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume, Schedule, epoch_batch
 from .losses import nll_loss
@@ -83,11 +84,14 @@ class SFT(PolicyAgent):
 
     Args:
         policy: The model to train, in place, or a folder or hub name to load it from.
-        demonstrations: What to imitate.
+        demonstrations: What to imitate; those whose prompts are too long for the policy are left out, with a warning.
         config: Settings.
         seed: Decides the order of the demonstrations.
         out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
         resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
+
+    Raises:
+        ValueError: If there is no demonstration, or the prompts of all are too long.
     """
 
     label: ClassVar[str] = "SFT"
@@ -106,10 +110,13 @@ class SFT(PolicyAgent):
             raise ValueError("SFT needs at least one demonstration, got none.")
         self.config = config or SFTConfig()
         super().__init__(policy, self.config, seed=seed)
-        self._data = self._training_data(self._teacher_forced(demonstrations))
+        asked = [demonstration.instruction for demonstration in demonstrations]
+        kept = [demonstrations[number] for number in fitting(self.policy, asked, who=self.label)]
+        self.num_left_out = len(demonstrations) - len(kept)
+        self._data = self._training_data(self._teacher_forced(kept))
         self._loop = self._start(
             self.config,
-            total=self.config.epochs * math.ceil(len(demonstrations) / self.config.batch_size),
+            total=self.config.epochs * math.ceil(len(kept) / self.config.batch_size),
             inputs={} if out is None else self._inputs(),
             out=out,
             resume=resume,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,14 @@ from ..chat_templates import load_template
 from ..data import load_dataset
 from ..errors import DataError
 from ..oracles.registry import make_oracle
-from ..templates import PromptTemplate
 
 if TYPE_CHECKING:
     from .win_rate_runs import RunPlan
 
 UNKNOWN_POSITIONS = 2048
 """Taken for a model whose configuration does not say how many positions it knows."""
-SPLITS = ("unlabeled", "val", "eval")
+TRAINING = ("unlabeled",)
+SPLITS = (*TRAINING, "val", "eval")
 """PPO trains on the first; the others are answered at each evaluation."""
 
 
@@ -26,9 +25,12 @@ def check_inputs(plan: RunPlan) -> None:
     """Reads the splits and the models' configurations and measures every prompt.
 
     Raises:
-        DataError: A split is faulty, or a prompt is longer than `prompt_limit`: it would stop a run when PPO draws it.
+        DataError: A split is faulty; or a prompt of val or eval, which are answered in full, or every one of unlabeled
+            is longer than `prompt_limit`.
         CheckpointError: Policy or reward model is not there or cannot be used.
     """
+    from ..agents.fitting import prompt_lengths
+
     dataset = load_dataset(plan.dataset)
     for split in SPLITS:
         dataset.instructions(split)
@@ -37,7 +39,9 @@ def check_inputs(plan: RunPlan) -> None:
     limit = prompt_limit(plan)
     template = load_template(plan.model_folders[0], tokenizer)
     for split in SPLITS:
-        _check_prompts(plan, split, prompt_lengths(tokenizer, template, dataset.instructions(split)), limit)
+        lengths = prompt_lengths(tokenizer, template, dataset.instructions(split))
+        if split not in TRAINING or min(lengths) > limit:  # PPO leaves out some by itself, with a warning
+            _check_prompts(plan, split, lengths, limit)
 
 
 def prompt_limit(plan: RunPlan) -> int:
@@ -83,13 +87,6 @@ def load_tokenizer(folder: str) -> Any:
     with pretrained.reading(folder, "a language model's tokenizer"):
         check_special_tokens(tokenizer)
     return tokenizer
-
-
-def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: tuple[str, ...]) -> list[int]:
-    """Tokens of each instruction's prompt."""
-    from ..agents.text import encode_prompts
-
-    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
 
 
 def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) -> None:

@@ -156,8 +156,11 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     def _draw(self) -> int:
         # A new seed, or a generator assigned by the user, starts a new stream.
         if self._stream is None or self._stream.generator is not self.np_random:
-            self._stream = IndexStream(self.np_random, len(self.instructions))
-        return self._stream.draw()
+            self._stream = IndexStream(self.np_random, len(self._drawn))
+        return self._drawn[self._stream.draw()]
+
+    def _renew_streams(self) -> None:
+        self._stream = None
 
     def _show(self, episode: Episode) -> None:
         if self.render_mode is None:

@@ -6,7 +6,7 @@ wrapper's, decides; the environment's own oracle is then neither asked nor even 
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,11 +93,34 @@ class Scoring:
         self.instructions: Sequence[Instruction] = self.dataset.instructions(split)
         if not self.instructions:
             raise DataError(f"Split {split!r} of data set {self.dataset.name!r} is empty: there is nothing to ask.")
+        self._drawn: Sequence[int] = range(len(self.instructions))  # the positions that may be drawn
         check_oracle(oracle)
         self._on_unscored = on_unscored
         self._oracle_spec = oracle
         self._deciding: RewardOracle | None = None
         self._observers: dict[str, RewardOracle] = {}
+
+    def leave_out(self, instruction_ids: Iterable[int]) -> None:
+        """Draws these instructions no more, such as those that are too long for a model.
+
+        Asked for by its id, an instruction that is left out is asked all the same. Slots that have begun to draw begin
+        a new stream from their generators.
+
+        Raises:
+            UnknownNameError: If no instruction of the split has the id.
+            DataError: If no instruction remains, or the ids of the split are not unique.
+        """
+        positions = {self.find_instruction(id) for id in instruction_ids}
+        drawn = [position for position in self._drawn if position not in positions]
+        if not drawn:
+            raise DataError(f"Split {self.split!r} of data set {self.dataset.name!r}: every instruction is left out.")
+        if len(drawn) < len(self._drawn):
+            self._drawn = drawn
+            self._renew_streams()
+
+    def _renew_streams(self) -> None:
+        """Begins new streams over the instructions that may be drawn now."""
+        raise NotImplementedError
 
     @cached_property
     def oracle(self) -> "RewardOracle":

@@ -155,7 +155,7 @@ class TokenEnv(InstructionEnv):
             raise ValueError(
                 f"Expected prompts of at most max_prompt_tokens={self.max_prompt_tokens} tokens, but instruction "
                 f"{instruction.id} of split {self.split!r} has {len(self._prompt)}. Raise max_prompt_tokens, or leave "
-                "the instruction out of the split."
+                f"the instruction out: env.unwrapped.leave_out([{instruction.id}])."
             )
         self._response = []
         return self._observation([]), dict(self._asked)

@@ -240,11 +240,15 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         for slot in slots.tolist():
             if seeds[slot] is not None or slot not in self._streams:
                 generator, self._seeds[slot] = np_random(seeds[slot])
-                self._streams[slot] = IndexStream(generator, len(self.instructions))
+                self._streams[slot] = IndexStream(generator, len(self._drawn))
+
+    def _renew_streams(self) -> None:
+        size = len(self._drawn)
+        self._streams = {slot: IndexStream(stream.generator, size) for slot, stream in self._streams.items()}
 
     def _draw(self, slots: Slots) -> Slots:
         leaders = self._leaders[slots].tolist()
-        drawn = {leader: self._streams[leader].draw() for leader in dict.fromkeys(leaders)}
+        drawn = {leader: self._drawn[self._streams[leader].draw()] for leader in dict.fromkeys(leaders)}
         return np.fromiter((drawn[leader] for leader in leaders), dtype=np.int64, count=len(leaders))
 
     def _ask(self, slots: Slots, positions: Slots) -> None:

@@ -130,10 +130,10 @@ def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder:
 
 
 def test_texts_that_are_too_long_are_counted(policy_folder: Path) -> None:
-    with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle .* 40 tokens") as warned:
-        agent = RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(max_length=40))
+    with pytest.warns(UserWarning, match=r"1 of 5 texts lose their middle .* 48 tokens") as warned:
+        agent = RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(max_length=48))
     assert len(warned) == 2  # the chosen responses, and the rejected
-    assert max(len(text) for pair in agent._pairs for text in pair) == 40
+    assert max(len(text) for pair in agent._pairs for text in pair) == 48
 
 
 def test_the_longest_text_of_training_is_the_longest_that_the_oracle_reads(policy_folder: Path, tmp_path: Path) -> None:

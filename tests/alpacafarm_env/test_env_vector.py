@@ -10,7 +10,13 @@ from alpacafarm_env.envs.infos import merge, scatter
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.registration import TEXT_IDS
 from alpacafarm_env.envs.vector import InstructionVectorEnv
-from alpacafarm_env.errors import InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
+from alpacafarm_env.errors import (
+    DataError,
+    InvalidResponseError,
+    InvalidResponseTypeError,
+    UnknownNameError,
+    UnscoredError,
+)
 from alpacafarm_env.oracles.base import Constant, Verdicts
 from alpacafarm_env.seeding import keyed_uniforms
 
@@ -229,6 +235,43 @@ def test_wrong_options_are_refused_and_change_nothing(tiny_dataset, constant_ora
     with pytest.raises(error, match=message):
         env.reset(options=options)
     assert_same(env.step([""] * 4), twin.step([""] * 4))
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_what_is_left_out_is_drawn_no_more_and_batched_still_equals_sync(tiny_dataset, mode):
+    batched, sync = pair(tiny_dataset, mode)
+    kept = {100, 103, 107}
+    for env in (*(single.unwrapped for single in sync.envs), batched):
+        env.leave_out(id for id in range(100, 112) if id not in kept)
+    seen = set()
+    for step in range(40):
+        if step % 2 == 0 or mode is AutoresetMode.DISABLED:
+            (ours, _), (theirs, _) = (env.reset(seed=step if step else 7) for env in (batched, sync))
+        else:
+            ours, theirs = (env.step(["x"] * batched.num_envs)[0] for env in (batched, sync))
+        assert ours == tuple(theirs)
+        seen |= {observation.id for observation in ours}
+    assert seen == kept
+
+
+def test_leaving_out_in_mid_stream_an_unknown_one_nothing_or_everything(tiny_dataset, constant_oracle):
+    def draws(env, count):
+        return [env.reset()[0].id for _ in range(count)]
+
+    env, same, without = (InstructionEnv(tiny_dataset, oracle=constant_oracle) for _ in range(3))
+    for one in (env, same, without):
+        one.reset(seed=3)
+    same.leave_out([])
+    assert draws(env, 20) == draws(same, 20)
+    without.leave_out([100, 101])
+    without.leave_out([102])
+    assert min(draws(without, 200)) == 103
+    assert without.reset(options={"instruction_id": 100})[0].id == 100
+    with pytest.raises(UnknownNameError, match="instruction_id 99"):
+        env.leave_out([99])
+    with pytest.raises(DataError, match="every instruction is left out"):
+        env.leave_out(range(100, 112))
+    assert draws(env, 20) == draws(same, 20)
 
 
 def test_options_are_not_changed(tiny_dataset, constant_oracle):

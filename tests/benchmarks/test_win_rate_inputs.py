@@ -42,13 +42,25 @@ def with_prompts(own_data, folder, split, *num_tokens):
     return str(folder)
 
 
-@pytest.mark.parametrize("split", ["unlabeled", "val", "eval"])
+@pytest.mark.parametrize("split", ["val", "eval"])
 def test_prompts_that_do_not_fit_are_counted_before_anything_is_written(options, own_data, tmp_path, split):
     data = with_prompts(own_data, tmp_path / "long", split, ROOM, ROOM + 1, ROOM + 40)
     told = f"at most {ROOM} tokens, but 2 of 16 in {split} have more, the longest {ROOM + 40}.*--max-prompt-tokens"
     with pytest.raises(DataError, match=told):
         run(replace(options, data=data))
     assert not options.out.exists()
+
+
+def test_prompts_of_training_that_do_not_fit_are_left_out_unless_they_are_all(options, own_data, tmp_path):
+    data = with_prompts(own_data, tmp_path / "some", "unlabeled", ROOM, ROOM + 1, ROOM + 40)
+    plan = make_plans(replace(options, data=data))[0]
+    check_inputs(plan)
+    with pytest.warns(UserWarning, match=f"2 of 16 prompts .* more than {ROOM} tokens"):
+        agent = make_agent(plan)
+    assert [metrics["step"] for metrics in agent.updates()] == [1]
+    data = with_prompts(own_data, tmp_path / "all", "unlabeled", *[ROOM + 1 + place for place in range(16)])
+    with pytest.raises(DataError, match="16 of 16 in unlabeled"):
+        check_inputs(make_plans(replace(options, data=data))[0])
 
 
 def test_all_that_fits_beside_a_response_is_accepted_and_trained_on(options, own_data, tmp_path):
@@ -66,8 +78,8 @@ def test_the_limit_can_be_lowered_but_not_above_what_the_models_know(options, ow
     assert prompt_limit(replace(plan, max_prompt_tokens=ROOM)) == ROOM
     with pytest.raises(DataError, match=f"--max-prompt-tokens: expected at most {ROOM} .*got {ROOM + 1}"):
         prompt_limit(replace(plan, max_prompt_tokens=ROOM + 1))
-    data = with_prompts(own_data, tmp_path / "some", "unlabeled", 60)
-    with pytest.raises(DataError, match="at most 59 tokens, but 1 of 16 in unlabeled have more, the longest 60"):
+    data = with_prompts(own_data, tmp_path / "limit", "val", 60)
+    with pytest.raises(DataError, match="at most 59 tokens, but 1 of 16 in val have more, the longest 60"):
         check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=59))[0])
     check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=60))[0])
     assert plan.settings() == replace(plan, max_prompt_tokens=60).settings()

@@ -1,0 +1,94 @@
+"""Prompts that a policy cannot read: measured before training begins, and left out of it, with their number.
+
+A prompt is never cut. What a policy is asked to answer, in `act` or in an evaluation, is refused instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+
+from ..errors import DataError
+from ..oracles.reward_model import num_positions
+from ..templates import PromptTemplate
+from .control_tokens import own_control_token
+from .language_model import LanguageModel
+from .text import encode_prompts
+
+
+def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:
+    """Returns the tokens of each instruction's prompt."""
+    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
+
+
+def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, width: int = 0) -> list[int]:
+    """Returns the numbers of the instructions whose prompts the policy can read; a warning counts the others.
+
+    Args:
+        policy: Gives `max_prompt_tokens`, and the positions that its model knows.
+        instructions: What training asks.
+        who: Whose training it is, for the warning.
+        width: Tokens that a response needs behind the prompt; 0 if that is seen to elsewhere.
+
+    Raises:
+        DataError: No prompt can be read.
+    """
+    limit, advice = policy.max_prompt_tokens, "load the policy with a larger max_prompt_tokens"
+    # The control token of a conditioned policy is in front of the prompt, and not counted as one of its tokens.
+    room = num_positions(policy.model.config) - width - (own_control_token(policy.model) is not None)
+    if width and room < limit:
+        limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
+    lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
+    return up_to(limit, lengths, who=who, advice=advice)
+
+
+def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[int]:
+    """Returns the numbers of the prompts of at most `limit` tokens; a warning counts the others, and gives the advice.
+
+    Raises:
+        DataError: All are longer.
+    """
+    kept = [number for number, length in enumerate(lengths) if length <= limit]
+    if len(kept) < len(lengths):
+        count = len(lengths) - len(kept)
+        share, longest = count / len(lengths), max(lengths)
+        found = f"{count} of {len(lengths)} prompts ({share:.1%}) have more than {limit} tokens, the longest {longest}"
+        if not kept:
+            raise DataError(f"{who}: {found}, so there is nothing to train on. A prompt is never cut: {advice}.")
+        warnings.warn(f"{who}: {found}, and are left out of training. To train on them, {advice}.", stacklevel=4)
+    return kept
+
+
+def leave_out(env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int) -> int:
+    """Tells an environment to draw no instruction whose prompt the policy cannot read, with a warning.
+
+    One whose instructions cannot be seen, as they lie in other processes, is left alone: a prompt that is too long is
+    refused there when it is drawn.
+
+    Args:
+        env: With any wrappers, or a SyncVectorEnv of single ones.
+        policy: As in `fitting`.
+        who: As in `fitting`.
+        width: Tokens that a response needs behind the prompt.
+
+    Returns:
+        How many of its instructions are too long.
+
+    Raises:
+        DataError: No prompt can be read.
+    """
+    base: Any = env.unwrapped
+    scorings = [base] if hasattr(base, "leave_out") else [single.unwrapped for single in getattr(base, "envs", ())]
+    known: dict[tuple[object, ...], list[int]] = {}  # separate environments mostly ask the same
+    for scoring in scorings:
+        if hasattr(scoring, "leave_out"):
+            key = tuple((x.id, x.instruction, x.input) for x in scoring.instructions)
+            if key not in known:
+                kept = set(fitting(policy, scoring.instructions, who=who, width=width))
+                known[key] = [x.id for number, x in enumerate(scoring.instructions) if number not in kept]
+            scoring.leave_out(known[key])
+    return max(map(len, known.values()), default=0)

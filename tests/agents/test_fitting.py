@@ -1,0 +1,164 @@
+"""Prompts that are too long for a model are left out of training: counted at the start, not met after hours."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, load_policy, make_env, small_ppo
+
+from alpacafarm_env.agents import (
+    DPO,
+    PPO,
+    SFT,
+    BinaryFeedME,
+    BinaryRewardConditioning,
+    ExpertIteration,
+    PolicyActor,
+    Quark,
+)
+from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.quark import QuarkConfig
+from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
+from alpacafarm_env.envs.instruction import InstructionEnv
+from alpacafarm_env.errors import DataError
+from alpacafarm_env.instructions import Demonstration, Preference
+
+LIMIT = 32
+"""Tokens of a prompt: of the five texts one has more."""
+LONG = 2
+KEPT = [number for number in range(len(TEXTS)) if number != LONG]
+TOLD = r"(1 of 5|2 of 10) prompts \(20\.0%\) have more than 3\d tokens, the longest 46"
+PREFERENCES = TinyDataset().preferences()
+FEEDBACK: dict[str, Sequence[Demonstration] | Sequence[Preference]] = {
+    "SFT": DEMONSTRATIONS,
+    "BinaryFeedME": PREFERENCES,
+    "BinaryRewardConditioning": PREFERENCES,
+    "DPO": PREFERENCES,
+    "RewardModeling": PREFERENCES,
+}
+
+
+def make(name: str, folder: Path, data: Sequence[Any], **kwargs: Any) -> Any:
+    if name == "RewardModeling":
+        return RewardModeling(folder, data, config=RewardModelingConfig(max_length=LIMIT + 1), device="cpu", **kwargs)
+    agent = {"SFT": SFT, "BinaryFeedME": BinaryFeedME, "DPO": DPO}.get(name, BinaryRewardConditioning)
+    return agent(load_policy(folder, max_prompt_tokens=LIMIT, max_response_tokens=16), data, **kwargs)
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+@pytest.mark.filterwarnings("ignore:.* lose their middle")
+def test_training_goes_on_without_them(policy_folder: Path, tmp_path: Path, name: str) -> None:
+    """As if they had never been in the data; and a resumed run knows that they were."""
+    data = FEEDBACK[name]
+    with pytest.warns(UserWarning, match=TOLD):
+        agent = make(name, policy_folder, data, out=tmp_path / "run")
+    other = make(name, policy_folder, [data[number] for number in KEPT], out=tmp_path / "other")
+    left_out = 2 if name == "BinaryRewardConditioning" else 1  # which trains on both responses
+    assert (agent.num_left_out, other.num_left_out) == (left_out, 0)
+    assert agent.learn() == other.learn()
+    settings = [json.loads(next((tmp_path / run).rglob("config.json")).read_text()) for run in ("run", "other")]
+    assert settings[0]["left_out"] == left_out
+    assert "left_out" not in settings[1]
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_nothing_left_is_an_error(policy_folder: Path, name: str) -> None:
+    with pytest.raises(DataError, match="nothing to train on"):
+        make(name, policy_folder, [FEEDBACK[name][LONG]])
+
+
+def expert(policy: LanguageModel, **settings: Any) -> ExpertIteration:
+    config = ExpertIterationConfig(num_samples=2, max_response_tokens=4, **settings)
+    return ExpertIteration(policy, TinyDataset().instructions("unlabeled"), Share(ASCII), config=config)
+
+
+def test_expert_iteration_chooses_among_those_that_fit(policy_folder: Path) -> None:
+    with pytest.warns(UserWarning, match=TOLD):
+        agent = expert(load_policy(policy_folder, max_prompt_tokens=LIMIT), num_instructions=4)
+    assert sorted(agent.instructions) == sorted(TEXTS[number] for number in KEPT)
+    assert agent.num_left_out == 1
+    assert agent.learn()["round"] == 1
+    with pytest.warns(UserWarning, match=TOLD), pytest.raises(ValueError, match="num_instructions=5"):
+        expert(load_policy(policy_folder, max_prompt_tokens=LIMIT), num_instructions=5)
+
+
+def quark(**changes: Any) -> QuarkConfig:
+    return QuarkConfig(total_steps=2, rollout_batch_size=16, minibatch_size=8, num_quantiles=2, **changes)
+
+
+AGENTS: dict[str, Callable[[Any, LanguageModel], PPO | Quark]] = {
+    "ppo": lambda env, policy: PPO(env, policy, config=small_ppo()),
+    "quark": lambda env, policy: Quark(env, policy, config=quark()),
+    "quark_all": lambda env, policy: Quark(env, policy, config=quark(best_quantile_only=False)),
+}
+
+
+def single() -> InstructionEnv:
+    return InstructionEnv(TinyDataset(), oracle=Share(ASCII))
+
+
+class Watched(gym.vector.VectorWrapper):  # type: ignore[type-arg]
+    """Remembers what was asked."""
+
+    asked: frozenset[str] = frozenset()
+
+    def reset(self, **kwargs: Any) -> Any:
+        observations, infos = self.env.reset(**kwargs)
+        self.asked |= set(observations)
+        return observations, infos
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("form", ["batched", "separate"])
+def test_an_environment_draws_them_no_more(policy_folder: Path, agent: str, form: str) -> None:
+    env: Any = make_env(16)
+    if form == "separate":
+        env = SyncVectorEnv([lambda: gym.wrappers.OrderEnforcing(single())] * 16, autoreset_mode=AutoresetMode.DISABLED)
+    watched = Watched(env)
+    with pytest.warns(UserWarning, match=TOLD) as told:
+        made = AGENTS[agent](watched, load_policy(policy_folder, max_prompt_tokens=LIMIT))
+    assert len([warning for warning in told if "left out" in str(warning.message)]) == 1
+    made.learn()
+    assert watched.asked == {TEXTS[number] for number in KEPT}
+    assert made.num_left_out == 1
+
+
+def test_a_response_that_would_not_fit_behind_a_prompt_counts(policy_folder: Path) -> None:
+    """The model has 256 positions; a prompt of 46 tokens and a response of 220 are more."""
+    with pytest.warns(UserWarning, match="max_response_tokens"):
+        agent = PPO(make_env(16), load_policy(policy_folder), config=small_ppo(max_response_tokens=220))
+    assert agent.num_left_out == 1
+    with pytest.raises(DataError, match="max_response_tokens"):
+        PPO(make_env(16), load_policy(policy_folder), config=small_ppo(max_response_tokens=250))
+
+
+def test_where_instructions_cannot_be_seen_the_draw_says_what_to_do(policy_folder: Path) -> None:
+    env = AsyncVectorEnv([single] * 2, shared_memory=False, autoreset_mode=AutoresetMode.DISABLED, context="fork")
+    try:
+        policy = load_policy(policy_folder, max_prompt_tokens=LIMIT)
+        with pytest.raises(ValueError, match=r"max_prompt_tokens.*leave_out"):
+            PPO(env, policy, config=small_ppo(total_steps=50, rollout_batch_size=16)).learn()
+    finally:
+        env.close()
+
+
+def test_a_run_that_leaves_nothing_out_says_nothing(policy_folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert PPO(make_env(16), load_policy(policy_folder), config=small_ppo()).num_left_out == 0
+
+
+def test_what_is_to_be_answered_is_refused_before_anything_is_sampled(policy_folder: Path) -> None:
+    policy = load_policy(policy_folder, max_prompt_tokens=LIMIT)
+    policy.model.forward = None
+    agent = PolicyActor(policy)
+    with pytest.raises(ValueError, match="max_prompt_tokens"):
+        agent.act(TEXTS)
