@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 import tyro
 
 from ..errors import UnknownNameError
+from ..sandbox.dataset import SIZES
 from . import method_plan
 from .method_ablations import ABLATIONS
 from .method_report import write
@@ -69,6 +70,7 @@ class MethodRankingOptions(StudyOptions):
         for name in ("num_eval", "processes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
+        object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
         if self.data not in (None, "sandbox"):
             raise ValueError(
                 f"--data: expected none, since the ranking needs the sandbox's judges and demonstrations, got "

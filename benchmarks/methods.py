@@ -275,6 +275,8 @@ def make_expert_iteration(job: Job) -> Actor:
 
     instructions = job.data.instructions("unlabeled")
     config = job.config(ExpertIterationConfig, num_instructions=400)
+    if config.num_instructions is not None:
+        config = replace(config, num_instructions=min(config.num_instructions, len(instructions)))
     return ExpertIteration(job.policy(), instructions, job.oracle(), config=config, seed=job.seed, out=job.folder)
 
 

@@ -6,6 +6,7 @@ A policy of the sandbox says many things twice: each distinct response to an ins
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
 from .overoptimization_plans import TEMPERATURE, SamplesPlan
 from .parallel import News, Tell, quiet
-from .study import Row
+from .study import Row, cell_file
 
 JUDGED = ("gold", "win_rate_simulated", "win_rate_human")
 """What is stored of each distinct response, beside its length; win rates are credits in [0, 1] here."""
@@ -90,16 +91,17 @@ def read_samples(plan: SamplesPlan) -> StoredSamples:
     Raises:
         CheckpointError: There is nothing, or not what belongs together.
     """
-    file = plan.folder / "index.npy"
-    if not file.is_file():
-        raise CheckpointError(f"{file}: expected the samples of seed {plan.seed}, found none. Choose another --out.")
-    rows = read_rows(plan.folder / "texts.jsonl.gz")
-    index = np.load(file, allow_pickle=False).astype(np.int64)
+    anew = f"To draw them anew remove {plan.folder} and {cell_file(plan.out, plan.cell)}, and call again."
+    try:
+        rows = read_rows(plan.folder / "texts.jsonl.gz")
+        index = np.load(plan.folder / "index.npy", allow_pickle=False).astype(np.int64)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise CheckpointError(f"{plan.folder}: expected the samples of a seed, got {error}. {anew}") from error
     instructions = tuple(plan.sizes.instructions(plan.sizes.num_prompts))
     if index.shape != (len(instructions), plan.sizes.num_samples) or index.max() + 1 != len(rows):
         raise CheckpointError(
             f"{plan.folder}: expected {len(instructions)} x {plan.sizes.num_samples} samples, got {index.shape}, "
-            f"of {len(rows)} texts. Choose another --out, or remove that folder and the cell {plan.cell!r}."
+            f"of {len(rows)} texts. {anew}"
         )
     columns = {name: np.array([row[name] for row in rows], np.float64) for name in (*JUDGED, "length")}
     return StoredSamples(

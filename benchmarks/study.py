@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
-import io
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
@@ -307,18 +307,21 @@ def versions() -> dict[str, str]:
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
     """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell) beside `path` and renames.
 
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, which makes it text there too.
+
     Raises:
         ValueError: A row lacks a column or has one more (columns taken from the first row).
     """
     header = list(columns if columns is not None else rows[0] if rows else ())
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines: list[str] = []
+    # Its own line ends are \r\n, since it quotes no other character of a text that ends a line for some reader.
+    writer = csv.writer(SimpleNamespace(write=lines.append))
     writer.writerow(header)
     for number, row in enumerate(rows):
         if columns is None and set(row) != set(header):
             raise ValueError(f"row {number}: expected the columns {header}, got {list(row)}")
         writer.writerow([_csv_value(row[column]) for column in header])
-    write_atomic(path, text.getvalue())
+    write_atomic(path, "".join(line.removesuffix("\r\n") + "\n" for line in lines))
     return path
 
 
@@ -364,6 +367,8 @@ def read_stored(path: Path, *fields: str, remedy: str = "Remove that file and ca
 
 
 def _csv_value(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
     return "" if value is None else _plain(value) if hasattr(value, "item") else value
 
 

@@ -20,6 +20,7 @@ import tyro
 from accelerate import PartialState
 
 from .. import sandbox
+from ..data import load_dataset
 from ..errors import DataError
 from .method_ablations import ABLATIONS
 from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
@@ -85,7 +86,7 @@ class TrainOptions:
             seed=self.seed,
             out=self.folder,
             quick=self.quick,
-            num_eval=self.num_eval,
+            num_eval=min(self.num_eval, len(load_dataset(self.data).instructions("eval"))),
             preset=self.preset,
             dataset=self.data,
             sft=self.policy,

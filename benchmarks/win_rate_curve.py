@@ -118,7 +118,7 @@ def run(options: WinRateCurveOptions) -> int:
 
 
 def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
-    """One plan a seed.
+    """One plan a seed, with the numbers of instructions that there really are.
 
     Raises:
         DataError: Own data without an own policy and reward model, whose vocabulary and world would not fit it.
@@ -129,15 +129,19 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             f"--dataset {options.data}: expected --policy and --reward-model beside it, got policy {options.policy!r} "
             f"and reward model {options.reward_model!r}; the sandbox's small models know only the sandbox's world"
         )
-    folder = options.folder(NAME)
+    folder, dataset = options.folder(NAME), load_dataset(options.data or "sandbox")
+    num_val, num_eval = (
+        min(wanted, len(dataset.instructions(split)))
+        for split, wanted in zip(SPLITS, (options.num_val, options.num_eval), strict=True)
+    )
     return [
         RunPlan(
             seed=seed,
             folder=folder / "runs" / f"seed-{seed}",
             steps=options.steps,
             evaluate_every=options.evaluate_every,
-            num_val=options.num_val,
-            num_eval=options.num_eval,
+            num_val=num_val,
+            num_eval=num_eval,
             temperature=options.temperature,
             dataset=options.data or "sandbox",
             policy=options.policy or "sandbox",
@@ -184,14 +188,13 @@ def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -
 def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
     """Level, models and counts of the finished runs."""
     plan = plans[0]
-    num_val, num_eval = (min(wanted, len(dataset.instructions(split))) for split, wanted in plan.sizes.items())
     return words.Provenance(
         level=dataset.level,
         dataset=plan.dataset,
         policy=plan.policy,
         reward_model="surrogate" if plan.reward_model == "sandbox" else Path(plan.reward_model).name,
-        num_val=num_val,
-        num_eval=num_eval,
+        num_val=plan.num_val,
+        num_eval=plan.num_eval,
         num_seeds=len(plans),
         temperature=plan.temperature,
     )

@@ -179,6 +179,14 @@ def test_tables_keep_every_digit(tmp_path):
     assert write_csv(path, [], ["a"]).read_text() == "a\n"
 
 
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1+cmd|x", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_of_a_table_is_a_formula(tmp_path, name):
+    path = write_csv(tmp_path / "t.csv", [{"generator": name, "x": -0.5, "n": np.int64(-3), "y": "a-b=c"}])
+    with path.open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row == {"generator": f"'{name}", "x": "-0.5", "n": "-3", "y": "a-b=c"}
+
+
 def test_run_command_turns_our_errors_into_a_sentence(capsys):
     def faulty():
         raise DataError("x.json: expected y")

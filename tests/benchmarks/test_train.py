@@ -2,8 +2,10 @@
 
 import csv
 import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.benchmarks import train
@@ -29,6 +31,29 @@ def test_it_trains_answers_saves_and_resumes(tmp_path, capsys):
     assert train.run(train.parse(arguments)) == 0  # nothing is left to train; it answers and says so again
     assert (run / "metrics.jsonl").read_text() == steps
     assert json.loads((tmp_path / "evaluations" / "binary_feedme, simulated, seed 0.json").read_text()) == answers
+
+
+@pytest.mark.parametrize("changed", ["policy", "reward_model"])
+def test_answers_of_another_model_are_never_taken_for_this_one_s(tmp_path, own_data, own_models, changed):
+    folders = {path.name: shutil.copytree(path, tmp_path / path.name) for path in own_models}
+    options = ["--policy", str(folders["policy"]), "--reward-model", str(folders["reward_model"])]
+    given = ["best_of_16", *options, "--dataset", str(own_data), "--num-eval", "2", "--out", str(tmp_path / "out")]
+    assert train.run(train.parse(given)) == 0
+    weights = load_file(folders[changed] / "model.safetensors")
+    save_file({name: -value for name, value in weights.items()}, folders[changed] / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{changed}.model.safetensors"):
+        train.run(train.parse(given))
+
+
+def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_data, own_models):
+    policy, reward_model = map(str, own_models)
+    job = Job(seed=0, folder=tmp_path, quick=True, dataset=str(own_data), sft=policy, reward=reward_model)
+    assert len(find_method("expert_iteration").make(job).instructions) == 16
+
+
+def test_the_number_of_instructions_is_that_which_there_is(tmp_path):
+    options = [train.parse(["sft", "--out", str(tmp_path), "--num-eval", number]) for number in ("805", "100000")]
+    assert [each.plan(None).num_eval for each in options] == [805, 805]
 
 
 def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):

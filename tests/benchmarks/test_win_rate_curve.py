@@ -3,8 +3,11 @@
 import csv
 import json
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from alpacafarm_env.benchmarks import win_rate_runs
 from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
@@ -79,6 +82,55 @@ def test_the_whole_command(options, capsys, monkeypatch):
     before = (out / "table.csv").read_bytes()
     assert run(options) == 0
     assert (out / "table.csv").read_bytes() == before
+
+
+def edit(path, name):
+    """Another model or another text in the same place."""
+    if name.endswith(".safetensors"):
+        weights = load_file(path / name)
+        save_file({key: value * 1.5 for key, value in weights.items()}, path / name, metadata={"format": "pt"})
+    else:
+        (path / name).write_text((path / name).read_text(encoding="utf-8").replace(" 1", " one"), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("policy", "model.safetensors"), ("reward_model", "model.safetensors"), ("data", "eval.json")],
+)
+def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, capsys, source, name):
+    mine = {
+        each: shutil.copytree(getattr(options, each), tmp_path / each) for each in ("policy", "reward_model", "data")
+    }
+    first = replace(options, seeds=1, steps=1, **{each: str(path) for each, path in mine.items()})
+    assert run(first) == 0
+    table = (first.out / "table.csv").read_bytes()
+    edit(mine[source], name)
+    option = {"data": "dataset"}.get(source, source).replace("_", "-")
+    with pytest.raises(CheckpointError, match=f"{name} of --{option}"):
+        run(replace(first, seeds=2))
+    assert (first.out / "table.csv").read_bytes() == table
+    # What it was made from is still the same study, wherever it lies.
+    capsys.readouterr()
+    assert run(replace(options, seeds=2, steps=1)) == 0
+    assert "seed 0, step 1" not in capsys.readouterr().err
+    assert [row["seed"] for row in read(first.out / "table.csv")] == ["0", "0", "1", "1"]
+
+
+def test_the_numbers_of_instructions_are_those_that_there_are(options):
+    run(replace(options, seeds=1, steps=1, num_eval=100_000))
+    manifest = json.loads((options.out / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["config"]["num_val"], manifest["config"]["num_eval"]) == (4, 16)
+    assert run(replace(options, seeds=1, steps=1, num_eval=805)) == 0  # the same study
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", None])
+def test_a_damaged_evaluation_is_named(options, content):
+    options = replace(options, seeds=1, steps=1)
+    assert run(options) == 0
+    file = make_plans(options)[0].evaluation_file(1)
+    file.unlink() if content is None else file.write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"step-00001\.json.*remove .*seed-0"):
+        run(options)
 
 
 def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, tmp_path, monkeypatch):
