@@ -240,7 +240,7 @@ def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
     """Accuracy of everyone on the near-reference models, one panel for each protocol."""
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     figure = Drawing(figsize=(3.5 + 4.2 * len(protocols), 4.8), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(protocols), squeeze=False, sharex=True)[0]
+    axes = figure.subplots(1, len(protocols), squeeze=False, sharex=True, sharey=True)[0]
     names = list(dict.fromkeys(row["surrogate"] for row in rows))[::-1]
     for axis, protocol in zip(axes, protocols, strict=True):
         shown = {row["surrogate"]: row for row in rows if (row["protocol"], row["group"]) == (protocol, GROUPS[0])}
@@ -255,9 +255,7 @@ def draw_accuracy(rows: Sequence[Row], note: str) -> Drawing:
         axis.set_title(
             "models and instructions left out" if protocol == "disjoint" else "only models left out", fontsize=9
         )
-        axis.set_yticks(
-            range(len(names)), [find_surrogate(name).title for name in names] if axis is axes[0] else [""] * len(names)
-        )
+        axis.set_yticks(range(len(names)), [find_surrogate(name).title for name in names])
         axis.tick_params(axis="y", labelsize=8)
         axis.set_xlabel("accuracy, %")
         axis.grid(axis="x", color="#eeeeee")

@@ -245,7 +245,8 @@ def take_folder(out: Path, name: str) -> ExitStack:
     held.enter_context(claim(out, name))
     manifest = out / MANIFEST
     try:
-        files = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
         if files and not manifest.is_file():
             shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
             raise CheckpointError(
@@ -254,8 +255,8 @@ def take_folder(out: Path, name: str) -> ExitStack:
             )
         if not files:
             write_atomic(manifest, json.dumps({"name": name}) + "\n")
-        elif (found := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
-            raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {found!r}. {ANOTHER_OUT}")
+        elif (other := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
+            raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
     except BaseException:
         held.close()
         raise

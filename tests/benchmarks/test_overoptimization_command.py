@@ -164,6 +164,7 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
         return run_samples(plan, tell)
 
     out.mkdir()
+    (out / "manifest.json").write_text(json.dumps({"name": "overoptimization"}))
     for name in ("reward_models.csv", "report.html"):
         (out / name).write_text("of an earlier call")
     options = options_of(

@@ -107,8 +107,9 @@ def test_an_empty_out_is_no_way_into_the_working_directory(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_with_hidden_files_alone_is_empty(tmp_path):
-    (tmp_path / ".gitignore").write_text("*")
+@pytest.mark.parametrize("name", [".gitignore", "ledger.sqlite"])
+def test_a_folder_with_hidden_files_or_a_ledger_alone_is_empty(tmp_path, name):
+    (tmp_path / name).touch()
     Study(tmp_path, "demo", {}).close()
 
 
