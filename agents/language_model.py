@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat_templates import load_template
 from ..errors import CheckpointError
+from ..oracles.reward_model import num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .control_tokens import control_tokens, insert, own_control_token, silence
@@ -28,7 +29,7 @@ from .output_layer import output_layer_at
 from .rollouts import Rollouts, ragged, scoring_batch, unpad
 from .sampling import sample
 from .saving import save_files
-from .text import decode_rows, encode_prompts, encode_responses
+from .text import decode_rows, encode_prompts, encode_responses, fit_limits
 
 ROLES = ("policy", "reference")
 
@@ -40,11 +41,14 @@ class LanguageModel:
         model: Any Hugging Face causal language model, or a `PeftModel` of one. Its dropout is set to 0, for good.
         tokenizer: Needs an end-of-sequence token and a padding token that differ.
         template: How an instruction becomes a prompt.
-        max_prompt_tokens: Longest prompt accepted (AlpacaFarm: 192).
-        max_response_tokens: Longest response sampled (AlpacaFarm: 300).
+        max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, less if the model has no positions for that
+            beside a response.
+        max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or as many as the longest prompt leaves
+            free, if that is less (64 for the sandbox's policy, which knows 256 positions).
 
     Raises:
-        ValueError: The tokenizer has no EOS token, no padding token, one token for both, or more tokens than the model.
+        ValueError: The tokenizer has no EOS token, no padding token, one token for both, or more tokens than the model;
+            or the longest prompt and response that were asked for do not fit the model's positions.
     """
 
     def __init__(
@@ -53,15 +57,15 @@ class LanguageModel:
         tokenizer: PreTrainedTokenizerBase,
         template: PromptTemplate,
         *,
-        max_prompt_tokens: int = 192,
-        max_response_tokens: int = 300,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
     ) -> None:
         check_special_tokens(tokenizer)
         self.model: Any = turn_off_dropout(model)
         self.tokenizer = tokenizer
         self.template = template
-        self.max_prompt_tokens = max_prompt_tokens
-        self.max_response_tokens = max_response_tokens
+        positions = num_positions(self._base_model.config)
+        self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
         known = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
@@ -80,8 +84,8 @@ class LanguageModel:
         dtype: torch.dtype = torch.float32,
         lora: peft.LoraConfig | None = None,
         template: PromptTemplate | str | None = None,
-        max_prompt_tokens: int = 192,
-        max_response_tokens: int = 300,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
     ) -> LanguageModel:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
@@ -329,8 +333,8 @@ class LanguageModel:
             return cast(Tensor, functional_call(self.model, self._reference_adapter or {}, kwargs=inputs).logits)
 
     def _check_positions(self, length: int) -> None:
-        limit = getattr(self._base_model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and length > limit:
+        limit = num_positions(self._base_model.config)
+        if length > limit:
             raise ValueError(
                 f"Prompt and response take {length} tokens, but the model knows {limit} positions "
                 f"(max_position_embeddings); lower max_new_tokens or max_response_tokens"

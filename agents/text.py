@@ -10,6 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from ..templates import PromptTemplate
 from .rollouts import ragged_split
 
+PROMPT_TOKENS, RESPONSE_TOKENS = 192, 300
+"""AlpacaFarm's limits."""
+
 
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, instructions: Sequence[str], *, max_tokens: int
@@ -36,6 +39,26 @@ def encode_responses(
     """Returns each response as token ids, as they continue a prompt; `eos` ends each as the template ends one."""
     ending = [template.end_id(tokenizer)] if eos else []
     return [row + ending for row in template.encode_responses(tokenizer, responses)]
+
+
+def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
+    """Returns the longest prompt and response of a model that knows so many positions; None stands for AlpacaFarm's.
+
+    AlpacaFarm's 192 and 300 give way where the two do not fit: of the positions at least a quarter, and at most 300,
+    are then kept for the response.
+
+    Raises:
+        ValueError: What was asked for does not fit.
+    """
+    kept = int(min(RESPONSE_TOKENS, positions / 4)) if max_response_tokens is None else max_response_tokens
+    prompt = min(PROMPT_TOKENS, positions - kept) if max_prompt_tokens is None else max_prompt_tokens
+    response = min(RESPONSE_TOKENS, positions - prompt) if max_response_tokens is None else max_response_tokens
+    if prompt < 1 or response < 1 or prompt + response > positions:
+        raise ValueError(
+            "Expected max_prompt_tokens and max_response_tokens of 1 or more that fit the model's "
+            f"{positions} positions together, got {max_prompt_tokens!r} and {max_response_tokens!r}; None takes what fits"
+        )
+    return int(prompt), int(response)
 
 
 def decode_rows(tokenizer: PreTrainedTokenizerBase, tokens: Tensor, lengths: Tensor) -> tuple[str, ...]:

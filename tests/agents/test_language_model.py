@@ -154,6 +154,7 @@ class TestSampling:
         lm = LanguageModel(build_llama(len(tokenizer), max_positions=32), tokenizer, TEMPLATE)
         with pytest.raises(ValueError, match="model knows 32 positions"):
             lm.generate(["Hi"], generator=generator(), max_new_tokens=30)
+        lm.max_response_tokens = 31
         with pytest.raises(ValueError, match="model knows 32 positions"):
             lm.logprobs(lm.as_rollouts(["Hi"], ["x" * 30]))
 
