@@ -19,11 +19,14 @@ from ..data import Dataset
 from ..oracles.base import RewardOracle, judge
 from ..oracles.registry import make_oracle
 from ..statistics import win_rate
+from .own_judge import make_own_judge
 
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""
 WIN_RATES = ("win_rate_simulated", "win_rate_human")
 """Those of them that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
+OWN_WIN_RATE = "win_rate"
+"""The win rate by a judge of one's own, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Judges:
     """P(response preferred to the reference) by p_sim^eval, the pool of simulated annotators without added noise."""
     win_rate_human: RewardOracle | None = None
     """P(response preferred to the reference) by the human raters (in the sandbox: 16 simulated ones)."""
+    win_rate: RewardOracle | None = None
+    """The same by a judge of one's own, see `own_judge`; without one it is no measure at all."""
 
     def items(self) -> tuple[tuple[str, RewardOracle | None], ...]:
-        """(measure, oracle) in the order of `SCORES`."""
-        return tuple((name, getattr(self, name)) for name in SCORES)
+        """(measure, oracle) in the order of `SCORES`, then one's own judge if there is one."""
+        own = () if self.win_rate is None else (OWN_WIN_RATE,)
+        return tuple((name, getattr(self, name)) for name in (*SCORES, *own))
 
 
 def missing_at(level: str) -> tuple[str, ...]:
@@ -49,19 +55,27 @@ def missing_at(level: str) -> tuple[str, ...]:
     return () if level == "sandbox" else SCORES[1:]
 
 
-def judges_of(dataset: Dataset, *, proxy: str | Mapping[str, Any] | None = "surrogate", seed: int = 0) -> Judges:
-    """The judges that a dataset's level has: all four in the sandbox, the proxy alone elsewhere.
+def judges_of(
+    dataset: Dataset,
+    *,
+    proxy: str | Mapping[str, Any] | None = "surrogate",
+    own: str | None = None,
+    seed: int = 0,
+) -> Judges:
+    """The judges that a dataset's level has: all four in the sandbox, the proxy alone elsewhere; and one's own.
 
     Args:
         dataset: Whose references are to be beaten.
         proxy: The oracle that stands for the training reward, as `make_oracle` takes it; None for none.
+        own: A judge of one's own, as `own_judge` reads it; None for none.
         seed: Seeds the judges' draws, which are keyed on it and on the texts: equal responses get equal verdicts.
     """
     reward = None if proxy is None else make_oracle(proxy, dataset=dataset, seed=seed)
+    judged = None if own is None else make_own_judge(own, dataset, seed=seed)
     if missing_at(dataset.level):
-        return Judges(proxy=reward)
+        return Judges(proxy=reward, win_rate=judged)
     gold, simulated, human = (make_oracle(name, dataset=dataset, seed=seed) for name in ("gold", "win_rate", "human"))
-    return Judges(proxy=reward, gold=gold, win_rate_simulated=simulated, win_rate_human=human)
+    return Judges(reward, gold, simulated, human, judged)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class Evaluation:
     instructions: tuple[str, ...]
     responses: tuple[str, ...]
     scores: Mapping[str, NDArray[np.float64]]
-    """Measure of `SCORES` -> [B]; NaN = no verdict, or no such judge at this level."""
+    """Measure of `SCORES`, and `OWN_WIN_RATE` -> [B]; NaN = no verdict, or no such judge at this level."""
     length: NDArray[np.int64]
     """[B] characters (Unicode code points)."""
     finished: NDArray[np.float64]
@@ -87,7 +101,7 @@ class Evaluation:
         method `unscored` counts those.
         """
         scores = {
-            name: win_rate(values).win_rate if name in WIN_RATES else _mean(values)
+            name: win_rate(values).win_rate if name in (*WIN_RATES, OWN_WIN_RATE) else _mean(values)
             for name, values in self.scores.items()
         }
         return {**scores, "length": _mean(self.length), "finished": _mean(self.finished)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ..data.files import write_atomic
@@ -57,6 +58,8 @@ class Panel:
     marks: tuple[float, ...] = ()
     """Dotted vertical lines at these x, for instance the chosen steps of the seeds."""
     marks_label: str = ""
+    whole_x: bool = False
+    """Whether x counts something, so that its ticks are whole numbers."""
 
 
 def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
@@ -123,6 +126,8 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.set_title("no value at this level: " + ", ".join(missing), fontsize=8, color="#aa0000")
     axis.set_xlabel(panel.xlabel)
     axis.set_ylabel(panel.ylabel)
+    if panel.whole_x:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     if axis.get_legend_handles_labels()[1]:

@@ -15,7 +15,7 @@ Sources = Mapping[str, Callable[[], Content]]
 """What users call a source ("--policy") -> its content as it is now."""
 
 
-def data_content(name: str) -> Content:
+def data_content(name: str, *, allow_overlap: bool = False) -> Content:
     """The content of a dataset: "sandbox", a folder, or a hub name.
 
     Raises:
@@ -26,7 +26,7 @@ def data_content(name: str) -> Content:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return hash_folder(folder)
-    dataset = load_dataset(name)
+    dataset = load_dataset(name, allow_overlap=allow_overlap)
     return dataset.contents if isinstance(dataset, RowDataset) else {}
 
 

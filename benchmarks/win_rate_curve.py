@@ -12,6 +12,7 @@ Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import tyro
 from ..data import Dataset, load_dataset
 from ..errors import DataError
 from . import win_rate_report as words
+from .own_judge import make_own_judge
 from .parallel import run_cells
 from .report import Section, write_report
 from .study import Row, Study, StudyOptions, run_command, versions, write_csv
@@ -33,6 +35,8 @@ from .win_rate_samples import samples_table, unscored_sentences
 from .win_rate_summary import COLUMNS, Curves, choose, compare
 
 NAME = "win_rate_curve"
+CHANGES = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "learning_rate")
+"""Options that replace a field of the preset."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,20 @@ class WinRateCurveOptions(StudyOptions):
     """Instructions of val answered at each evaluation; they choose the step."""
     num_eval: int = 805
     """Instructions of eval answered at each evaluation; they are what is reported."""
+    judge: str | None = None
+    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
+    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
+    reward model held out."""
+    allow_overlap: bool = False
+    """Take data in which an instruction stands in two splits, or twice in one."""
+    rollout_batch_size: int | None = None
+    """Responses sampled for each PPO step. Default: the preset's (sandbox 128, paper 512)."""
+    minibatch_size: int | None = None
+    """Responses of each of PPO's updates. Default: the preset's."""
+    micro_batch_tokens: int | None = None
+    """Tokens that go through a model at once, so what memory allows; no result depends on it. Default: the preset's."""
+    learning_rate: float | None = None
+    """PPO's. Default: the preset's."""
     temperature: float = 0.7
     """Sampling temperature of evaluated responses (the paper's)."""
     processes: int = 2
@@ -68,9 +86,11 @@ class WinRateCurveOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("steps", "evaluate_every", "num_val", "num_eval", "processes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
+        for name in ("steps", "evaluate_every", "num_val", "num_eval", "processes", *CHANGES[:3]):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value!r}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"--learning-rate: expected a number above 0, got {self.learning_rate!r}")
         if not self.temperature > 0:
             raise ValueError(f"--temperature: expected a number above 0, got {self.temperature!r}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
@@ -129,11 +149,13 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             f"--dataset {options.data}: expected --policy and --reward-model beside it, got policy {options.policy!r} "
             f"and reward model {options.reward_model!r}; the sandbox's small models know only the sandbox's world"
         )
-    folder, dataset = options.folder(NAME), load_dataset(options.data or "sandbox")
+    folder, dataset = options.folder(NAME), load_dataset(options.data or "sandbox", allow_overlap=options.allow_overlap)
     num_val, num_eval = (
         min(wanted, len(dataset.instructions(split)))
         for split, wanted in zip(SPLITS, (options.num_val, options.num_eval), strict=True)
     )
+    given = {name: getattr(options, name) for name in CHANGES}
+    changed = tuple((name, value) for name, value in given.items() if value is not None)
     return [
         RunPlan(
             seed=seed,
@@ -148,6 +170,9 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             reward_model=options.reward_model or "sandbox",
             preset=options.preset or ("paper" if options.own_policy else "sandbox"),
             max_prompt_tokens=options.max_prompt_tokens,
+            judge=options.judge,
+            changed=changed,
+            allow_overlap=options.allow_overlap,
         )
         for seed in range(options.seeds)
     ]
@@ -156,12 +181,13 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
 def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -> None:
     """Tables, figures, report.html and manifest, and the summary on stdout; `plans` are the finished ones."""
     by_split = {split: [row for row in rows if row["split"] == split] for split in SPLITS}
-    study.write_table(by_split["eval"], COLUMNS)
-    write_csv(study.out / "val.csv", by_split["val"], COLUMNS)
+    columns = COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
+    study.write_table(by_split["eval"], columns)
+    write_csv(study.out / "val.csv", by_split["val"], columns)
     curves, val = Curves.of(by_split["eval"]), Curves.of(by_split["val"])
     choice = choose(val)
     chosen = {seed: curves.steps[column] for seed, column in zip(curves.seeds, choice.columns, strict=True)}
-    dataset = load_dataset(plans[0].dataset)
+    dataset = plans[0].data
     where = provenance(dataset, plans)
     sentences = words.findings(compare(curves, choice), curves, choice) + unscored_sentences(plans, dataset.level)
     sentences = ([words.SIMULATION] if where.sandbox else []) + sentences
@@ -172,9 +198,10 @@ def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -
     samples = samples_table(plans[0], dataset, chosen[plans[0].seed], f"{where.label()} {where.judges()}")
     names = {"dataset": where.dataset, "policy": where.policy, "reward_model": plans[0].reward_model}
     settings = {**names, **study.config, "seeds": list(chosen), **versions()}
+    figures = words.write_figures(study.out, curves, val, choice, where)
     sections = [
         Section("Result", sentences, table),
-        Section("Curves", [dotted], figures=words.write_figures(study.out, curves, val, choice, where)),
+        Section("Curves", [dotted], figures=figures),
         Section("Responses before and after", table=samples),
         Section("Every seed", table=words.run_table(curves, val, choice)),
         Section("What the columns mean", words.meanings(where)),
@@ -182,7 +209,7 @@ def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -
     ]
     write_report(study.out / "report.html", "PPO and its win-rate curve", sections)
     print(words.text_table(table), *sentences, where.label(), where.judges(), sep="\n")
-    print(f"Written to {study.out}: report.html, table.csv, val.csv, manifest.json and four figures (PNG).")
+    print(f"Written to {study.out}: report.html, table.csv, val.csv, manifest.json and {len(figures)} figures (PNG).")
 
 
 def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
@@ -197,6 +224,7 @@ def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
         num_eval=plan.num_eval,
         num_seeds=len(plans),
         temperature=plan.temperature,
+        judge="" if plan.judge is None else make_own_judge(plan.judge, dataset).name.removeprefix("win_rate:"),
     )
 
 

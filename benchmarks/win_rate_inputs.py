@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import pretrained
 from ..chat_templates import load_template
-from ..data import load_dataset
 from ..errors import DataError
 from ..oracles.registry import make_oracle
+from .own_judge import judge_content, make_own_judge
 
 if TYPE_CHECKING:
     from .win_rate_runs import RunPlan
@@ -31,10 +31,14 @@ def check_inputs(plan: RunPlan) -> None:
     """
     from ..agents.fitting import prompt_lengths
 
-    dataset = load_dataset(plan.dataset)
+    dataset = plan.data
     for split in SPLITS:
         dataset.instructions(split)
     make_oracle(plan.proxy, dataset=dataset)
+    if plan.judge is not None:
+        make_own_judge(plan.judge, dataset)
+        if (held_out := judge_content(plan.judge)) and held_out == plan.sources["--reward-model"]():
+            raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
     tokenizer = load_tokenizer(plan.model_folders[0])
     limit = prompt_limit(plan)
     template = load_template(plan.model_folders[0], tokenizer)

@@ -16,6 +16,7 @@ from .plots import Curve, Panel, draw, write_png
 from .win_rate_summary import (
     POINTS,
     UNITS,
+    WIN_RATES,
     Choice,
     Comparison,
     Curves,
@@ -31,6 +32,7 @@ NAMES = {
     "gold": "gold reward",
     "win_rate_simulated": "win rate by p_sim^eval",
     "win_rate_human": "win rate by human raters",
+    "win_rate": "win rate by the judge",
     "kl": "KL from SFT",
     "length": "length",
     "finished": "finished share",
@@ -57,6 +59,8 @@ class Provenance:
     temperature: float
     temperature_note: str = ""
     """Whose temperature is another one."""
+    judge: str = ""
+    """The judge of one's own behind the column win_rate; "" for none."""
 
     @property
     def sandbox(self) -> bool:
@@ -82,14 +86,16 @@ class Provenance:
 
     def judges(self) -> str:
         """Who gives which number."""
+        own = f" Win rate by the judge: {self.judge}, against {self.reference}." if self.judge else ""
         if not self.sandbox:
             return (
-                f"Proxy: reward model {self.reward_model}. This level has no gold reward, no simulated judge and "
+                f"Proxy: reward model {self.reward_model}.{own} This level has no gold reward, no simulated judge and "
                 "no human raters: those columns are empty."
             )
         return (
             f"Proxy: reward model {self.reward_model}. Gold: the sandbox's true reward. Win rates against "
-            f"{self.reference}: by p_sim^eval (13 simulated annotators, no added noise) and 16 simulated human raters."
+            f"{self.reference}: by p_sim^eval (13 simulated annotators, no added noise) and 16 simulated human "
+            f"raters.{own}"
         )
 
 
@@ -130,9 +136,10 @@ def findings(comparisons: Sequence[Comparison], curves: Curves, choice: Choice) 
     sentences = [f"Step chosen on val by {NAMES[choice.measure]}: {steps}; everything below is measured on eval."]
     if choice.measure == "proxy":
         sentences.append(
-            "There is no simulated judge at this level, so the proxy chose: it cannot see over-optimization."
+            "Val has no win rate, so the proxy chose: it cannot see over-optimization. --judge gives one where val has "
+            "references."
         )
-    told = ("win_rate_simulated", "win_rate_human", "gold", "proxy")
+    told = (*WIN_RATES, "gold", "proxy")
     sentences += [_change(by_measure[measure]) for measure in told if measure in by_measure]
     if "length" in by_measure and by_measure["length"].sft.mean > 0:
         length = by_measure["length"]
@@ -142,7 +149,7 @@ def findings(comparisons: Sequence[Comparison], curves: Curves, choice: Choice) 
 
 def run_table(eval_curves: Curves, val_curves: Curves, choice: Choice) -> report.Table:
     """The chosen step of every seed, with its values on val and eval."""
-    shown = [name for name in ("proxy", "gold", "win_rate_simulated", "win_rate_human", "kl") if eval_curves.has(name)]
+    shown = [name for name in ("proxy", "gold", *WIN_RATES, "kl") if eval_curves.has(name)]
     header = ("seed", "chosen step", f"val: {NAMES[choice.measure]}", *(f"eval: {NAMES[name]}" for name in shown))
     rows = []
     for index, (seed, column) in enumerate(zip(eval_curves.seeds, choice.columns, strict=True)):
@@ -165,7 +172,8 @@ def meanings(where: Provenance) -> list[str]:
     return [
         "proxy: mean score of the reward model that PPO was trained on. gold: mean true reward. Each in its own units.",
         "win_rate_simulated, win_rate_human: percent of responses preferred to the reference "
-        f"({where.reference}), by p_sim^eval and by the human raters; a tie counts half.",
+        f"({where.reference}), by p_sim^eval and by the human raters; win_rate, where there is one, by the judge of "
+        "one's own (--judge). A tie counts half.",
         "kl: mean over the responses of log π(response) − log π_SFT(response), in nats (the k1 estimator), both at "
         f"temperature {where.temperature:g}, at which the responses were sampled: an unbiased estimate of the KL "
         "between the two distributions that responses come from. PPO's metrics (runs/seed-*/metrics.jsonl) have the "
@@ -181,16 +189,18 @@ def meanings(where: Provenance) -> list[str]:
 
 
 def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[str, tuple[str, list[Panel]]]:
-    """File name -> title and panels."""
+    """File name -> title and panels; what was not measured here has none."""
     steps = np.broadcast_to(np.array(curves.steps, dtype=np.float64), (len(curves.seeds), len(curves.steps)))
     root_kl = np.sqrt(np.maximum(curves.values["kl"], 0))  # an estimate near 0 may come out a little below it
     chosen = tuple(float(curves.steps[column]) for column in choice.columns)
-    wins = ("win_rate_simulated", "win_rate_human")
+    wins = [name for name in WIN_RATES if curves.has(name)]
+    val_wins = [name for name in (choice.measure,) if name in WIN_RATES]
+    of_val = f"val (n = {num_val}): "
 
     def panel(measures: Sequence[str], *, against_kl: bool = False, source: Curves = curves, split: str = "") -> Panel:
         x = root_kl if against_kl else steps
         lines = [Curve(NAMES[name], x, source.values[name], bounds_of(name)) for name in measures]
-        won = measures[0] in wins
+        won = measures[0] in WIN_RATES
         name = "win rate" if won else NAMES[measures[0]]
         return Panel(
             "√KL from SFT (√nats)" if against_kl else "PPO step",
@@ -200,23 +210,30 @@ def _figures(curves: Curves, val: Curves, choice: Choice, num_val: int) -> dict[
             level_label="no preference",
             marks=() if against_kl else chosen,
             marks_label="chosen on val",
+            whole_x=not against_kl,
         )
 
-    return {
-        "proxy_and_gold": ("Proxy and gold reward during PPO", [panel(["proxy"]), panel(["gold"])]),
+    rewards = [[name] for name in ("proxy", "gold") if curves.has(name)]
+    measured = [*rewards, *([wins] if wins else [])]
+    found = {
+        "proxy_and_gold": (
+            "Proxy and gold reward during PPO" if len(rewards) > 1 else "Reward during PPO",
+            [panel(measures) for measures in rewards],
+        ),
         "win_rates": (
             "Win rate against the reference during PPO",
-            [panel(wins), panel(["win_rate_simulated"], source=val, split=f"val (n = {num_val}): ")],
+            [*([panel(wins)] if wins else []), *(panel([name], source=val, split=of_val) for name in val_wins)],
         ),
         "against_kl": (
-            "Rewards and win rates against the distance from SFT",
-            [panel(["proxy"], against_kl=True), panel(["gold"], against_kl=True), panel(wins, against_kl=True)],
+            f"{'Rewards and win rates' if wins else 'Reward'} against the distance from SFT",
+            [panel(measures, against_kl=True) for measures in measured],
         ),
         "length_and_finished": (
             "Length, finished share and KL during PPO",
-            [panel(["length"]), panel(["finished"]), panel(["kl"])],
+            [panel([name]) for name in ("length", "finished", "kl") if curves.has(name)],
         ),
     }
+    return {name: (title, panels) for name, (title, panels) in found.items() if panels}
 
 
 def _summary_row(row: Comparison) -> tuple[str, ...]:
@@ -244,7 +261,7 @@ def _change(row: Comparison) -> str:
 
 def _over_optimization(by_measure: Mapping[str, Comparison], curves: Curves, choice: Choice) -> list[str]:
     """Whether the proxy went on rising after the chosen step while a truth fell, by more than two standard errors."""
-    truths = [name for name in ("gold", "win_rate_human") if name in by_measure]
+    truths = [name for name in ("gold", "win_rate_human", "win_rate") if name in by_measure]
     if not truths or "proxy" not in by_measure:
         return []
     sentences = []

@@ -7,6 +7,7 @@ that was interrupted therefore continues where it stopped, and its numbers are t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -16,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from ..data import load_dataset
+from ..data import Dataset, load_dataset
 from ..data.files import write_atomic
 from ..folders import hash_model
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
+from .own_judge import has_references, judge_content, judge_settings
 from .parallel import News, Tell, quiet
 from .sources import Sources, data_content
 from .study import Row, cell_file, read_stored
 from .win_rate_inputs import prompt_limit
-from .win_rate_summary import COLUMNS, number
+from .win_rate_summary import MEASURES, WIN_RATES, number
 
 if TYPE_CHECKING:
     from ..agents import PPO, LanguageModel, PPOConfig, Rollouts
@@ -57,6 +59,12 @@ class RunPlan:
     """The PPOConfig that is used, but for the number of steps: "sandbox" or "paper"."""
     max_prompt_tokens: int | None = None
     """Longest prompt accepted; None for all that fits. It refuses prompts and changes no row."""
+    judge: str | None = None
+    """One's own, as `own_judge` reads it."""
+    changed: tuple[tuple[str, float], ...] = ()
+    """Fields of the preset that have other values: (name, value)."""
+    allow_overlap: bool = False
+    """Whether an instruction may stand in two splits."""
 
     @property
     def cell(self) -> str:
@@ -67,6 +75,11 @@ class RunPlan:
     def proxy(self) -> str | dict[str, str]:
         """The training reward, as an oracle's specification."""
         return "surrogate" if self.reward_model == "sandbox" else {"reward_model": self.reward_model}
+
+    @property
+    def data(self) -> Dataset:
+        """The dataset."""
+        return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
 
     @property
     def model_folders(self) -> tuple[str, str]:
@@ -104,22 +117,26 @@ class RunPlan:
         from ..agents import PPOConfig
 
         preset = {"sandbox": PPOConfig.sandbox, "paper": PPOConfig.paper}[self.preset]()
-        return replace(preset, total_steps=self.steps, save_every=self.evaluate_every)
+        changed: dict[str, Any] = dict(self.changed)
+        return replace(preset, total_steps=self.steps, save_every=self.evaluate_every, **changed)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed beside `sources`, JSON-able: a folder of other values is refused."""
-        left_out = ("seed", "folder", "max_prompt_tokens", "dataset", "policy", "reward_model")
+        left_out = {"seed", "folder", "max_prompt_tokens", "changed", "allow_overlap"}
+        left_out |= {"dataset", "policy", "reward_model"}  # see `sources`
         plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
-        return {**plan, "ppo": asdict(self.ppo_config())}
+        ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name != "micro_batch_tokens"}
+        return {**plan, "judge": judge_settings(self.judge), "ppo": ppo}
 
     @property
     def sources(self) -> Sources:
         """Data and models, by the options that name them; where they lie does not matter."""
         policy, reward_model = self.model_folders
         return {
-            "--dataset": partial(data_content, self.dataset),
+            "--dataset": partial(data_content, self.dataset, allow_overlap=self.allow_overlap),
             "--policy": partial(hash_model, policy),
             "--reward-model": partial(hash_model, reward_model),
+            **({} if self.judge is None else {"--judge": partial(judge_content, self.judge)}),
         }
 
     def units_done(self, step: int) -> int:
@@ -136,7 +153,7 @@ def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
     quiet()
     plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
     agent = make_agent(plan)
-    judges = judges_of(load_dataset(plan.dataset), proxy=plan.proxy)
+    judges = judges_of(plan.data, proxy=plan.proxy, own=plan.judge)
     for step in completed_steps(agent, plan):
         due = step in plan.evaluated_steps and not plan.evaluation_file(step).exists()
         tell(News(plan.cell, plan.units_done(step) - due))
@@ -154,7 +171,7 @@ def make_agent(plan: RunPlan) -> PPO:
     env = gym.make_vec(
         "AlpacaFarm-PPO-v0",
         num_envs=config.rollout_batch_size,
-        dataset=plan.dataset,
+        dataset=plan.data,
         oracle=plan.proxy,
         autoreset_mode=AutoresetMode.DISABLED,
     )
@@ -183,16 +200,18 @@ def completed_steps(agent: PPO, plan: RunPlan) -> Iterator[int]:
 
 def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str:
     """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report."""
-    dataset = load_dataset(plan.dataset)
+    dataset = plan.data
     rows: list[Row] = []
     unscored: dict[str, dict[str, int]] = {}
     for split, wanted in plan.sizes.items():
         instructions = dataset.instructions(split)
         chosen = [instructions[index] for index in subset(len(instructions), wanted)]
         rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature)
-        found = evaluate(chosen, rollouts.texts, judges, finished=rollouts.finished.cpu().numpy())
+        asked = judges if has_references(dataset, split) else replace(judges, win_rate=None)
+        found = evaluate(chosen, rollouts.texts, asked, finished=rollouts.finished.cpu().numpy())
         means = {**found.means(), "kl": float(sequence_kl(agent.policy, rollouts, plan.temperature).mean())}
-        rows.append({"split": split, "seed": plan.seed, "step": step, **{name: means[name] for name in COLUMNS[2:]}})
+        measured = {name: means.get(name, math.nan) for name in MEASURES}
+        rows.append({"split": split, "seed": plan.seed, "step": step, **measured})
         unscored[split] = found.unscored()
     content = {"rows": rows, "unscored": unscored, "eval": per_response(found)}
     write_atomic(plan.evaluation_file(step), json.dumps(content) + "\n")
@@ -264,10 +283,11 @@ def describe(row: Row) -> str:
         "gold": "gold {}",
         "win_rate_simulated": "win rate {} % simulated",
         "win_rate_human": "{} % human",
+        "win_rate": "win rate {} % by the judge",
         "kl": "KL {}",
         "length": "length {}",
     }
-    units = {"win_rate_simulated": "%", "win_rate_human": "%", "length": "characters"}
+    units = {**dict.fromkeys(WIN_RATES, "%"), "length": "characters"}
     return ", ".join(
         text.format(number(row[name], units.get(name, ""))) for name, text in names.items() if row[name] == row[name]
     )

@@ -24,6 +24,7 @@ _SAID = {
     "proxy": "proxy {:.2f}",
     "win_rate_simulated": "P(beats reference): p_sim^eval {:.2f}",
     "win_rate_human": "human raters {:.2f}",
+    "win_rate": "P(beats reference) by the judge {:.2f}",
 }
 """How a judge's verdict on one response reads."""
 
@@ -59,7 +60,8 @@ def describe_responses(dataset: Dataset, found: Mapping[str, Any], rows: Sequenc
     texts = []
     for row, parts in zip(rows, gold_parts(dataset, found, rows), strict=True):
         ending = "" if found["finished"][row] else " [cut at the length limit]"
-        scores = [text.format(found[name][row]) for name, text in _SAID.items() if found[name][row] is not None]
+        said = {name: found[name][row] for name in _SAID if name in found}
+        scores = [_SAID[name].format(value) for name, value in said.items() if value is not None]
         texts.append("\n\n".join(part for part in (found["responses"][row] + ending, "; ".join(scores), parts) if part))
     return texts
 

@@ -17,12 +17,15 @@ from .study import Row, number_of
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")
 """Columns of table.csv (eval) and val.csv: one row a seed and evaluation."""
-MEASURES = COLUMNS[2:]
+WIN_RATES = ("win_rate_simulated", "win_rate_human", "win_rate")
+"""Win rates in %, the last by a judge of one's own: a column where there is one."""
+MEASURES = (*COLUMNS[2:4], *WIN_RATES, *COLUMNS[6:])
 UNITS = {
     "proxy": "reward-model units",
     "gold": "gold units",
     "win_rate_simulated": "%",
     "win_rate_human": "%",
+    "win_rate": "%",
     "kl": "nats a response",
     "length": "characters",
     "finished": "share",
@@ -61,7 +64,7 @@ class Curves:
                 f"got {len(rows)} rows, without (seed, step) {lacking}"
             )
         values = {
-            name: np.array([[number_of(found[seed, step][name]) for step in steps] for seed in seeds])
+            name: np.array([[number_of(found[seed, step].get(name)) for step in steps] for seed in seeds])
             for name in MEASURES
         }
         return cls(seeds, steps, values)
@@ -110,18 +113,19 @@ def choose(val: Curves) -> Choice:
     """The step of each seed with the highest simulated win rate on val (the earliest of equals), as the paper does.
 
     Step 0 is not a candidate: it is SFT itself, and a choice that may fall back on it could never show that PPO did
-    harm. Where the level has no simulated judge the proxy decides, which cannot see over-optimization.
+    harm. Where the level has no simulated judge, one's own decides; without that the proxy, which cannot see
+    over-optimization.
 
     Raises:
         ValueError: No evaluation after step 0, or no measure to choose by.
     """
     if len(val.steps) < 2:
         raise ValueError(f"expected an evaluation after step 0 to choose, got steps {val.steps}")
-    for measure in ("win_rate_simulated", "proxy"):
+    for measure in ("win_rate_simulated", "win_rate", "proxy"):
         candidates = val.values[measure][:, 1:]
         if np.isfinite(candidates).any(axis=1).all():
             return Choice(tuple(int(column) + 1 for column in np.nanargmax(candidates, axis=1)), measure)
-    raise ValueError("nothing to choose by: val has neither a simulated win rate nor a proxy for every seed")
+    raise ValueError("nothing to choose by: val has neither a win rate nor a proxy for every seed")
 
 
 def compare(curves: Curves, choice: Choice) -> tuple[Comparison, ...]:

@@ -116,10 +116,15 @@ def model_spec(models: Any, model: str | None) -> Any:
 
 def fingerprint(spec: Mapping[str, Any]) -> str:
     """What a mapping of `make_pool`'s keywords stands for besides its own text: files and variables as they are now."""
+    variables = [os.environ.get(name) for name in ("OPENAI_BASE_URL", "ALPACAFARM_LEDGER", "XDG_CACHE_HOME")]
+    return content_key([content(spec), variables])
+
+
+def content(spec: Mapping[str, Any]) -> str:
+    """A hash of the files that a mapping of `make_pool`'s keywords names: its annotators, their prompts and models."""
     pool = load_pool(spec["pool"])
     prompts = [load_prompt(annotator.prompt).digest for annotator in pool.annotators]
     models = spec.get("models")
     listed = load_models(models, pool.roles) if isinstance(models, str | Path) else {}
     files = [pool.model_dump(mode="json"), prompts, {role: model.model_dump() for role, model in listed.items()}]
-    variables = [os.environ.get(name) for name in ("OPENAI_BASE_URL", "ALPACAFARM_LEDGER", "XDG_CACHE_HOME")]
-    return content_key([files, variables])
+    return content_key(files)

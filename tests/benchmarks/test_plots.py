@@ -71,3 +71,11 @@ def test_shapes_are_checked():
         ValueError, match=r"expected x and values of one shape \[seeds, evaluations\], got \(3, 3\) and \(2, 3\)"
     ):
         Curve("c", STEPS, VALUES[:2])
+
+
+def test_what_counts_has_whole_ticks():
+    x = np.arange(3.0) * np.ones((2, 1))
+    panel = Panel("PPO step", "y", [Curve("c", x, VALUES[:2, :3])], whole_x=True)
+    figure = draw([panel], "t")
+    figure.canvas.draw()
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())

@@ -69,7 +69,7 @@ def test_the_whole_command(options, capsys, monkeypatch):
     assert manifest["facts"]["level"] == "live"
     assert set(manifest["facts"]["chosen_steps"]) == {"0", "1"}
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == len(list(out.glob("*.png"))) == 4
+    assert page.count("data:image/png;base64,") == len(list(out.glob("*.png"))) == 3  # no win rate, no figure of it
     assert "&lt;b&gt;now&lt;/b&gt;" in page
     assert "<b>now</b>" not in page
     printed = capsys.readouterr()

@@ -40,7 +40,7 @@ def test_without_a_simulated_judge_the_proxy_chooses_and_the_words_say_so():
 
 def test_nothing_to_choose_by():
     nan = [[math.nan] * 3]
-    with pytest.raises(ValueError, match="neither a simulated win rate nor a proxy"):
+    with pytest.raises(ValueError, match="neither a win rate nor a proxy"):
         choose(Curves.of(rows(nan, proxy=nan)))
     with pytest.raises(ValueError, match="after step 0"):
         choose(Curves.of(rows([[1.0, 2.0, 3.0]])[:1]))

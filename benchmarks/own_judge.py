@@ -1,0 +1,115 @@
+"""A judge of one's own, `--judge`: whose win rate against the data's references is measured beside all else.
+
+It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a JSON object with the oracle's keywords:
+{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}. An oracle that gives a reward and no
+win rate prefers the response of higher reward: its win rate is the share of responses that it scores above the
+reference (0.5 for equal scores).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data import Dataset
+from ..errors import AlpacaFarmError, DataError
+from ..folders import Content, hash_model
+from ..oracles.base import RewardOracle, Shared, judge
+from ..oracles.judges import WinRate
+from ..oracles.recorded import Recorded
+from ..oracles.registry import References, Spec, make_oracle
+
+_UNDECIDING: Final = frozenset(
+    ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
+) | {"attempt_timeout_s", "deadline_s"}
+"""Keywords of a pool that may change while a study goes on: they decide no verdict."""
+
+
+class HigherReward(Shared):
+    """A reward as a judge: it prefers the response of higher reward.
+
+    Args:
+        oracle: Gives the rewards. Those of the responses shown first, the references, are asked once.
+    """
+
+    def __init__(self, oracle: RewardOracle) -> None:
+        self.name = oracle.name
+        self._oracle = oracle
+        self._known: dict[tuple[str, str], float] = {}
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
+        pairs = list(zip(map(str, instructions), a, strict=True))
+        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._known))
+        if new:
+            rows = [pairs.index(pair) for pair in new]
+            asked = judge(self._oracle, [instructions[row] for row in rows], [a[row] for row in rows])
+            self._known.update(zip(new, asked.scores.tolist(), strict=True))
+        first = np.array([self._known[pair] for pair in pairs], dtype=np.float64)
+        return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - first) + 1) / 2)
+
+
+def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
+    """The oracle that `--judge` stands for: credits in [0, 1] against the references of the dataset's eval split.
+
+    Raises:
+        DataError: There is no such oracle, it cannot be made here, or eval has no references.
+    """
+    spec = read_judge(text)
+    try:
+        dataset.references("eval")
+        made = make_oracle(spec, dataset=dataset, seed=seed)
+    except (AlpacaFarmError, TypeError, ValueError) as error:
+        raise DataError(f"--judge: {error}") from error
+    if isinstance(made, WinRate | Recorded):
+        return made
+    return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")
+
+
+def read_judge(text: str) -> Spec:
+    """The name or mapping that `--judge` holds.
+
+    Raises:
+        DataError: It begins like a JSON object and is none.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise DataError(
+            f"--judge: expected an oracle's name or a JSON object in single quotes, got {text!r} ({error})."
+        ) from error
+    return found
+
+
+def has_references(dataset: Dataset, split: str) -> bool:
+    """Whether the responses to a split have something to beat."""
+    try:
+        return bool(dataset.references(split))
+    except DataError:
+        return False
+
+
+def judge_settings(text: str | None) -> Any:
+    """What of `--judge` decides its verdicts, JSON-able; where a reward model lies does not, see `judge_content`."""
+    if text is None or isinstance(spec := read_judge(text), str):
+        return text
+    kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
+    return {key: "a folder" if key == "reward_model" else value for key, value in kept.items()}
+
+
+def judge_content(text: str) -> Content:
+    """The content of the files behind `--judge`: a reward model's, a pool's prompts and models."""
+    spec = read_judge(text)
+    if isinstance(spec, Mapping) and "reward_model" in spec:
+        return hash_model(spec["reward_model"])
+    if isinstance(spec, Mapping) and "pool" in spec:
+        from ..annotators.make import content
+
+        return {"annotators": content(spec)}
+    return {}

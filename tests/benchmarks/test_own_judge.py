@@ -1,0 +1,138 @@
+"""A judge of one's own in the main job: a reward model held out, a pool behind a server, and what is refused."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from alpacafarm_env.annotators import JudgeServer
+from alpacafarm_env.benchmarks.own_judge import HigherReward, judge_settings, make_own_judge
+from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, run
+from alpacafarm_env.data import load_dataset
+from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
+from alpacafarm_env.oracles import RewardModel
+
+
+class Length:
+    name = "length"
+
+    def __init__(self):
+        self.asked = 0
+
+    def score(self, instructions, responses):
+        self.asked += len(responses)
+        return np.array([float(len(response)) for response in responses])
+
+
+@pytest.fixture
+def held_out(own_models, tmp_path):
+    """Another reward model: the tests' one with its head turned round."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "held_out"
+    shutil.copytree(own_models[1], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] = -weights["score.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def options(own_data, own_models, tmp_path):
+    """Two short steps of eight responses, one seed, in this process."""
+    return WinRateCurveOptions(
+        out=tmp_path / "out",
+        seeds=1,
+        data=str(own_data),
+        policy=str(own_models[0]),
+        reward_model=str(own_models[1]),
+        preset="sandbox",
+        rollout_batch_size=8,
+        minibatch_size=4,
+        steps=2,
+        evaluate_every=1,
+        num_val=4,
+        num_eval=9,
+        processes=1,
+    )
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_higher_reward_wins_and_references_are_scored_once():
+    oracle = Length()
+    judge = HigherReward(oracle)
+    for _ in range(2):
+        assert judge.compare(["i", "i", "j"], ["aa", "aa", "aa"], ["a", "aaa", "bb"]).tolist() == [0, 1, 0.5]
+    assert oracle.asked == 2 * 3 + 2
+
+
+def test_a_reward_model_held_out_gives_the_share_above_the_reference(options, own_data, held_out, capsys):
+    options = replace(options, judge=json.dumps({"reward_model": str(held_out)}))
+    assert run(options) == 0
+    out = options.out
+    table = read(out / "table.csv")
+    assert list(table[0])[-1] == "win_rate"
+    stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00002.json").read_text())["eval"]
+    data, oracle = load_dataset(own_data), RewardModel(held_out)
+    base = dict(zip(data.instructions("eval"), data.references("eval"), strict=True))
+    asked = [next(each for each in base if each == text) for text in stored["instructions"]]  # with their input apart
+    ours, theirs = oracle.score(asked, stored["responses"]), oracle.score(asked, [base[each] for each in asked])
+    credits = np.where(ours > theirs, 1.0, np.where(ours == theirs, 0.5, 0.0))
+    assert stored["win_rate"] == credits.tolist()
+    assert float(table[-1]["win_rate"]) == pytest.approx(100 * credits.mean())
+
+    facts = json.loads((out / "manifest.json").read_text())["facts"]
+    printed = capsys.readouterr().out
+    for text in (facts["judges"], (out / "report.html").read_text(), printed):
+        assert "held_out" in text
+        assert "references of" in text
+    assert (out / "win_rates.png").is_file()
+    with pytest.raises(CheckpointError, match="judge"):
+        run(replace(options, judge=None))
+
+
+def test_a_pool_behind_a_server_is_a_judge_and_its_budget_may_change(options, tmp_path):
+    with JudgeServer(anyway=True) as server:
+        spec = {"pool": "eval", "models": "sandbox", "base_url": server.base_url, "ledger": str(tmp_path / "l.sqlite")}
+        options = replace(options, judge=json.dumps(spec))
+        assert run(options) == 0
+        asked = server.stats()["requests"]
+        assert asked > 0
+        assert all(0 <= float(row["win_rate"]) <= 100 for row in read(options.out / "table.csv"))
+        assert run(replace(options, judge=json.dumps({**spec, "budget_usd": 9}))) == 0
+        assert server.stats()["requests"] == asked
+
+
+@pytest.mark.parametrize("judge", ["gold", "humann", "{no json", '{"pool": "nope"}', '{"reward_model": "nowhere"}'])
+def test_what_can_be_no_judge_here_is_one_sentence_at_the_start(options, judge):
+    with pytest.raises(DataError, match="--judge"):
+        run(replace(options, judge=judge))
+    assert not (options.out / "runs").exists()
+
+
+def test_the_reward_model_trained_on_is_not_held_out(options):
+    with pytest.raises(DataError, match="--judge"):
+        run(replace(options, judge=json.dumps({"reward_model": options.reward_model})))
+
+
+def test_the_sandbox_has_judges_by_name():
+    data = load_dataset("sandbox")
+    asked, reference = data.instructions("eval")[:4], data.references("eval")[:4]
+    for name in ("human", '{"judge": "sim_gpt4"}', "gold"):
+        assert make_own_judge(name, data).score(asked, reference).tolist() == [0.5] * 4
+    assert make_own_judge("gold", data).score(asked, ["", *reference[1:]]).tolist() == [0, 0.5, 0.5, 0.5]
+
+
+def test_what_decides_no_verdict_may_change():
+    one, two = ({"pool": "eval", "base_url": "http://a/v1", "budget_usd": usd} for usd in (1, 2))
+    assert judge_settings(json.dumps(one)) == judge_settings(json.dumps(two))
+    assert judge_settings("human") != judge_settings(None)
+    with pytest.raises(AlpacaFarmError):
+        judge_settings("{")
