@@ -267,6 +267,8 @@ class Ledger:
             return _Failed(told)
         if isinstance(cause, OSError):
             return _Failed(LedgerError(f"The ledger {self.path} cannot be used: {cause}."))
+        if type(cause) is LedgerError:  # of a row, by an operation that knows no file
+            return _Failed(cause if str(self.path) in str(cause) else LedgerError(f"{self.path}: {cause}"))
         return _Failed(cause)
 
     def _connected(self) -> sqlite3.Connection:

@@ -187,7 +187,7 @@ def _check_content(path: Path) -> None:
             found = [row[0] for row in conn.execute("PRAGMA quick_check(1)")]
             schema = {row[0] for row in conn.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
             if found != ["ok"]:
-                problem = f"SQLite finds: {found[0] if found else 'nothing'}"
+                problem = f"SQLite finds: {' '.join(found[0].split()) if found else 'nothing'}"
             elif schema - {_SEQUENCE} != set(SCHEMA):
                 problem = "its tables are not those of a ledger"
             elif not _sums_agree(conn):

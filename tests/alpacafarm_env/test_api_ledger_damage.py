@@ -161,6 +161,19 @@ def check_label(sound: Path, path: Path) -> None:
         ledger.do(sql.stored_reply, "request 4").result()
 
 
+def test_damage_names_the_file_in_one_line(sound, tmp_path):
+    row, page = tmp_path / "row", tmp_path / "page"
+    flip_label(sound, row)
+    with Ledger(row) as ledger, pytest.raises(LedgerError) as of_row:
+        ledger.do(sql.lookup, KEYS).result()
+    page.write_bytes(sound.read_bytes()[:8192] + bytes(4096) + sound.read_bytes()[12288:])
+    with pytest.raises(LedgerError) as of_page:
+        Ledger(page)
+    for path, error in ((row, of_row), (page, of_page)):
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
 def test_a_flipped_label_is_refused(sound, tmp_path):
     check_label(sound, tmp_path / "flipped")
 
