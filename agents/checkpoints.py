@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..pretrained import reading
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -51,6 +53,30 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; errors as of `read_json`."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"Cannot read {path}: expected a JSON object, got {type(content).__name__}.")
+    return content
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Turn a refusal of the operating system, such as a full disk, into a CheckpointError that says what to do."""
+    try:
+        yield
+    except Exception as error:  # safetensors and tokenizers tell the system's number in their text only
+        found = re.search(r"os error (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        if number is None:
+            raise
+        raise CheckpointError(
+            f"{place} could not be written: {os.strerror(number)} (errno {number}). What was saved before is kept. "
+            "Make room, or see to it that the folder may be written, and run the same again: it goes on from there."
+        ) from error
+
+
 def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -> None:
     """Compare what decides a run with what `path`, the config.json that it was begun with, says.
 
@@ -62,7 +88,7 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
     Raises:
         CheckpointError: If they differ (it names what and how), or the file cannot be read.
     """
-    saved, missing = read_json(path), "(not set)"
+    saved, missing = read_object(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
     pairs = {name: (saved.get(name, missing), identity.get(name, missing)) for name in names}
     if changed := [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]:
@@ -73,19 +99,27 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
 
 
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, seal it and move it to `folder` in one rename."""
+    """Let `write` fill a folder, seal it and move it to `folder` in one rename.
+
+    Raises:
+        CheckpointError: If the disk is full, or the folder cannot be written; nothing is left of it then.
+    """
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    write(draft)
-    write_json(draft / MANIFEST, {"files": _fingerprints(draft)})
-    for path in sorted(draft.rglob("*")):
-        flush(path)
-    flush(draft)
-    if folder.exists():  # only ever one that was found damaged
-        shutil.rmtree(folder)
-    draft.rename(folder)
-    flush(folder.parent)
+    try:
+        with writing(folder):
+            draft.mkdir(parents=True)
+            write(draft)
+            write_json(draft / MANIFEST, {"files": _fingerprints(draft)})
+            for path in sorted(draft.rglob("*")):
+                flush(path)
+            flush(draft)
+            if folder.exists():  # only ever one that was found damaged
+                shutil.rmtree(folder)
+            draft.rename(folder)
+            flush(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def check(folder: Path) -> None:
@@ -94,8 +128,9 @@ def check(folder: Path) -> None:
     Raises:
         CheckpointError: If the manifest or a file is missing, or a file differs from what was written.
     """
-    expected = read_json(folder / MANIFEST).get("files", {})
-    found = _fingerprints(folder)
+    expected, found = read_object(folder / MANIFEST).get("files"), _fingerprints(folder)
+    if not isinstance(expected, dict):
+        raise CheckpointError(f"{folder} is damaged: its {MANIFEST} lists no files.")
     broken = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if broken or not expected:
         raise CheckpointError(f"{folder} is damaged: {', '.join(broken) or 'no files'} differ from its {MANIFEST}.")
@@ -149,24 +184,25 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
     """Restore what `save_optimizer` wrote.
 
     Raises:
-        CheckpointError: If it was written for another optimizer or other parameters.
+        CheckpointError: If it is damaged, or was written for another optimizer or other parameters.
     """
     expected = {"name": type(optimizer).__name__, "parameters": list(parameters)}
     if read_json(folder / "optimizer.json") != expected:
         raise CheckpointError(f"The optimizer state of {folder} belongs to other parameters than this agent's model.")
-    for key, value in load_file(folder / "optimizer.safetensors").items():
-        name, moment = key.rsplit(":", 1)
-        parameter = parameters[name]
-        # AdamW keeps its step counter on the CPU, and its moments beside the parameter, in its type.
-        moved = value if moment == "step" else value.to(parameter)
-        optimizer.state[parameter][moment] = moved
+    with reading(folder, "an optimizer's state"):
+        for key, value in load_file(folder / "optimizer.safetensors").items():
+            name, moment = key.rsplit(":", 1)
+            parameter = parameters[name]
+            # AdamW keeps its step counter on the CPU, and its moments beside the parameter, in its type.
+            moved = value if moment == "step" else value.to(parameter)
+            optimizer.state[parameter][moment] = moved
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Read a folder that `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights.
 
     Raises:
-        CheckpointError: If the folder holds no safetensors weights, or weights of another model.
+        CheckpointError: If the folder holds no safetensors weights, damaged ones, or those of another model.
     """
     adapter, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
     if hasattr(model, "peft_config"):
@@ -174,14 +210,15 @@ def load_weights(folder: Path, model: nn.Module) -> None:
             raise CheckpointError(f"Expected the adapter weights {adapter}, found none: was {folder} saved with LoRA?")
         from peft import set_peft_model_state_dict  # only those who train adapters need peft
 
-        set_peft_model_state_dict(cast(Any, model), load_file(adapter))
+        with reading(folder, "this model's adapter"):
+            found: Any = set_peft_model_state_dict(cast(Any, model), load_file(adapter))
+            if others := [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]:
+                raise ValueError(f"its matrices are others than the model's, such as {others[0]}")
         return
     if not whole.is_file():
         raise CheckpointError(f"Expected the weights {whole}, found none.")
-    try:
+    with reading(whole, "this model's weights"):
         load_model(model, whole)
-    except RuntimeError as error:
-        raise CheckpointError(f"{whole} does not fit this model: {error}") from error
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:

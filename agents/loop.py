@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..errors import CheckpointError
+from ..pretrained import reading
 from ..progress import make_bar
 from ..seeding import keyed_rng
 from . import checkpoints
@@ -305,7 +306,8 @@ class Loop:
 
     def _open(self, out: Path, resume: Resume) -> None:
         """Make or continue the run's folder."""
-        out.mkdir(parents=True, exist_ok=True)
+        with checkpoints.writing(out):
+            out.mkdir(parents=True, exist_ok=True)
         folder = checkpoints.newest(out) if resume == "auto" else None
         if folder is None and checkpoints.steps(out):
             why = "and resume='never' would overwrite them" if resume == "never" else "but none is complete"
@@ -323,12 +325,13 @@ class Loop:
     def _restore(self, folder: Path) -> int:
         """Read a checkpoint; returns how long metrics.jsonl was."""
         checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
-        state = checkpoints.read_json(folder / "state.json")
+        state = checkpoints.read_object(folder / "state.json")
         self._read(folder)
         self._masters.load(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
-        self.step, self.state = int(state["step"]), dict(state["agent"])
-        return int(state["metrics_bytes"])
+        with reading(folder, "the state of a run in state.json"):
+            self.step, self.state = int(state["step"]), dict(state["agent"])
+            return int(state["metrics_bytes"])
 
     # ---------------------------------------------------------------------------------------------------------- metrics
 
@@ -337,11 +340,12 @@ class Loop:
         self._seconds = {}
         if self.out is None or not self.processes.is_main:
             return
-        with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-            known = {name: None if math.isnan(value) else value for name, value in metrics.items()}
-            file.write(json.dumps(known, allow_nan=False) + "\n")
-        with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
+        with checkpoints.writing(self.out):
+            with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                known = {name: None if math.isnan(value) else value for name, value in metrics.items()}
+                file.write(json.dumps(known, allow_nan=False) + "\n")
+            with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
         if self._board is not None:
             self._board.log(dict(metrics), step=int(metrics["step"]))
 

@@ -33,6 +33,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from ..errors import did_you_mean
+from ..pretrained import reading
 from ..seeding import keyed_rng
 from .checkpoints import load_weights, starting_point
 from .collecting import Collector, describe
@@ -365,4 +366,5 @@ class PPO(PolicyAgent):
 
     def _read(self, folder: Path) -> None:
         load_weights(folder / "policy", self.policy.model)
-        load_model(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
+        with reading(folder, "the value model's weights"):
+            load_model(self.value_model, folder / "value.safetensors", device=str(self.policy.device))

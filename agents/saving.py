@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..chat_templates import chat_template, leading_ids
 from ..templates import FILE_NAME, PromptTemplate, tokens_of
+from .checkpoints import writing
 
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
@@ -28,10 +29,14 @@ def save_files(
 
     The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits. The
     tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there.
+
+    Raises:
+        CheckpointError: If the disk is full, or the folder cannot be written.
     """
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+    with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         model.save_pretrained(beside)
         own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer, eos=eos)
         try:

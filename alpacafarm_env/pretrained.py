@@ -132,7 +132,7 @@ def reading(path: str | PathLike[str], expected: str) -> Iterator[None]:
     except AlpacaFarmError:
         raise
     except Exception as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own (auto_map), which is never run"
         raise CheckpointError(f"{path}: expected {expected}, got none that can be used: {reason}") from error

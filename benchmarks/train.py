@@ -66,6 +66,8 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if self.num_eval < 1:
             raise ValueError(f"--num-eval: expected 1 or more, got {self.num_eval!r}")
+        if self.lora < 0:
+            raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
         if (self.data == "sandbox") != (self.policy == "sandbox"):
             raise ValueError(
                 f"--dataset and --policy: expected both or none, got {self.data!r} and {self.policy!r}; the sandbox's "

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from tiny_worlds import learn_within, small_sft, start
 from torch import nn
 
 from alpacafarm_env.agents import checkpoints
@@ -82,16 +85,67 @@ def test_a_file_that_was_added_is_found(out: Path) -> None:
         checkpoints.check(out / "checkpoint-10")
 
 
-def test_a_write_that_fails_leaves_the_older_checkpoint(out: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"[]", b"null", b"{}", b'{"files": []}', b'{"files": null}', b'"x"', b"\xff"], ids=repr
+)
+def test_a_manifest_that_is_none_is_damage(out: Path, content: bytes) -> None:
+    (out / "checkpoint-10" / "manifest.json").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"Skipping a checkpoint: .*checkpoint-10"):
+        assert checkpoints.newest(out) == out / "checkpoint-5"
+
+
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    Exception("No space left on device (os error 28)"),  # as tokenizers has it
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_a_full_disk_is_one_error_and_leaves_the_older_checkpoint_and_no_draft(out: Path, error: Exception) -> None:
     def fail(folder: Path) -> None:
         write(folder)
-        raise OSError("disk full")
+        raise error
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-15.*errno 28"):
         checkpoints.publish(out / "checkpoint-15", fail)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
     assert checkpoints.newest(out) == out / "checkpoint-10"
+
+
+def test_a_mistake_in_writing_is_not_taken_for_a_full_disk(out: Path) -> None:
+    def fail(folder: Path) -> None:
+        raise KeyError("policy")
+
+    with pytest.raises(KeyError, match="policy"):
+        checkpoints.publish(out / "checkpoint-15", fail)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+
+
+def test_a_draft_of_a_killed_process_is_removed(out: Path) -> None:
+    (out / ".checkpoint-15.123.tmp").mkdir()
     checkpoints.remove_leftovers(out, step=10)
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+
+
+@pytest.mark.parametrize("limit", [3_000, 30_000])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_may_not_write_ends_in_one_error_and_goes_on_later(
+    policy_folder: Path, tmp_path: Path, limit: int, earlier: bool
+) -> None:
+    """A limit on the size of files, as a full disk: in the middle of the first weights, or of the optimizer's state."""
+    run = tmp_path / "run"
+    if earlier:
+        agent = small_sft(policy_folder, run)
+        next(agent.updates())
+    process = start(learn_within, policy_folder, run, limit)
+    process.join()
+    said = (tmp_path / "said").read_text()
+    assert f"errno {errno.EFBIG}" in said
+    assert sorted(path.name for path in run.glob("*checkpoint*")) == ["checkpoint-1"] * earlier
+    small_sft(policy_folder, run).learn()
+    small_sft(policy_folder, tmp_path / "whole").learn()
+    assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
 def test_pruning_keeps_the_newest_by_number(out: Path) -> None:
@@ -149,5 +203,5 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_model
 
     save_model(nn.Linear(3, 3), str(tmp_path / "model.safetensors"))
-    with pytest.raises(CheckpointError, match="does not fit this model"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*mismatch"):
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
-from alpacafarm_env.errors import UnscoredError
+from alpacafarm_env.errors import CheckpointError, UnscoredError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 torch.set_num_threads(1)  # models this small gain nothing from threads, and lose much on a busy machine
@@ -135,6 +137,21 @@ def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
     """A run that may be killed: it resumes what `out` holds."""
     config = small_ppo(total_steps=total_steps, save_every=2, keep_checkpoints=2, target_kl=0.01, warmup_steps=2)
     PPO(make_env(), load_policy(policy_folder), config=config, seed=3, out=out).learn()
+
+
+def small_sft(policy_folder: Path, out: Path) -> SFT:
+    """Three steps, each saved."""
+    policy = load_policy(policy_folder, max_response_tokens=16)
+    return SFT(policy, DEMONSTRATIONS, config=SFTConfig(batch_size=5, save_every=1), out=out)
+
+
+def learn_within(policy_folder: Path, out: Path, limit: int) -> None:
+    """Trains while no file may exceed `limit` bytes; writes down how that ended."""
+    agent = small_sft(policy_folder, out)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    with pytest.raises(CheckpointError) as raised:
+        agent.learn()
+    (out.parent / "said").write_text(str(raised.value))
 
 
 def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:

@@ -56,6 +56,13 @@ def test_the_number_of_instructions_is_that_which_there_is(tmp_path):
     assert [each.plan(None).num_eval for each in options] == [805, 805]
 
 
+def test_a_negative_rank_is_refused_in_words(capsys):
+    with pytest.raises(SystemExit) as ended:
+        train.parse(["dpo", "--lora", "-1"])
+    assert ended.value.code == 2
+    assert "--lora" in capsys.readouterr().err
+
+
 def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):
     plan = MethodPlan("gpt4", "simulated", 0, tmp_path, quick=True, num_eval=5)
     plan.job().folder.mkdir(parents=True)
