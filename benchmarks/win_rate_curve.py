@@ -91,8 +91,8 @@ class WinRateCurveOptions(StudyOptions):
                 raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value!r}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(f"--learning-rate: expected a number above 0, got {self.learning_rate!r}")
-        if not self.temperature > 0:
-            raise ValueError(f"--temperature: expected a number above 0, got {self.temperature!r}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"--temperature: expected a finite number above 0, got {self.temperature!r}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"--max-prompt-tokens: expected 1 or more, got {self.max_prompt_tokens!r}")
         if self.preset == "paper" and not self.own_policy:

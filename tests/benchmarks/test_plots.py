@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks.plots import Curve, Panel, band, draw, png, write_png
+from alpacafarm_env.benchmarks.recorded_surrogate_report import GROUPS, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
@@ -79,3 +80,23 @@ def test_what_counts_has_whole_ticks():
     figure = draw([panel], "t")
     figure.canvas.draw()
     assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+
+
+def test_the_rows_of_the_surrogates_accuracy_are_level_in_all_panels():
+    """A surrogate that a panel lacks leaves its row empty there: the names stand beside the first panel alone."""
+    rows = [
+        {
+            "protocol": protocol,
+            "group": GROUPS[0],
+            "surrogate": name,
+            "is_baseline": False,
+            "accuracy": 0.5 + place / 50,
+        }
+        | {"accuracy_low": 0.4, "accuracy_high": 0.6}
+        for protocol, names in (("disjoint", ("linear", "length_list", "longer")), ("shared", ("length_list",)))
+        for place, name in enumerate(names)
+    ]
+    first, second = draw_accuracy(rows, "").axes
+    assert first.get_ylim() == second.get_ylim()
+    heights = [{line.get_ydata()[0] for line in axis.lines if line.get_marker() == "o"} for axis in (first, second)]
+    assert heights == [{0, 1, 2}, {1}]
