@@ -69,7 +69,7 @@ class Collector:
 
         Returns:
             Those that have a score; their scores, float64 [B]; and metrics over all processes: score/mean, score/std,
-            score/unscored (share without a score), length/mean (tokens), tokens (sampled, all together), finished
+            score/unscored (share without a score), tokens/mean (a response), tokens (sampled, all together), finished
             (share), and info/<key>, the mean of each float the environment reports (info/gold_reward) and of the
             length in characters.
 
@@ -92,7 +92,7 @@ class Collector:
             {
                 "score/mean": rewards,
                 "score/unscored": rewards.isnan(),
-                "length/mean": rollouts.lengths,
+                "tokens/mean": rollouts.lengths,
                 "finished": rollouts.finished,
                 **{name: torch.cat([i[name] for i in infos if name in i]) for name in chain.from_iterable(infos)},
             }

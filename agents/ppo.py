@@ -255,7 +255,7 @@ class PPO(PolicyAgent):
             reward/mean: score (or the EOS penalty) minus the KL penalty, a response;
             kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates; kl/coef: β; kl/update: nats a
             token by which the step's updates have moved the policy, averaged over them;
-            entropy: estimate in nats a token; length/mean: tokens a response; tokens: sampled in the step; finished:
+            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step; finished:
             share that ended with EOS;
             loss, loss/policy, loss/value, clip/policy, clip/value: a token, averaged over the updates;
             value/explained_variance of the old values; advantage/std before normalisation;

@@ -161,13 +161,13 @@ class Pool:
 
 
 def quark_sums(policy: LanguageModel, pool: Pool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
-    """Sums over response tokens of some rows: "loss" = "loss/nll" + β · "kl/exact", in nats."""
+    """Sums over response tokens of some rows: "loss" = "loss/nll" + β · "loss/kl", in nats."""
     read = pool.read[rows]
     logits = policy.logits(read, temperature=config.temperature)
     ref_logits = policy.logits(pool.plain[rows], role="reference", temperature=config.temperature)
     nll = nll_loss(-nn.functional.cross_entropy(logits, read.tokens, reduction="none")).sum()
     kl = exact_kl(logits, ref_logits).sum()
-    return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "kl/exact": kl}
+    return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "loss/kl": kl}
 
 
 class Quark(PolicyAgent):
@@ -229,9 +229,9 @@ class Quark(PolicyAgent):
             score/mean, score/std: the environment's rewards; score/best_quantile: their mean in the best quantile;
             score/unscored: share of responses left out;
             kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates from all samples;
-            kl/exact: the KL that is penalised, in nats a token of the responses trained on; averaged over the updates
-            as are loss and loss/nll (loss = loss/nll + β · kl/exact);
-            entropy: estimate in nats a token; length/mean: tokens a response; tokens: sampled in the step; finished:
+            loss/kl: the KL that is penalised, in nats a token of the responses trained on; averaged over the updates
+            as are loss and loss/nll (loss = loss/nll + β · loss/kl);
+            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step; finished:
             share that ended with EOS;
             info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
         """

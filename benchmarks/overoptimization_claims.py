@@ -141,7 +141,7 @@ def ensemble_cuts(results: Results, name: str, method: str) -> Claim:
     before, after, spare = Estimate.of(one), Estimate.of(two), Estimate.of(one / 2 - two)
     higher = Estimate.of(ensemble["gold"][:, -1] - single["gold"][:, -1])
     gains = [Estimate.of(_peak_gain(curves)) for curves in (single, ensemble)]
-    ends = [float(curves["kl"][:, -1].mean()) for curves in (single, ensemble)]
+    ends = [float(curves["kl_exact"][:, -1].mean()) for curves in (single, ensemble)]
     kept = (
         f"Gold at the peak less SFT's is {gold_text(gains[0])} with one model and {gold_text(gains[1])} with the "
         f"ensemble; KL at the end {ends[0]:.1f} and {ends[1]:.1f} nats. Gold at the end is {gold_text(higher)} higher "
@@ -216,7 +216,7 @@ def _common(results: Results, name: str) -> tuple[Curves, Curves, float] | None:
     if None in found:
         return None
     ppo, best = paired(*(curves for curves in found if curves is not None))
-    return (ppo, best, min(reach(ppo["kl"]), reach(best["kl"]))) if ppo.seeds else None
+    return (ppo, best, min(reach(ppo["kl_exact"]), reach(best["kl_exact"]))) if ppo.seeds else None
 
 
 def fits_well(results: Results, method: str, form: str) -> Claim:
@@ -245,7 +245,7 @@ def _peak_gain(curves: Curves) -> Array:
 
 
 def _gains(curves: Curves, at: Sequence[float] | Array, measure: str) -> Array:
-    return gain_at(curves["kl"], curves[measure], at)
+    return gain_at(curves["kl_exact"], curves[measure], at)
 
 
 def _flips(results: Results, name: str) -> str:

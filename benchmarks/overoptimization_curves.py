@@ -17,7 +17,7 @@ COLUMNS = (
     "seed",
     "step",
     "n",
-    "kl",
+    "kl_exact",
     "proxy",
     "gold",
     "win_rate_simulated",
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 """Columns of table.csv: one row an evaluation of a treatment, method and seed."""
 MEASURES = COLUMNS[5:]
-REQUIRED = ("kl", "proxy", "gold")
+REQUIRED = ("kl_exact", "proxy", "gold")
 """Measures without which a curve says nothing: NaN is refused."""
 METHODS = ("ppo", "best_of_n")
 METHOD_WORDS = {"ppo": "PPO", "best_of_n": "best-of-n"}
@@ -74,8 +74,8 @@ class TreatmentFacts(Protocol):
 class Curves:
     """One treatment and method. `values`: measure -> [S, K], S seeds, K evaluations; the first is the SFT policy.
 
-    kl in nats a response, proxy in reward-model units, gold in gold units, win rates in percent, length in characters,
-    disagreement (std over an ensemble's members) in reward-model units; NaN where a measure does not exist.
+    kl_exact in nats a response, proxy in reward-model units, gold in gold units, win rates in percent, length in
+    characters, disagreement (std over an ensemble's members) in reward-model units; NaN where a measure does not exist.
     """
 
     treatment: str
@@ -91,7 +91,7 @@ class Curves:
 
         Raises:
             ValueError: No rows, rows of several treatments or methods, a seed without a position that another has, a
-                row twice, no start (step 0 or n = 1), or a kl, proxy or gold that is not a finite number.
+                row twice, no start (step 0 or n = 1), or a kl_exact, proxy or gold that is not a finite number.
         """
         kinds = {(str(row["treatment"]), str(row["method"])) for row in rows}
         if len(kinds) != 1 or (kind := next(iter(kinds)))[1] not in METHODS:
@@ -128,7 +128,7 @@ class Curves:
     @property
     def root_kl(self) -> Array:
         """[S, K] d = sqrt(KL) in sqrt(nats); an estimate of KL that comes out a little below 0 counts as 0."""
-        roots: Array = np.sqrt(np.maximum(self.values["kl"], 0))
+        roots: Array = np.sqrt(np.maximum(self.values["kl_exact"], 0))
         return roots
 
     @property

@@ -88,8 +88,8 @@ def draw_fits(results: Results, title: str, note: str) -> Drawing:
 
 
 def _draw_fit(axis: Axes, results: Results, curves: Curves, place: int) -> None:
-    color, x = COLORS[place], np.r_[0.0, shared_distances(curves["kl"])]  # where the fit has its points
-    mean, low, high = band(gain_at(curves["kl"], curves["gold"], x))
+    color, x = COLORS[place], np.r_[0.0, shared_distances(curves["kl_exact"])]  # where the fit has its points
+    mean, low, high = band(gain_at(curves["kl_exact"], curves["gold"], x))
     axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     words = METHOD_WORDS[curves.method]
     axis.plot(x, mean, color=color, linestyle="", marker=MARKERS[place], markersize=4.5, label=words)

@@ -85,7 +85,7 @@ def evaluate_policy(plan: PPOPlan, agent: PPO, proxy: RewardOracle, step: int) -
     found = assess(chosen, rollouts.texts, proxy, finished=rollouts.finished.cpu().numpy())
     kl = sequence_kl(agent.policy, rollouts)
     row = make_row(plan, step=step, kl=math.fsum(kl.tolist()) / len(kl), means=found.means())
-    write_evaluation(plan, step, row, {**found.content(), "kl": kl.tolist()})
+    write_evaluation(plan, step, row, {**found.content(), "kl_exact": kl.tolist()})
 
 
 @torch.no_grad()

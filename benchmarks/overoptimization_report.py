@@ -129,7 +129,7 @@ def results_table(results: Results, where: Setting) -> Table:
         gold, top, fallen = curves["gold"], peak(curves["gold"]), drop(curves["gold"])
         ends = [gold_text(Estimate.of(gold[:, place])) for place in (0, top, -1)]
         risen = change_after(curves["proxy"], fallen.peaks)
-        kl = number(float(curves["kl"][:, top].mean()))
+        kl = number(float(curves["kl_exact"][:, top].mean()))
         rows.append(
             (
                 results.title(name),
@@ -157,7 +157,7 @@ def gains_table(results: Results, where: Setting) -> Table:
     """Gold gained over SFT at given KLs, a row a treatment and method; "–" where a seed does not get there."""
     rows = []
     for (name, method), curves in results.curves.items():
-        gains = gain_at(curves["kl"], curves["gold"], np.sqrt((*KLS, 8.0)))
+        gains = gain_at(curves["kl_exact"], curves["gold"], np.sqrt((*KLS, 8.0)))
         cells = [gold_text(Estimate.of(column)) if np.isfinite(column).all() else "–" for column in gains.T]
         rows.append((results.title(name), METHOD_WORDS[method], *cells, str(len(curves.seeds))))
     header = ("treatment", "method", *(f"at {kl:g} nats" for kl in (*KLS, 8.0)), "n seeds")
@@ -244,8 +244,9 @@ def tried_table(tried: Sequence[Tried]) -> Table | None:
 def meanings(where: Setting) -> list[str]:
     """What each column of table.csv is."""
     words = {
-        "kl": "kl: KL(policy ‖ SFT) in nats a response; of PPO estimated on the evaluated responses, of best-of-n "
-        "log n − (n − 1) / n, an upper bound.",
+        "kl_exact": "kl_exact: KL(policy ‖ SFT) in nats a response, 0 or more; of PPO the sum over a response's places "
+        "of the exact KL of the two next-token distributions, mean over the evaluated responses (kl of win_rate_curve "
+        "is the noisier log p − log p_SFT of what was said), of best-of-n log n − (n − 1) / n, an upper bound.",
         "proxy": "proxy: mean of the treatment's reward, which PPO and best-of-n maximise. Of one reward model 0 is "
         "the mean of SFT's answers and 1 their standard deviation within an instruction; members of an ensemble score "
         "less the mean of SFT's answers to the same instruction; an oracle or wrapper of one's own has its own units.",

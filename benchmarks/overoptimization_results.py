@@ -57,7 +57,7 @@ class Results:
     def fit(self, treatment: str, method: str, form: str) -> Fit | None:
         """The fit of a mean curve in one of `FORMS`."""
         curves = self.get(treatment, method)
-        return None if curves is None else fit(curves["kl"], curves["gold"], form)
+        return None if curves is None else fit(curves["kl_exact"], curves["gold"], form)
 
     def fits(self, method: str, form: str) -> dict[str, Fit]:
         """The fits of a method's curves in a form; of all treatments whose curves can be fitted."""
@@ -68,7 +68,7 @@ class Results:
 def story(curves: Curves, fallen: Drop) -> str:
     """Where gold peaks, by how much it falls from there to the end, and what the proxy does meanwhile."""
     gold, top = curves["gold"].mean(axis=0), peak(curves["gold"])
-    kl = float(curves["kl"][:, top].mean())
+    kl = float(curves["kl_exact"][:, top].mean())
     where = f"Mean gold is highest at {curves.place(top)} ({number(float(gold[top]))}, KL {kl:.2f})"
     end = len(curves.positions) - 1
     if (fallen.peaks == end).all():

@@ -96,7 +96,7 @@ def make_row(
         "seed": plan.seed,
         "step": step,
         "n": n,
-        "kl": kl,
+        "kl_exact": kl,
     }
     row = {name: {**facts, **means}[name] for name in COLUMNS}
     for name in REQUIRED:
@@ -130,7 +130,7 @@ def describe(cell: str, rows: Sequence[Row]) -> str:
     where = f"step {peak['step']}" if peak["n"] is None else f"n {peak['n']}"
     first, last = rows[0], rows[-1]
     gold = f"gold {_shown(first['gold'])}, peak {_shown(peak['gold'])} at {where}, end {_shown(last['gold'])}"
-    return f"{cell}: {gold}; proxy {_shown(first['proxy'])} to {_shown(last['proxy'])}; KL {_shown(last['kl'])}"
+    return f"{cell}: {gold}; proxy {_shown(first['proxy'])} to {_shown(last['proxy'])}; KL {_shown(last['kl_exact'])}"
 
 
 def _shown(value: float | None) -> str:

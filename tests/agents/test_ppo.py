@@ -316,7 +316,7 @@ def test_metrics_of_the_environment_are_logged(llama: LanguageModel) -> None:
     assert metrics["info/reward_components/share"] == pytest.approx(metrics["score/mean"])
     assert metrics["info/response_length"] > 1
     assert 0 <= metrics["finished"] <= 1
-    assert 1 <= metrics["length/mean"] <= 16
+    assert 1 <= metrics["tokens/mean"] <= 16
 
 
 def test_paper_preset_is_appendix_b() -> None:

@@ -96,7 +96,7 @@ def study(truth=TRUTH, *, methods=("ppo", "best_of_n"), seeds=5, noise=0.06, sta
                             "seed": seed,
                             "step": place if method == "ppo" else None,
                             "n": place if method == "best_of_n" else None,
-                            "kl": kl[k] * (1 + (0.05 * jitter[1] if method == "ppo" else 0)),
+                            "kl_exact": kl[k] * (1 + (0.05 * jitter[1] if method == "ppo" else 0)),
                             "proxy": proxy + 0.5 * jitter[1],
                             "gold": gold,
                             "win_rate_simulated": 40 + 12 * gain[k] + 10 * jitter[2],

@@ -201,7 +201,9 @@ def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
                 worth.append(np.mean([values[i] for i in best]))
             expected = np.mean(worth) * (100 if name.startswith("win_rate") else 1)
             assert row[name] == pytest.approx(expected, abs=1e-9)
-    assert [row["kl"] for row in rows] == pytest.approx([0, np.log(2) - 1 / 2, np.log(4) - 3 / 4, np.log(6) - 5 / 6])
+    assert [row["kl_exact"] for row in rows] == pytest.approx(
+        [0, np.log(2) - 1 / 2, np.log(4) - 3 / 4, np.log(6) - 5 / 6]
+    )
 
 
 def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verdict(tmp_path, own):
@@ -247,14 +249,14 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
     for table in rows:
         assert all(tuple(row) == COLUMNS for row in table)
         assert [row["step"] for row in table] == [0, 1, 3]
-        assert table[0]["kl"] == 0
-        assert all(row["kl"] > 0 for row in table[1:])
+        assert table[0]["kl_exact"] == 0
+        assert all(row["kl_exact"] > 0 for row in table[1:])
     first, last = ([read_evaluation(plan, step) for plan in plans] for step in (0, 3))
     assert first[0]["responses"] == first[1]["responses"]
     assert first[0]["instructions"] == last[0]["instructions"] == last[1]["instructions"]
     assert rows[0][0]["gold"] == rows[1][0]["gold"] == rows[0][0]["proxy"]
     trained = [json.loads((plan.folder / "metrics.jsonl").read_text().split("\n")[0]) for plan in plans]
-    assert trained[0]["length/mean"] == trained[1]["length/mean"]  # the first step's responses are the same ones
+    assert trained[0]["tokens/mean"] == trained[1]["tokens/mean"]  # the first step's responses are the same ones
     assert trained[0]["loss"] != trained[1]["loss"]
 
 
