@@ -56,7 +56,7 @@ def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, p
     if prompt < 1 or response < 1 or prompt + response > positions:
         raise ValueError(
             "Expected max_prompt_tokens and max_response_tokens of 1 or more that fit the model's "
-            f"{positions} positions together, got {max_prompt_tokens!r} and {max_response_tokens!r}; None takes what fits"
+            f"{positions} positions together, got {max_prompt_tokens!r} and {max_response_tokens!r}; None is what fits"
         )
     return int(prompt), int(response)
 

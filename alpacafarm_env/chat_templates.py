@@ -76,8 +76,8 @@ def missing(path: str | Path) -> DataError:
     """The error for a model whose prompt nobody knows."""
     return DataError(
         f"{path}: expected {FILE_NAME} or a tokenizer with a chat_template, found neither, so the prompt the model was "
-        "trained on is not known. Name it: template='alpaca' (Stanford Alpaca's) or a PromptTemplate, or put the file "
-        "there."
+        "trained on is not known. Name it: template='alpaca' (Stanford Alpaca's; --template of commands) or a "
+        "PromptTemplate, or put the file there."
     )
 
 

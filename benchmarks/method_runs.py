@@ -53,6 +53,7 @@ class MethodPlan:
     sft: str = "sandbox"
     reward: str | None = None
     """Folder of the reward model, for methods that need one."""
+    template: str | None = None
     lora: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     """As of `Job`."""
@@ -98,6 +99,7 @@ class MethodPlan:
             dataset=self.dataset,
             sft=self.sft,
             reward=self.reward,
+            template=self.template,
             lora=self.lora,
             dtype=self.dtype,
         )

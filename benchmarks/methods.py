@@ -58,6 +58,8 @@ class Job:
     """Folder of the SFT policy that every method starts from; "sandbox" is the shipped one."""
     reward: str | None = None
     """Folder of the reward model trained on this feedback's labels, for methods that need one."""
+    template: str | None = None
+    """Name of the models' prompt template, in the place of what their folders say."""
     lora: int = 0
     """Rank of the LoRA adapters that are trained; 0 trains all weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -92,6 +94,7 @@ class Job:
             device=default_device(),
             dtype=getattr(torch, self.dtype),
             lora=adapter,
+            template=self.template,
             max_response_tokens=64 if self.preset == "sandbox" else 300,
         )
 
@@ -119,9 +122,13 @@ class Job:
             raise DataError("This method needs a reward model: expected a folder (train: --reward-model), got none.")
         return self.reward
 
+    @property
+    def _reward_spec(self) -> dict[str, str]:
+        return {"reward_model": self.reward_model} | ({"template": self.template} if self.template else {})
+
     def oracle(self) -> RewardOracle:
         """The reward model as an oracle."""
-        return make_oracle({"reward_model": self.reward_model}, dataset=self.data)
+        return make_oracle(self._reward_spec, dataset=self.data)
 
     def env(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         """AlpacaFarm-PPO-v0 with the reward model as its reward; `num_envs` of all processes together."""
@@ -131,7 +138,7 @@ class Job:
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs // PartialState().num_processes,
             dataset=self.dataset,
-            oracle={"reward_model": self.reward_model},
+            oracle=self._reward_spec,
             autoreset_mode=AutoresetMode.DISABLED,
         )
 

@@ -56,6 +56,9 @@ class TrainOptions:
     """Your own SFT model to start from, folder or hub name."""
     reward_model: str | None = None
     """Your own reward model (sequence-classification folder) for the methods that need one."""
+    template: Literal["alpaca"] | None = None
+    """The prompt that --policy and --reward-model were trained on, in the place of what their folders say. Needed where
+    they have neither a prompt_template.json nor a tokenizer with a chat_template."""
     num_eval: int = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: int = 0
@@ -68,6 +71,8 @@ class TrainOptions:
             raise ValueError(f"--num-eval: expected 1 or more, got {self.num_eval!r}")
         if self.lora < 0:
             raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
+        if self.template and self.policy == "sandbox":
+            raise ValueError("--template: expected --policy beside it; the sandbox's models say their own")
         if (self.data == "sandbox") != (self.policy == "sandbox"):
             raise ValueError(
                 f"--dataset and --policy: expected both or none, got {self.data!r} and {self.policy!r}; the sandbox's "
@@ -93,6 +98,7 @@ class TrainOptions:
             dataset=self.data,
             sft=self.policy,
             reward=reward,
+            template=self.template,
             lora=self.lora,
             dtype=self.dtype,
         )

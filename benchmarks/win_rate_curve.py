@@ -51,6 +51,9 @@ class WinRateCurveOptions(StudyOptions):
     """Your own SFT model (folder or hub name) to start from and to measure KL against. Default: the sandbox's."""
     reward_model: str | None = None
     """Your own reward model (sequence-classification folder) to train on. Default: the sandbox's surrogate."""
+    template: Literal["alpaca"] | None = None
+    """The prompt that your own --policy and --reward-model were trained on, in the place of what their folders say.
+    Needed where they have neither a prompt_template.json nor a tokenizer with a chat_template."""
     preset: Literal["sandbox", "paper"] | None = None
     """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
     else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
@@ -95,6 +98,8 @@ class WinRateCurveOptions(StudyOptions):
             raise ValueError(f"--temperature: expected a finite number above 0, got {self.temperature!r}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise ValueError(f"--max-prompt-tokens: expected 1 or more, got {self.max_prompt_tokens!r}")
+        if self.template and not (self.own_policy or self.reward_model):
+            raise ValueError("--template: expected --policy or --reward-model beside it; the sandbox's say their own")
         if self.preset == "paper" and not self.own_policy:
             raise ValueError(
                 "--preset paper: expected --policy beside it, got none; its responses of up to 300 tokens do not fit "
@@ -173,6 +178,7 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             judge=options.judge,
             changed=changed,
             allow_overlap=options.allow_overlap,
+            template=options.template,
         )
         for seed in range(options.seeds)
     ]

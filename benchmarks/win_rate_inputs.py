@@ -41,7 +41,7 @@ def check_inputs(plan: RunPlan) -> None:
             raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
     tokenizer = load_tokenizer(plan.model_folders[0])
     limit = prompt_limit(plan)
-    template = load_template(plan.model_folders[0], tokenizer)
+    template = load_template(plan.model_folders[0], tokenizer, plan.policy_template)
     for split in SPLITS:
         lengths = prompt_lengths(tokenizer, template, dataset.instructions(split))
         if split not in TRAINING or min(lengths) > limit:  # PPO leaves out some by itself, with a warning

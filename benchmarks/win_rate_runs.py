@@ -66,6 +66,9 @@ class RunPlan:
     allow_overlap: bool = False
     """Whether an instruction may stand in two splits."""
 
+    template: str | None = None
+    """Name of the prompt template of models that are not the sandbox's; None for what their folders say."""
+
     @property
     def cell(self) -> str:
         """Name of the study's cell."""
@@ -74,7 +77,13 @@ class RunPlan:
     @property
     def proxy(self) -> str | dict[str, str]:
         """The training reward, as an oracle's specification."""
-        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": self.reward_model}
+        named = {"template": self.template} if self.template else {}
+        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": self.reward_model, **named}
+
+    @property
+    def policy_template(self) -> str | None:
+        """Name of the policy's template, None for what its folder says."""
+        return None if self.policy == "sandbox" else self.template
 
     @property
     def data(self) -> Dataset:
@@ -179,6 +188,7 @@ def make_agent(plan: RunPlan) -> PPO:
     policy = LanguageModel.from_pretrained(
         folder,
         device=default_device(),
+        template=plan.policy_template,
         max_prompt_tokens=prompt_limit(plan),
         max_response_tokens=plan.max_response_tokens,
     )

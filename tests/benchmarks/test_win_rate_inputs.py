@@ -3,14 +3,18 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from alpacafarm_env.benchmarks.methods import Job
 from alpacafarm_env.benchmarks.study import run_command
+from alpacafarm_env.benchmarks.train import TrainOptions
 from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
 from alpacafarm_env.benchmarks.win_rate_inputs import check_inputs, num_positions, prompt_limit
 from alpacafarm_env.benchmarks.win_rate_runs import RunPlan, make_agent
 from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.templates import ALPACA
 
 RESPONSE = 6
 POSITIONS = 128
@@ -121,3 +125,26 @@ def test_a_policy_without_a_padding_token_is_refused(options, own_models, tmp_pa
     path.write_text(json.dumps({**config, "pad_token": "</s>"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="no_pad: .*padding token"):
         check_inputs(make_plans(replace(options, policy=str(folder)))[0])
+
+
+def test_models_without_a_template_are_refused_unless_it_is_named(options, own_models, tmp_path, capsys):
+    bare = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in own_models]
+    for folder in bare:
+        (folder / "prompt_template.json").unlink()
+    for changes in ({"policy": str(bare[0])}, {"reward_model": str(bare[1])}):
+        assert run_command(lambda changes=changes: run(replace(options, **changes))) == 2
+        assert "--template" in capsys.readouterr().err
+        assert not options.out.exists()
+    named = replace(options, policy=str(bare[0]), reward_model=str(bare[1]), template="alpaca")
+    with pytest.raises(DataError, match="prompts of at most"):  # Alpaca's prompt does not fit these tiny models
+        check_inputs(make_plans(named)[0])
+    job = Job(seed=0, folder=tmp_path, sft=str(bare[0]), reward=str(bare[1]), template="alpaca")
+    assert job.policy().template == ALPACA
+    assert (
+        job.oracle().encode(["Hi"], [""])[0][: len("Below is")]
+        == job.policy().encode_responses(["Below is"], eos=False)[0]
+    )
+    with pytest.raises(ValueError, match="--policy"):
+        WinRateCurveOptions(template="alpaca")
+    with pytest.raises(ValueError, match="--policy"):
+        TrainOptions("sft", template="alpaca")
