@@ -28,6 +28,7 @@ from ..agents import SFT, LanguageModel, RewardModelingConfig, SFTConfig
 from ..agents.saving import save_files
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError
+from ..folders import claim
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
@@ -62,6 +63,10 @@ class BuildOptions:
     """Put the result into the package, in place of what is shipped."""
     threads: int = 1
     """Torch threads of the policy's training; the two reward models always train side by side with one each."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"--threads: expected 1 or more, got {self.threads!r}")
 
 
 def build_texts(folder: Path) -> None:
@@ -278,7 +283,12 @@ def main(args: list[str] | None = None) -> int:
     options = tyro.cli(
         BuildOptions, args=args, description=__doc__, prog="python -m alpacafarm_env.benchmarks.build_sandbox"
     )
-    return run_command(lambda: build_and_compare(options))
+
+    def work() -> int:
+        with claim(options.out, "build_sandbox"):
+            return build_and_compare(options)
+
+    return run_command(work)
 
 
 if __name__ == "__main__":

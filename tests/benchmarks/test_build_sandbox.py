@@ -9,6 +9,7 @@ import pytest
 
 from alpacafarm_env.benchmarks import build_sandbox
 from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, BuildOptions, compare, hashes, install, main
+from alpacafarm_env.folders import claim
 from alpacafarm_env.sandbox import dataset
 from alpacafarm_env.templates import PromptTemplate
 
@@ -151,3 +152,13 @@ def test_the_command_says_whether_the_result_equals_the_shipped_one(tmp_path, st
     assert main([*args, "--install"]) == 0
     assert main(args) == 0
     assert "Equal to the shipped sandbox, byte for byte." in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_had_ends_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file")]) == 2
+    with claim(tmp_path / "out", "another build"):
+        assert main(["--out", str(tmp_path / "out")]) == 2
+    assert "another build" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["--threads", "0", "--out", str(tmp_path / "out")])
