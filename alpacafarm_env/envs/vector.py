@@ -40,6 +40,10 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
     | NEXT_STEP | scores; the next call ignores the responses and asks the next instructions | top level |
     | DISABLED | scores; `reset` comes next | top level |
 
+    Infos have Gymnasium's form, arrays and their masks, nested where a key holds several numbers, so they are no table
+    as they are. `pandas.json_normalize(infos)` makes one of single environments' infos, or of those that Gymnasium's
+    `DictInfoToList` gives.
+
     Options of `reset`:
         num_generations: k, a divisor of num_envs. Slots i·k to i·k+k-1 hold the same instruction, drawn by slot i·k.
             Holds, for the slots it reset, through automatic resets, until they are reset explicitly again. Default 1.

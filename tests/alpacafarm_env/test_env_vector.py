@@ -2,9 +2,11 @@
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 
 from alpacafarm_env.envs.infos import merge, scatter
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -363,6 +365,27 @@ def test_wrong_arguments(tiny_dataset, constant_oracle):
 
 
 # --- Infos -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_as_a_list_are_those_of_single_environments_and_make_a_table(tiny_dataset, mode):
+    def info_of(slot):
+        env = InstructionEnv(tiny_dataset, oracle=Detailed(), on_unscored="truncate")
+        asked = env.reset(seed=7 + slot)[1]
+        return asked, env.step(f"response {slot}")[4]
+
+    expected = [info_of(slot) for slot in range(NUM_ENVS)]
+    envs = InstructionVectorEnv(NUM_ENVS, tiny_dataset, oracle=Detailed(), on_unscored="truncate", autoreset_mode=mode)
+    envs = DictInfoToList(envs)
+    _, asked = envs.reset(seed=7)
+    *_, infos = envs.step([f"response {slot}" for slot in range(NUM_ENVS)])
+    judged = [info["final_info"] for info in infos] if mode is AutoresetMode.SAME_STEP else infos
+    np.testing.assert_equal(list(zip(asked, judged, strict=True)), expected)
+    for table in (pd.json_normalize(judged), pd.json_normalize([info for _, info in expected])):
+        assert table["response"].tolist() == [f"response {slot}" for slot in range(NUM_ENVS)]
+        np.testing.assert_array_equal(
+            table["reward_components.detailed"], [info["reward_components"]["detailed"] for _, info in expected]
+        )
 
 
 def test_scatter_and_merge_by_hand():
