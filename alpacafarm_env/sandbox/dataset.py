@@ -18,7 +18,7 @@ import numpy as np
 from ..data.dataset import Dataset
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
-from ..oracles.base import PreferenceOracle
+from ..oracles.base import PreferenceOracle, compare
 from ..seeding import keyed_rng
 from . import tasks, writers
 
@@ -168,12 +168,12 @@ class Sandbox(Dataset):
 def label(
     instructions: Sequence[Instruction], pairs: Sequence[tuple[str, str]], judge: PreferenceOracle
 ) -> tuple[Preference, ...]:
-    """Preferences from a judge's verdicts; pairs that it calls a tie are left out, since a label is 1 or 2."""
-    verdicts = judge.compare(instructions, [a for a, _ in pairs], [b for _, b in pairs])
+    """Preferences from a judge's verdicts; pairs that it calls a tie, or has no verdict on, have no label: left out."""
+    verdicts = compare(judge, instructions, [a for a, _ in pairs], [b for _, b in pairs]).scores
     return tuple(
         Preference(instruction, pair, 2 if verdict > 0.5 else 1)
         for instruction, pair, verdict in zip(instructions, pairs, verdicts.tolist(), strict=True)
-        if verdict != 0.5
+        if verdict > 0.5 or verdict < 0.5  # neither holds for NaN
     )
 
 

@@ -109,16 +109,16 @@ def test_preferences_are_the_judges_verdicts_on_the_pairs():
     assert [p.preference for p in preferences] == [2 if v == 1 else 1 for v in verdicts if v != 0.5]
 
 
-def test_label_leaves_ties_out():
+def test_label_leaves_out_ties_and_pairs_without_a_verdict():
     class Fixed:
         name = "fixed"
 
         def compare(self, instructions, a, b):
-            return np.array([1.0, 0.0, 0.5])
+            return np.array([1.0, np.nan, 0.0, 0.5])
 
-    rows = SANDBOX.instructions("val")[:3]
-    labels = label(rows, [("x", "y")] * 3, Fixed())
-    assert [(p.instruction, p.preference) for p in labels] == [(rows[0], 2), (rows[1], 1)]
+    rows = SANDBOX.instructions("val")[:4]
+    labels = label(rows, [("x", "y")] * 4, Fixed())
+    assert [(p.instruction, p.preference) for p in labels] == [(rows[0], 2), (rows[2], 1)]
 
 
 def test_errors_say_what_to_do(tmp_path):
