@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..pretrained import token_limits
 from ..templates import PromptTemplate
 from .rollouts import ragged_split
-
-PROMPT_TOKENS, RESPONSE_TOKENS = 192, 300
-"""AlpacaFarm's limits."""
 
 
 def encode_prompts(
@@ -42,23 +40,18 @@ def encode_responses(
 
 
 def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
-    """Returns the longest prompt and response of a model that knows so many positions; None stands for AlpacaFarm's.
-
-    AlpacaFarm's 192 and 300 give way where the two do not fit: of the positions at least a quarter, and at most 300,
-    are then kept for the response.
+    """Returns the longest prompt and response of a model that knows so many positions, as `token_limits` does.
 
     Raises:
         ValueError: What was asked for does not fit.
     """
-    kept = int(min(RESPONSE_TOKENS, positions / 4)) if max_response_tokens is None else max_response_tokens
-    prompt = min(PROMPT_TOKENS, positions - kept) if max_prompt_tokens is None else max_prompt_tokens
-    response = min(RESPONSE_TOKENS, positions - prompt) if max_response_tokens is None else max_response_tokens
-    if prompt < 1 or response < 1 or prompt + response > positions:
+    prompt, response = token_limits(max_prompt_tokens, max_response_tokens, positions)
+    if prompt + response > positions:
         raise ValueError(
-            "Expected max_prompt_tokens and max_response_tokens of 1 or more that fit the model's "
-            f"{positions} positions together, got {max_prompt_tokens!r} and {max_response_tokens!r}; None is what fits"
+            f"Expected max_prompt_tokens and max_response_tokens that fit the model's {positions} positions together, "
+            f"got {prompt} and {response}; None takes what fits"
         )
-    return int(prompt), int(response)
+    return prompt, response
 
 
 def decode_rows(tokenizer: PreTrainedTokenizerBase, tokens: Tensor, lengths: Tensor) -> tuple[str, ...]:

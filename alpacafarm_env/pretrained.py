@@ -57,7 +57,7 @@ def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None,
     """
     prompt, response = max_prompt_tokens, max_response_tokens
     if prompt is None:
-        room = 3 * positions // 4 if response is None else positions - response
+        room = positions * 3 / 4 if response is None else positions - response
         prompt = int(min(MAX_PROMPT_TOKENS, room))
     if response is None:
         response = int(min(MAX_RESPONSE_TOKENS, positions - prompt))
