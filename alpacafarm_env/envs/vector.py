@@ -237,6 +237,8 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         """Starts new streams for `slots` where there is a seed, and for every slot that has none yet."""
         if seed is None or isinstance(seed, int | np.integer):
             seeds = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        elif not isinstance(seed, list | tuple | np.ndarray):
+            raise ValueError(f"Expected seed to be None, an int or a list of one per slot, got {seed!r}.")
         else:
             seeds = list(seed)
         if len(seeds) != self.num_envs:

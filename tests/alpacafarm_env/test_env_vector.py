@@ -284,9 +284,9 @@ def test_options_are_not_changed(tiny_dataset, constant_oracle):
     assert options.keys() == {"reset_mask"}
 
 
-@pytest.mark.parametrize("seed", [[1, 2, 3], [1] * 5])
+@pytest.mark.parametrize("seed", [[1, 2, 3], [1] * 5, 1.5, "abcd", {1, 2, 3, 4}])
 def test_seeds_must_be_one_per_slot(tiny_dataset, constant_oracle, seed):
-    with pytest.raises(ValueError, match=f"Expected one seed per slot, 4, got {len(seed)}"):
+    with pytest.raises(ValueError, match="seed"):
         InstructionVectorEnv(4, tiny_dataset, oracle=constant_oracle).reset(seed=seed)
 
 
