@@ -108,6 +108,8 @@ class LanguageModel:
         """
         check_folder(path)
         tokenizer = load_tokenizer(path)
+        with reading(path, "a language model's tokenizer"):
+            check_special_tokens(tokenizer)
         is_adapter = (Path(path) / "adapter_config.json").is_file()
         if is_adapter and lora is not None:
             raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora= to go on training it")

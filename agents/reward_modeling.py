@@ -31,7 +31,7 @@ from transformers.utils import logging as hf_logging
 from ..chat_templates import ChatTemplate, load_template
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle, num_positions
-from ..pretrained import load_model, load_tokenizer
+from ..pretrained import load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
 from .fitting import prompt_lengths, up_to
@@ -310,7 +310,8 @@ class RewardModeling:
 
 def _scoring_model(init: str | Path, tokenizer: Any, seed: int) -> Any:
     """A sequence-classification model with one label; a head that the folder lacks starts at N(0, 1/√(d + 1))."""
-    check_special_tokens(tokenizer)  # the score is read at the last token that is not a pad
+    with reading(init, "a language model's tokenizer"):
+        check_special_tokens(tokenizer)  # the score is read at the last token that is not a pad
     verbosity = hf_logging.get_verbosity()
     # Or it warns that the head is new, which is the point.
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

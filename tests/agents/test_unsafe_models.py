@@ -89,6 +89,18 @@ def test_a_damaged_file_is_one_error_that_names_the_folder(
         assert str(reward_model_folder) in str(raised.value), reader
 
 
+def test_a_tokenizer_that_has_lost_its_special_tokens_is_refused_by_name(
+    reward_model_folder: Path, llama: LanguageModel
+) -> None:
+    """A reward model that was trained with an end of sequence would give other scores without it, silently."""
+    (reward_model_folder / "tokenizer_config.json").write_text("{}")
+    edit(reward_model_folder / "config.json", alpacafarm_end_with_eos=True)
+    for reader in ("policy", "reward_modeling", "reward_model", "token_environment"):
+        with pytest.raises(AlpacaFarmError) as raised:
+            READERS[reader](reward_model_folder, llama)
+        assert str(reward_model_folder) in str(raised.value), reader
+
+
 def test_weights_that_the_file_lacks_are_not_drawn_at_random(policy_folder: Path) -> None:
     file = policy_folder / "model.safetensors"
     file.write_bytes(file.read_bytes().replace(b"model.norm.weight", b"model.form.weight"))
