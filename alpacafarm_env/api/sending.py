@@ -157,6 +157,8 @@ async def _read_body(response: Any) -> bytes:
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity", *_ENCODINGS):
+        if not response.is_success:
+            return b""
         raise InvalidReplyError(f"the reply is compressed ({encoding[:50]!a}), which was not asked for")
     body = bytearray()
     async for part in response.aiter_bytes():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from api_asks import ask, first
+from ledger_reads import attempts
 from wire_server import WireServer, http, ok, said
 
-from alpacafarm_env.api import ledger_sql as sql
 from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.api.replies import LONGEST_REPLY
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
@@ -79,15 +79,19 @@ def test_a_reply_that_is_too_long_counts_at_its_reserve_and_is_no_answer(tmp_pat
         Ledger(tmp_path / "ledger.sqlite") as ledger,
     ):
         answers, _ = ask(server, 3, ledger=ledger, config={"max_attempts": 2})
-        total = ledger.do(sql.spending).result().total
+        rows = ledger.do(attempts).result()
     assert [getattr(answer, "raw", None) is not None for answer in answers] == [True, False, True]
     assert isinstance(answers[1], TransientAPIError)
     assert f"{LONGEST_REPLY:,}" in str(answers[1])
-    assert (total.answered, total.unknown) == (2, 2)
+    told = [(row.state, row.error) for row in rows if row.state != "answered"]
+    assert [state for state, error in told if f"{LONGEST_REPLY:,}" in error] == ["unknown"] * 2, told
 
 
-def test_an_error_without_an_end_is_told_by_its_status():
-    with WireServer(lambda seen, number: endless(401)) as server:
+@pytest.mark.parametrize(
+    "response", [lambda: endless(401), lambda: http(401, b"none", content_encoding="br")], ids=["endless", "unreadable"]
+)
+def test_an_error_without_an_end_is_told_by_its_status(response):
+    with WireServer(lambda seen, number: response()) as server:
         error = first(server)
         assert isinstance(error, PermanentAPIError)
         assert len(server.seen) == 1
