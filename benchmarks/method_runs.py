@@ -17,12 +17,14 @@ from urllib.parse import quote
 from .. import sandbox
 from ..data import load_dataset
 from ..data.files import write_atomic
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DataError
 from ..folders import hash_model
 from ..instructions import Instruction
-from .evaluation import Evaluation, evaluate, judges_of, subset
+from ..oracles.reward_model import num_positions
+from .evaluation import OWN_WIN_RATE, Evaluation, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
+from .own_judge import judge_content, judge_settings
 from .own_modules import refuse_edited, source_mark
 from .parallel import News, Tell, quiet
 from .sources import data_content
@@ -56,7 +58,12 @@ class MethodPlan:
     template: str | None = None
     lora: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    max_prompt_tokens: int | None = None
+    changed: tuple[tuple[str, float], ...] = ()
+    allow_overlap: bool = False
     """As of `Job`."""
+    judge: str | None = None
+    """One's own, as `own_judge` reads it."""
     mark: str = field(init=False)
     """Of a method of one's own, as it was loaded where the plan was made."""
 
@@ -67,8 +74,13 @@ class MethodPlan:
     def cell(self) -> str:
         """Name of the study's cell. A method without feedback has one cell for both."""
         method = find_method(self.method)
-        middle = "" if method.needs == "nothing" else f"{self.feedback}, "
+        middle = "" if method.needs == "nothing" else f"{self.labels}, "
         return f"{method.name}{self.mark}, {middle}seed {self.seed}"
+
+    @property
+    def labels(self) -> str:
+        """Whose labels the method learns from: a feedback of the sandbox, or those that one's own data has."""
+        return self.feedback if self.dataset == "sandbox" else "own labels"
 
     @property
     def units(self) -> int:
@@ -82,11 +94,15 @@ class MethodPlan:
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        left_out = ("out", "mark", "dataset", "sft", "reward")
+        left_out = {"out", "mark", "allow_overlap"} | {"dataset", "sft", "reward", "judge"}  # the latter by content
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         models = {"policy": sandbox.POLICY if self.sft == "sandbox" else self.sft, "reward_model": self.reward}
         made_from = {name: hash_model(folder) for name, folder in models.items() if folder is not None}
-        return {**found, "dataset": data_content(self.dataset), **made_from}
+        found["changed"] = {name: value for name, value in self.changed if name != "micro_batch_tokens"}
+        if self.judge is not None:
+            made_from |= {"--judge": judge_content(self.judge)}
+        data = data_content(self.dataset, allow_overlap=self.allow_overlap)
+        return {**found, "judge": judge_settings(self.judge), "dataset": data, **made_from}
 
     def job(self) -> Job:
         """What the method makes its agent from."""
@@ -102,6 +118,9 @@ class MethodPlan:
             template=self.template,
             lora=self.lora,
             dtype=self.dtype,
+            max_prompt_tokens=self.max_prompt_tokens,
+            changed=self.changed,
+            allow_overlap=self.allow_overlap,
         )
 
 
@@ -121,7 +140,10 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
         folder.mkdir(parents=True, exist_ok=True)
     check_settings(job.folder, plan.settings())
     spent = Spent(job.folder)
+    instructions = evaluated(plan)
+    judges = judges_of(job.data, proxy=None, own=plan.judge)
     actor = method.make(job)
+    longest = longest_asked(actor, instructions)
     learns = hasattr(actor, "updates")
 
     def progress(training: float, answering: float) -> None:
@@ -132,18 +154,20 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     tokens = train(actor, lambda share: progress(share, 0.0))
     if learns and hasattr(actor, "save") and PartialState().is_main_process:
         actor.save(job.folder / "policy")
-    instructions = evaluated(plan)
+    if longest > 0:
+        actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
     spent.keep(now=True)
     check_settings(job.folder, plan.settings())  # models and data are still what they were at the start
-    found = evaluate(instructions, responses, judges_of(job.data, proxy=None))
+    found = evaluate(instructions, responses, judges)
     write_atomic(plan.evaluation_file, json.dumps(verdicts(found)) + "\n")
-    measured = {name: found.means()[name] for name in ("win_rate_simulated", "win_rate_human", "gold", "length")}
+    own = () if plan.judge is None else (OWN_WIN_RATE,)
+    measured = {name: found.means()[name] for name in (*COLUMNS[3:7], *own)}
     sampled = max(tokens, _tokens(job.folder)) + answered
     row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
     tell(News(plan.cell, plan.units, describe(plan.cell, row)))
     feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
-    return [{name: {**row, "feedback": feedback}[name] for name in COLUMNS} for feedback in feedbacks]
+    return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in feedbacks]
 
 
 def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
@@ -160,8 +184,32 @@ def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
 
 def evaluated(plan: MethodPlan) -> list[Instruction]:
     """The instructions of eval that every method answers."""
-    instructions = load_dataset(plan.dataset).instructions("eval")
+    instructions = load_dataset(plan.dataset, allow_overlap=plan.allow_overlap).instructions("eval")
     return [instructions[index] for index in subset(len(instructions), plan.num_eval)]
+
+
+def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
+    """Tokens of the longest prompt to answer; 0 for what has no policy. Training may leave out what is answered here.
+
+    Raises:
+        DataError: The policy's positions do not hold a prompt beside a response.
+    """
+    policy: Any = getattr(actor, "policy", None)
+    if not hasattr(policy, "max_response_tokens"):
+        return 0
+    from ..agents.control_tokens import own_control_token
+    from ..agents.fitting import prompt_lengths
+
+    width = policy.max_response_tokens + (own_control_token(policy.model) is not None)
+    room = num_positions(policy.model.config) - width
+    lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
+    if too_long := [length for length in lengths if length > room]:
+        raise DataError(
+            f"{len(too_long)} of {len(lengths)} prompts of eval do not fit the policy beside a response of {width} "
+            f"tokens, the longest has {max(too_long)} and there is room for {room:g}. Leave them out of the data (a "
+            "prompt is never cut)."
+        )
+    return max(lengths)
 
 
 def answer(
@@ -196,7 +244,8 @@ def answer(
 
 def verdicts(found: Evaluation) -> dict[str, list[Any]]:
     """Answers and what the judges say of each, JSON-able; NaN as null."""
-    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in VERDICTS}
+    names = (*VERDICTS, *(name for name in found.scores if name == OWN_WIN_RATE))
+    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in names}
     return {"instructions": list(found.instructions), "responses": list(found.responses), **scores}
 
 
@@ -205,12 +254,14 @@ def describe(cell: str, row: Row) -> str:
     names = {
         "win_rate_simulated": "win rate {:.1f} % simulated",
         "win_rate_human": "{:.1f} % human",
+        "win_rate": "win rate {:.1f} % by the judge",
         "gold": "gold {:.2f}",
         "length": "length {:.0f}",
         "seconds": "{:.0f} s",
     }
     # Outside the sandbox there is no judge: what was not measured is left out.
-    return f"{cell}: " + ", ".join(text.format(row[name]) for name, text in names.items() if row[name] == row[name])
+    known = {name: row[name] for name in names if name in row and row[name] == row[name]}
+    return f"{cell}: " + ", ".join(names[name].format(value) for name, value in known.items())
 
 
 # -------------------------------------------------------------------------------------------------------- reward models

@@ -23,6 +23,7 @@ from ..oracles.registry import make_oracle
 from ..sandbox import writers
 from ..sandbox.dataset import Sandbox
 from ..seeding import keyed_rng
+from .agent_options import with_options
 from .own_modules import find_attribute
 
 if TYPE_CHECKING:
@@ -64,16 +65,26 @@ class Job:
     """Rank of the LoRA adapters that are trained; 0 trains all weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the policy's weights."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt trained on; None for AlpacaFarm's 192."""
+    changed: tuple[tuple[str, float], ...] = ()
+    """Fields of the agent's config that have other values than the preset's: (name, value)."""
+    allow_overlap: bool = False
+    """Whether an instruction of the data may stand in two splits."""
 
     @cached_property
     def data(self) -> Dataset:
         """The dataset."""
-        return load_dataset(self.dataset)
+        return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
 
     def config(self, preset: type[Config], **quick: Any) -> Config:
-        """The preset of an agent's config; in a quick run with the fields of `quick` in their place."""
+        """The preset of an agent's config; in a quick run with the fields of `quick`, always with those of `changed`.
+
+        Raises:
+            DataError: See `with_options`.
+        """
         chosen: Any = getattr(preset, self.preset)()
-        config: Config = replace(chosen, **quick) if self.quick else chosen
+        config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
 
     def policy(self) -> LanguageModel:
@@ -89,6 +100,7 @@ class Job:
             adapter = LoraConfig(
                 r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
             )
+        limit: dict[str, Any] = {} if self.max_prompt_tokens is None else {"max_prompt_tokens": self.max_prompt_tokens}
         return LanguageModel.from_pretrained(
             sandbox.POLICY if self.sft == "sandbox" else self.sft,
             device=default_device(),
@@ -96,6 +108,7 @@ class Job:
             lora=adapter,
             template=self.template,
             max_response_tokens=64 if self.preset == "sandbox" else 300,
+            **limit,
         )
 
     def preferences(self) -> tuple[Preference, ...]:
@@ -137,7 +150,7 @@ class Job:
         return gym.make_vec(
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs // PartialState().num_processes,
-            dataset=self.dataset,
+            dataset=self.data,
             oracle=self._reward_spec,
             autoreset_mode=AutoresetMode.DISABLED,
         )

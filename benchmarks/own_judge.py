@@ -70,6 +70,11 @@ def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracl
     return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")
 
 
+def judge_name(text: str, dataset: Dataset) -> str:
+    """What a reader calls the judge."""
+    return make_own_judge(text, dataset).name.removeprefix("win_rate:")
+
+
 def read_judge(text: str) -> Spec:
     """The name or mapping that `--judge` holds.
 

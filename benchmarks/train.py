@@ -3,13 +3,18 @@
     python -m alpacafarm_env.benchmarks.train METHOD [--quick] [--feedback simulated|human] [--out DIR]
 
 In the sandbox it starts from the shipped SFT policy and prints the row that the ranking of methods would have. With
---dataset, --policy and --reward-model it runs on your own data and models, where no judge is at hand: the answers are
-written for you to have judged.
+--dataset, --policy and --reward-model it runs on your own data and models; --judge then gives a win rate against the
+data's references. The answers are outputs.json in AlpacaEval's form, the references beside them references.json:
+
+    python -m alpacafarm_env evaluate DIR/outputs.json --reference DIR/references.json
+
+has them judged by annotators over an API.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +26,13 @@ from accelerate import PartialState
 
 from .. import sandbox
 from ..data import load_dataset
+from ..data.files import write_atomic
 from ..errors import DataError
+from .agent_options import OPTIONS, option_of
 from .method_ablations import ABLATIONS
-from .method_runs import MethodPlan, RewardPlan, run_method, run_reward_model
-from .method_summary import COLUMNS
+from .method_runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
 from .methods import METHODS, Feedback, find_method
+from .own_judge import has_references, judge_name
 from .parallel import Progress, clock_text
 from .study import run_command, take_folder, write_csv
 
@@ -63,6 +70,32 @@ class TrainOptions:
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: int = 0
     """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights."""
+    judge: str | None = None
+    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
+    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
+    reward model held out."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt to train on, in tokens; longer ones are left out, with their number, and answered all the same
+    where the model can. Default: AlpacaFarm's 192."""
+    allow_overlap: bool = False
+    """Take data in which an instruction stands in two splits, or twice in one."""
+    steps: int | None = None
+    """Of PPO and Quark. Default of this and the following: the preset's; which of them a method has, it says."""
+    epochs: int | None = None
+    """Passes over the data, of methods that learn from a fixed set."""
+    learning_rate: float | None = None
+    rollout_batch_size: int | None = None
+    """Responses sampled for each step of PPO and Quark."""
+    minibatch_size: int | None = None
+    """Responses of each of their updates."""
+    batch_size: int | None = None
+    """Examples of an update; of best-of-n the responses sampled at once."""
+    sample_batch_size: int | None = None
+    """Responses that expert iteration samples at once."""
+    micro_batch_tokens: int | None = None
+    """Tokens that go through a model at once, so what memory allows; no result depends on it."""
+    num_instructions: int | None = None
+    """Instructions that expert iteration learns from."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
 
@@ -73,6 +106,9 @@ class TrainOptions:
             raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
         if self.template and self.policy == "sandbox":
             raise ValueError("--template: expected --policy beside it; the sandbox's models say their own")
+        for name in ("max_prompt_tokens", *OPTIONS):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')}: expected a number above 0, got {value!r}")
         if (self.data == "sandbox") != (self.policy == "sandbox"):
             raise ValueError(
                 f"--dataset and --policy: expected both or none, got {self.data!r} and {self.policy!r}; the sandbox's "
@@ -80,9 +116,16 @@ class TrainOptions:
             )
 
     @property
+    def changed(self) -> tuple[tuple[str, float], ...]:
+        """Fields of the agent's config that are given."""
+        given = {field: getattr(self, name) for name, field in OPTIONS.items()}
+        return tuple((field, value) for field, value in given.items() if value is not None)
+
+    @property
     def folder(self) -> Path:
         """Where everything goes."""
-        name = f"{find_method(self.method).name}-{self.feedback}-{self.seed}" + ("-quick" if self.quick else "")
+        labels = self.feedback if self.data == "sandbox" else "own"
+        name = f"{find_method(self.method).name}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
         return self.out if self.out is not None else Path("results") / NAME / name
 
     def plan(self, reward: str | None) -> MethodPlan:
@@ -93,7 +136,9 @@ class TrainOptions:
             seed=self.seed,
             out=self.folder,
             quick=self.quick,
-            num_eval=min(self.num_eval, len(load_dataset(self.data).instructions("eval"))),
+            num_eval=min(
+                self.num_eval, len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
+            ),
             preset=self.preset,
             dataset=self.data,
             sft=self.policy,
@@ -101,6 +146,10 @@ class TrainOptions:
             template=self.template,
             lora=self.lora,
             dtype=self.dtype,
+            max_prompt_tokens=self.max_prompt_tokens,
+            changed=self.changed,
+            allow_overlap=self.allow_overlap,
+            judge=self.judge,
         )
 
 
@@ -112,6 +161,9 @@ def run(options: TrainOptions) -> int:
 
 def _run(options: TrainOptions) -> int:
     method, out = find_method(options.method), options.folder
+    if options.changed and method.needs == "nothing":
+        names = ", ".join(option_of(field) for field, _ in options.changed)
+        raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
     reward = reward_model(options) if method.needs == "reward" else None
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)
@@ -119,16 +171,41 @@ def _run(options: TrainOptions) -> int:
     row = next(row for row in rows if row["feedback"] == options.feedback)
     if not PartialState().is_main_process:
         return 0
-    write_csv(out / "table.csv", [row], COLUMNS)
-    print(f"{method.title}, {options.feedback} feedback, seed {options.seed}: {clock_text(row['seconds'])} min")
-    print(*(f"  {name}: {row[name]:.4g}" for name in COLUMNS[3:] if row[name] == row[name]), sep="\n")
+    own = options.data != "sandbox"
+    write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
+    labels = "the data's own labels" if own else f"{options.feedback} feedback"
+    print(f"{method.title}, {labels}, seed {options.seed}: {clock_text(row['seconds'])} min")
+    print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
+    if plan.judge is not None:
+        print(
+            f"  win_rate is in %, by {judge_name(plan.judge, plan.job().data)} against the references of {options.data}"
+        )
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
+    write_outputs(plan, answers["responses"])
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")
     saved = plan.job().folder / "policy"
     where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
-    print(f"\n{where}Answers, verdicts, metrics and table.csv: {out}.")
+    print(f"\n{where}Answers (outputs.json), verdicts, metrics and table.csv: {out}.")
     return 0
+
+
+def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
+    """outputs.json, and references.json where the data has references: AlpacaEval's form, which `evaluate` reads."""
+    data, asked = plan.job().data, evaluated(plan)
+    found = {"outputs": (f"{find_method(plan.method).name}, {plan.labels}, seed {plan.seed}", responses)}
+    if has_references(data, "eval"):
+        texts = dict(zip(data.instructions("eval"), data.references("eval"), strict=True))
+        found["references"] = (
+            str(getattr(data, "reference", f"references of {plan.dataset}")),
+            [texts[x] for x in asked],
+        )
+    for name, (generator, outputs) in found.items():
+        rows = [
+            {"instruction": each.instruction, "input": each.input, "output": output, "generator": generator}
+            for each, output in zip(asked, outputs, strict=True)
+        ]
+        write_atomic(plan.out / f"{name}.json", json.dumps(rows, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def reward_model(options: TrainOptions) -> str:

@@ -25,7 +25,7 @@ import tyro
 from ..data import Dataset, load_dataset
 from ..errors import DataError
 from . import win_rate_report as words
-from .own_judge import make_own_judge
+from .own_judge import judge_name
 from .parallel import run_cells
 from .report import Section, write_report
 from .study import Row, Study, StudyOptions, run_command, versions, write_csv
@@ -230,7 +230,7 @@ def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
         num_eval=plan.num_eval,
         num_seeds=len(plans),
         temperature=plan.temperature,
-        judge="" if plan.judge is None else make_own_judge(plan.judge, dataset).name.removeprefix("win_rate:"),
+        judge="" if plan.judge is None else judge_name(plan.judge, dataset),
     )
 
 

@@ -92,7 +92,10 @@ def _json(text: str, path: Path) -> list[object]:
             "One object a line belongs in a .jsonl file."
         ) from error
     if not isinstance(value, list):
-        raise DataError(f"{path}: expected a list of objects, got {type(value).__name__}: {shown(value)}.")
+        example = '[{"instruction": ..., "input": ..., "output": ...}, ...]'
+        raise DataError(
+            f"{path}: expected a list of objects, such as {example}, got {type(value).__name__}: {shown(value)}."
+        )
     return value
 
 
