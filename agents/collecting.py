@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 from torch import Tensor
 
 from ..errors import UnscoredError
@@ -35,7 +36,8 @@ class Collector:
         max_response_tokens: Longest response; None: the policy's limit.
 
     Raises:
-        ValueError: If the environment resets by itself, or its size does not divide the batch.
+        ValueError: If the environment resets by itself, its size does not divide the batch, or a wrapper lies around
+            DictInfoToList.
     """
 
     def __init__(
@@ -60,7 +62,11 @@ class Collector:
                 f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got {batch_size!r}. "
                 "Change rollout_batch_size or num_envs."
             )
-        self._env, self._policy, self._loop = env, policy, loop
+        if any(isinstance(layer, DictInfoToList) for layer in _layers(env)[1:]):
+            raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
+        # It changes how a reader sees the infos only; here they are read as arrays.
+        self._env: Any = env.env if isinstance(env, DictInfoToList) else env
+        self._policy, self._loop = policy, loop
         self._num_rounds = batch_size // at_once
         self._temperature, self._max_new_tokens = temperature, max_response_tokens
 
@@ -123,9 +129,7 @@ class Collector:
 
 def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     """What of an environment decides a run, JSON-able, for a resumed run to compare."""
-    layers: list[Any] = [env]
-    while (inner := _below(layers[-1])) is not None:
-        layers.append(inner)
+    layers = _layers(env)
     base = layers[-1]
     chosen = (base.spec.kwargs.get("oracle") if base.spec else None) or getattr(base, "oracle", None)
     return {
@@ -138,6 +142,14 @@ def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
             f"{type(w).__name__}({_named(vars(w).get('oracle')) or ''})" for w in layers if w is not w.unwrapped
         ],
     }
+
+
+def _layers(env: Any) -> list[Any]:
+    """The environment, what it wraps, and so on down to the one without wrappers."""
+    layers = [env]
+    while (inner := _below(layers[-1])) is not None:
+        layers.append(inner)
+    return layers
 
 
 def _below(env: Any) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers.vector import DictInfoToList
+from tiny_models import TEMPLATE, build_llama
 from tiny_worlds import ASCII, Picky, Share, make_env, small_ppo
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.oracles import OracleError
+from alpacafarm_env.wrappers.vector import AddScore
 
 
 def test_unscored_responses_are_left_out_and_counted(llama: LanguageModel) -> None:
@@ -44,3 +47,18 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
     agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
     with pytest.raises(OracleError, match=r"environment's step .* must answer 16 rows .*, got shape \(\)"):
         next(agent.updates())
+
+
+def test_lists_of_infos_are_read_as_the_arrays_inside(tokenizer) -> None:
+    found = []
+    for wrap in (lambda env: env, DictInfoToList):
+        policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16)
+        env = wrap(AddScore(make_env(16, Picky(ASCII), on_unscored="truncate"), oracle=Share(ASCII)))
+        found.append(list(PPO(env, policy, config=small_ppo()).updates()))
+    assert found[0] == found[1]
+    assert {name for name in found[0][0] if name.startswith("info/")} >= {"info/response_length", "info/gold_reward"}
+
+
+def test_a_wrapper_around_lists_of_infos_is_refused_at_the_start(llama: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="DictInfoToList"):
+        PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())
