@@ -21,6 +21,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..folders import Claim
 from ..pretrained import reading
 
 MANIFEST = "manifest.json"
@@ -167,6 +168,24 @@ def remove_leftovers(out: Path, *, step: int) -> None:
         shutil.rmtree(out / f"checkpoint-{later}")
     for draft in out.glob(".checkpoint-*.tmp"):
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def claim_metrics(out: Path, length: int) -> Claim:
+    """Claim a run's folder, whose metrics.jsonl must have the length it was left with.
+
+    Raises:
+        CheckpointError: Another run is writing there, or has written since.
+    """
+    claim = Claim(out, "a training run")
+    path = out / "metrics.jsonl"
+    found = path.stat().st_size if path.exists() else 0
+    if found != length:
+        claim.release()
+        raise CheckpointError(
+            f"{path} has {found} bytes, but this run left it with {length}: another one has written there since. Make "
+            "the agent anew to continue from what is there, or choose another folder."
+        )
+    return claim
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:

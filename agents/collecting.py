@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UnscoredError
@@ -24,8 +25,8 @@ from .rollouts import Rollouts
 class Collector:
     """Samples responses to an environment's instructions and lets it score them.
 
-    All draws are keyed on (seed, step): a step's instructions are the same however they are dealt out to processes and
-    to rounds of the environment, and a resumed run gets the same responses.
+    All draws are keyed on (seed, step), and rows are numbered over the whole step: its instructions and responses are
+    the same however they are dealt out to processes and to rounds of the environment, and those of a resumed run too.
 
     Args:
         env: A vector environment of instructions that does not reset by itself; each process has its own.
@@ -38,6 +39,7 @@ class Collector:
     Raises:
         ValueError: If the environment resets by itself, its size does not divide the batch, or a wrapper lies around
             DictInfoToList.
+        WorldError: If the processes' environments differ in size.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Collector:
                 f"Agents reset the environment themselves: expected AutoresetMode.DISABLED, got {mode!r}. "
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
+        loop.processes.agree({"num_envs": env.num_envs})
         at_once = env.num_envs * loop.processes.count
         if batch_size % at_once:
             raise ValueError(
@@ -67,26 +70,31 @@ class Collector:
         # It changes how a reader sees the infos only; here they are read as arrays.
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
         self._policy, self._loop = policy, loop
-        self._num_rounds = batch_size // at_once
-        self._temperature, self._max_new_tokens = temperature, max_response_tokens
+        self._batch_size, self._num_rounds = batch_size, batch_size // at_once
+        self._temperature, self._max_new_tokens = temperature, max_response_tokens or policy.max_response_tokens
 
-    def collect(self, step: int) -> tuple[Rollouts, Tensor, dict[str, float]]:
+    def collect(self, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
         """This process's responses of a step; there may be none that has a score, if another process has one.
 
         Returns:
-            Those that have a score; their scores, float64 [B]; and metrics over all processes: score/mean, score/std,
-            score/unscored (share without a score), tokens/mean (a response), tokens (sampled, all together), finished
-            (share), and info/<key>, the mean of each float the environment reports (info/gold_reward) and of the
-            length in characters.
+            Those that have a score; their scores, float64 [B]; their numbers among the step's rows, ascending [B]; and
+            metrics over all processes: score/mean, score/std, score/unscored (share without a score), tokens/mean
+            (a response), tokens (sampled, all together), finished (share), and info/<key>, the mean of each float the
+            environment reports (info/gold_reward) and of the length in characters.
 
         Raises:
             UnscoredError: If no response of any process has a score.
         """
         first = int(keyed_rng(self._loop.seed, "instructions", step).integers(2**62))
-        rounds = [self._round(step, turn, first) for turn in range(self._num_rounds)]
+        processes, size = self._loop.processes, self._env.num_envs
+        # One row of random numbers a response, drawn for the whole step by every process.
+        generator = keyed_generator(self._loop.seed, "sample", step, 0)
+        uniforms = torch.rand(self._batch_size, self._max_new_tokens, generator=generator)
+        begins = [(turn * processes.count + processes.rank) * size for turn in range(self._num_rounds)]
+        rounds = [self._round(first + begin, uniforms[begin : begin + size]) for begin in begins]
         rewards = torch.cat([reward for _, reward, _ in rounds])
         scored = ~rewards.isnan()
-        processes = self._loop.processes
+        rows = np.concatenate([np.arange(begin, begin + size) for begin in begins])
         # Added up first, so that all processes raise together instead of waiting for one that is gone.
         num_tokens = sum(int(responses.lengths.sum()) for responses, _, _ in rounds)
         counts = processes.add_up({"scored": int(scored.sum()), "all": len(rewards), "tokens": num_tokens})
@@ -105,18 +113,16 @@ class Collector:
         )
         metrics["tokens"] = counts["tokens"]
         metrics["score/std"] = float(masked_moments(rewards, scored, reduce=processes.reduce)[1].sqrt())
-        return rollouts, rewards[scored].to(self._policy.device), metrics
+        return rollouts, rewards[scored].to(self._policy.device), rows[scored.numpy()], metrics
 
-    def _round(self, step: int, turn: int, first: int) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
+    def _round(self, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
-        processes = self._loop.processes
-        position = turn * processes.count + processes.rank
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
-        instructions, _ = self._env.reset(seed=first + position * self._env.num_envs)
+        instructions, _ = self._env.reset(seed=seed)
         with self._loop.timed("sample"):
             responses = self._policy.generate(
                 instructions,
-                generator=keyed_generator(self._loop.seed, "sample", step, position),
+                generator=uniforms,
                 temperature=self._temperature,
                 max_new_tokens=self._max_new_tokens,
             )
@@ -125,6 +131,11 @@ class Collector:
         given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
         scores = np.where(info.get("scored", True), given, math.nan)
         return responses, torch.from_numpy(scores), _float_columns(info)
+
+
+def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:
+    """Where in `rows`, ascending, those of `numbers` are that it holds, in the order of `numbers`: int64."""
+    return torch.from_numpy(np.searchsorted(rows, numbers[np.isin(numbers, rows)]))
 
 
 def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:

@@ -31,13 +31,14 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch.distributed
-
 from ..errors import CheckpointError, UnscoredError
+from ..folders import claim
 from ..instructions import Instruction
 from ..oracles.base import RewardOracle
 from ..seeding import keyed_rng
@@ -109,8 +110,8 @@ class ExpertIterationConfig(PolicyConfig):
         return cls(num_instructions=5000, max_response_tokens=64, sft=sft)
 
 
-FREE = frozenset({"sample_batch_size", "act_temperature"})
-"""Fields that a resumed run may change: neither decides what is learned. Those of `sft`: `loop.FREE_TO_CHANGE`."""
+FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
+"""What a resumed run may change: none of it decides what is learned. Those of `sft`: `loop.FREE_TO_CHANGE`."""
 
 
 class ExpertIteration(PolicyAgent):
@@ -159,6 +160,7 @@ class ExpertIteration(PolicyAgent):
         self._round = 1
         self._best: list[BestResponse] = []
         self._sft: SFT | None = None
+        self._length = 0  # of metrics.jsonl as this run has left it
         self._processes = Processes(self.policy.device, mixed_precision=self.config.sft.mixed_precision)
         if self.out is not None:
             self._open(self.out, resume)
@@ -174,15 +176,17 @@ class ExpertIteration(PolicyAgent):
 
         Raises:
             UnscoredError: If no instruction of a round has a reward.
+            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
         """
-        while self._round <= self.config.num_rounds:
-            while len(self._best) < len(self.instructions):
-                yield self._done(self._sample())
-            if self._sft is None:
-                self._sft = self._begin_sft()
-            for metrics in self._sft.updates():
-                yield self._done(metrics)
-            self._next_round()
+        with self._processes.together(self._claim):
+            while self._round <= self.config.num_rounds:
+                while len(self._best) < len(self.instructions):
+                    yield self._done(self._sample())
+                if self._sft is None:
+                    self._sft = self._begin_sft()
+                for metrics in self._sft.updates():
+                    yield self._done(metrics)
+                self._next_round()
 
     def learn(self) -> dict[str, float]:
         """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
@@ -206,7 +210,7 @@ class ExpertIteration(PolicyAgent):
         if mine:
             samples = self._best_of_n().sample([self.instructions[row] for row in mine])
             rows, num_tokens = best_responses(mine, samples), samples.num_tokens
-        rows = sorted(self._gather(rows), key=lambda best: best.row)
+        rows = sorted(chain.from_iterable(processes.gather(rows)), key=lambda best: best.row)
         metrics = {
             **reward_metrics(rows),
             "tokens": processes.add_up({"tokens": num_tokens})["tokens"],
@@ -251,41 +255,54 @@ class ExpertIteration(PolicyAgent):
     def _next_round(self) -> None:
         self._round, self._best, self._sft = self._round + 1, [], None
 
-    def _gather(self, rows: list[BestResponse]) -> list[BestResponse]:
-        """The rows of all processes."""
-        parts: list[Any] = [rows] * self._processes.count
-        if self._processes.count > 1:
-            torch.distributed.all_gather_object(parts, rows)
-        return [row for part in parts for row in part]
-
     # ------------------------------------------------------------------------------------------------------- the folder
 
     def _open(self, out: Path, resume: Resume) -> None:
         """Begin the run's folder, or continue it: the policy becomes what it was."""
         identity = self._identity()  # of the policy as it was given, so before anything is read into it
-        found = sorted(path.name for path in out.glob("round-*"))
+        self._processes.agree({**identity, "out": str(out.resolve())})
+        found = self._processes.together(lambda: self._found(out, resume, identity))
+        self._processes.agree({"stored in out": found})
+        with self._processes.together(lambda: self._begin(out, None if found else identity)):
+            self._restore()
+        self._processes.wait()
+
+    @staticmethod
+    def _found(out: Path, resume: Resume, identity: Mapping[str, Any]) -> list[str]:
+        """What of the run is stored."""
+        paths = (path for pattern in ("round-*", "round-*/*", "round-*/sft/checkpoint-*") for path in out.glob(pattern))
+        found = sorted(path.relative_to(out).as_posix() for path in paths)
         if found and resume == "never":
+            rounds = ", ".join(name for name in found if "/" not in name)
             raise CheckpointError(
-                f"{out} holds a run ({', '.join(found)}), and resume='never' would overwrite it. "
+                f"{out} holds a run ({rounds}), and resume='never' would overwrite it. "
                 "Take another folder, or remove it to start over."
             )
         if found:
             checkpoints.compare(out / "config.json", identity, free=FREE)
-        self._processes.wait()
-        if self._processes.is_main:
-            out.mkdir(parents=True, exist_ok=True)
-            if not found:
-                checkpoints.write_json(out / "config.json", identity)
-                checkpoints.flush(out / "config.json")  # on disk before the first chunk is
-            for draft in out.glob("round-*/.chunk-*.tmp"):
-                shutil.rmtree(draft, ignore_errors=True)
-        self._processes.wait()
-        self._restore()
+        return found
+
+    def _begin(self, out: Path, identity: Mapping[str, Any] | None) -> AbstractContextManager[object]:
+        """Claim the folder, note what decides the run if it is new, and remove what a killed one left half-written."""
+        if not self._processes.is_main:
+            return nullcontext()
+        held = claim(out, "a training run")
+        if identity is not None:
+            checkpoints.write_json(out / "config.json", identity)
+            checkpoints.flush(out / "config.json")  # on disk before the first chunk is
+        for draft in out.glob("round-*/.chunk-*.tmp"):
+            shutil.rmtree(draft, ignore_errors=True)
+        (out / "metrics.jsonl").write_bytes(b"")
+        return held
+
+    def _claim(self) -> AbstractContextManager[object]:
+        """The right to write into `out`, which is as this run has left it."""
+        if self.out is None or not self._processes.is_main:
+            return nullcontext()
+        return checkpoints.claim_metrics(self.out, self._length)
 
     def _restore(self) -> None:
         """Take up what the folder holds, up to the last complete step, and write metrics.jsonl anew from it."""
-        if self.out is not None and self._processes.is_main:
-            (self.out / "metrics.jsonl").write_bytes(b"")
         while self._round <= self.config.num_rounds:
             while len(self._best) < len(self.instructions):
                 chunk = read_chunk(self._chunk_folder(len(self._best)))
@@ -315,6 +332,7 @@ class ExpertIteration(PolicyAgent):
         if self.out is not None and self._processes.is_main:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
                 file.write(_line(metrics))
+                self._length = file.tell()
         return metrics
 
     def _round_folder(self) -> Path:

@@ -192,7 +192,7 @@ class LanguageModel:
         self,
         instructions: Sequence[str],
         *,
-        generator: torch.Generator | Sequence[torch.Generator],
+        generator: torch.Generator | Sequence[torch.Generator] | Tensor,
         temperature: float = 1.0,
         max_new_tokens: int | None = None,
         batch_size: int = 256,
@@ -206,7 +206,7 @@ class LanguageModel:
         Args:
             instructions: N instructions.
             generator: Source of all randomness, or one an instruction, so that its responses do not depend on what
-                else is asked; not used at temperature 0.
+                else is asked; or the uniforms themselves, one row a response; not used at temperature 0.
             temperature: Above 0; or 0 for the likeliest token at each step.
             max_new_tokens: Longest response; `max_response_tokens` if None.
             batch_size: Rows decoded together.
@@ -228,7 +228,9 @@ class LanguageModel:
         prompts = [tokens for tokens in self.encode_prompts(instructions) for _ in range(num_samples)]
         self._check_positions(max(map(len, prompts), default=0) + width)
         uniforms = None
-        if temperature > 0:
+        if isinstance(generator, Tensor):
+            uniforms = generator if temperature > 0 else None
+        elif temperature > 0:
             sources = [generator] if isinstance(generator, torch.Generator) else generator
             if len(sources) not in (1, len(instructions)):
                 raise ValueError(f"generate: expected 1 or {len(instructions)} generators, got {len(sources)}")

@@ -1,12 +1,13 @@
 """The one training loop: processes, optimizer, schedule, clipping, metrics, checkpoints, resume. It knows no algorithm.
 
-Three laws make a run a function of its config, seed and number of processes:
+Three laws make a run a function of its config and seed:
 
 - **Sums over a global count.** An agent gives *sums* over the real items (tokens, pairs) of a micro-batch; the loop
   divides them by the number of items of the whole batch on all processes and adds gradients up. Gradients then depend
   neither on padding, nor on how a batch is cut into micro-batches, nor on how many processes share it.
-- **Keyed randomness.** Nothing draws from a stream that lives across steps: each draw is keyed on (seed, purpose, step,
-  rank). So no random state needs saving, and a resumed run makes the same draws.
+- **Keyed randomness.** Nothing draws from a stream that lives across steps: each draw is keyed on (seed, purpose, step)
+  and made for all processes' rows. So no random state needs saving, a resumed run makes the same draws, and so does one
+  on another number of processes.
 - **No clocks in metrics.jsonl.** Times go to timing.jsonl. A resumed run cuts metrics.jsonl back to its checkpoint, and
   rewrites the same bytes an uninterrupted run would have written.
 
@@ -20,7 +21,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,19 +31,19 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from accelerate.tracking import TensorBoardTracker
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import __version__
 from ..errors import CheckpointError
+from ..folders import claim
 from ..pretrained import reading
 from ..progress import make_bar
 from ..seeding import keyed_rng
 from . import checkpoints
 from .masters import Masters
-from .processes import Processes
+from .processes import Processes, join
 
 Sums = Callable[[Tensor], dict[str, Tensor]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means."""
@@ -103,8 +104,8 @@ class TrainingConfig:
             raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
 
 
-FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens"})
-"""Fields that a resumed run may change: they decide what is kept and what fits into memory, not what is learned."""
+FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens", "num_processes"})
+"""What a resumed run may change: it decides what is kept, what fits into memory and how fast, not what is learned."""
 
 
 def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:
@@ -135,7 +136,7 @@ SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
 def show_progress(updates: Iterable[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
     """Run `updates` to the end behind a progress bar with an ETA; returns the last metrics."""
     metrics: dict[str, float] = {}
-    show = PartialState().is_main_process
+    show = join().is_main_process
     with make_bar(total, label, show=show, initial=done, unit="step") as bar:
         for metrics in updates:
             bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
@@ -166,6 +167,7 @@ class Loop:
 
     Raises:
         CheckpointError: If the checkpoint to resume is damaged or belongs to another run.
+        WorldError: If the processes differ in settings, in the folder or in what they find there, or one has failed.
     """
 
     def __init__(
@@ -197,7 +199,10 @@ class Loop:
         self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
         self._seconds: dict[str, float] = {}
+        self._length = 0  # of metrics.jsonl as this run has left it
         self._board: TensorBoardTracker | None = None
+        size = f"{len(parameters)} tensors, {sum(each.numel() for each in parameters.values())} numbers"
+        self.processes.agree({**self._identity, "out": out and str(out.resolve()), "trained parameters": size})
         for parameter in parameters.values():  # fresh adapters and heads are drawn by each process for itself
             self.processes.copy_from_main(parameter)
         self._masters = Masters(parameters)
@@ -268,19 +273,32 @@ class Loop:
     # -------------------------------------------------------------------------------------------------------- the run
 
     def run(self, make_step: Callable[[int], dict[str, float]]) -> Iterator[dict[str, float]]:
-        """Make the remaining steps; yields each step's metrics after they, and a checkpoint when due, are on disk."""
-        while self.step < self.total:
-            began = perf_counter()
-            learning_rate = self.learning_rate
-            metrics = {"step": self.step + 1, **make_step(self.step + 1), "learning_rate": learning_rate}
-            self.step += 1
-            self._log(metrics, perf_counter() - began)
-            due = self.config.save_every and self.step % self.config.save_every == 0
-            if due or self.step == self.total:
-                self.save()
-            yield metrics
-        if self._board is not None:
-            self._board.finish()
+        """Make the remaining steps; yields each step's metrics after they, and a checkpoint when due, are on disk.
+
+        From the first step to the end (or `close`) nobody else may write into `out`.
+
+        Raises:
+            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
+        """
+        with self.processes.together(self._claim):
+            while self.step < self.total:
+                began = perf_counter()
+                learning_rate = self.learning_rate
+                metrics = {"step": self.step + 1, **make_step(self.step + 1), "learning_rate": learning_rate}
+                self.step += 1
+                self._log(metrics, perf_counter() - began)
+                due = self.config.save_every and self.step % self.config.save_every == 0
+                if due or self.step == self.total:
+                    self.save()
+                yield metrics
+            if self._board is not None:
+                self._board.finish()
+
+    def _claim(self) -> AbstractContextManager[object]:
+        """The right to write into `out`, which is as this run has left it."""
+        if self.out is None or not self.processes.is_main:
+            return nullcontext()
+        return checkpoints.claim_metrics(self.out, self._length)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -306,21 +324,33 @@ class Loop:
 
     def _open(self, out: Path, resume: Resume) -> None:
         """Make or continue the run's folder."""
+        folder = self.processes.together(lambda: self._found(out, resume))
+        self.processes.agree({"newest checkpoint in out": folder and folder.name})
+        metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
+        self.processes.together(lambda: self._continue(out, metrics_bytes))
+
+    @staticmethod
+    def _found(out: Path, resume: Resume) -> Path | None:
+        """The checkpoint to continue, None to begin."""
         with checkpoints.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         folder = checkpoints.newest(out) if resume == "auto" else None
         if folder is None and checkpoints.steps(out):
             why = "and resume='never' would overwrite them" if resume == "never" else "but none is complete"
             raise CheckpointError(f"{out} holds checkpoints, {why}. Take another folder, or remove them to start over.")
-        metrics_bytes = 0 if folder is None else self._restore(folder)
-        self.processes.wait()
-        if self.processes.is_main:
+        return folder
+
+    def _continue(self, out: Path, metrics_bytes: int) -> None:
+        """Put the run's files back to where the checkpoint left them."""
+        if not self.processes.is_main:
+            return
+        with claim(out, "a training run"):
             self._cut_metrics(out / "metrics.jsonl", metrics_bytes)
             checkpoints.remove_leftovers(out, step=self.step)
-            if find_spec("tensorboard"):
-                self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
-                self._board.start()
-        self.processes.wait()
+        self._length = metrics_bytes
+        if find_spec("tensorboard"):
+            self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
+            self._board.start()
 
     def _restore(self, folder: Path) -> int:
         """Read a checkpoint; returns how long metrics.jsonl was."""
@@ -344,6 +374,7 @@ class Loop:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
                 known = {name: None if math.isnan(value) else value for name, value in metrics.items()}
                 file.write(json.dumps(known, allow_nan=False) + "\n")
+                self._length = file.tell()
             with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
         if self._board is not None:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 from safetensors.torch import load_model, save_model
 from torch import Tensor
 
@@ -36,7 +37,7 @@ from ..errors import did_you_mean
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from .checkpoints import load_weights, starting_point
-from .collecting import Collector, describe
+from .collecting import Collector, describe, places
 from .fitting import leave_out
 from .language_model import LanguageModel
 from .loop import Resume
@@ -266,11 +267,11 @@ class PPO(PolicyAgent):
     # ----------------------------------------------------------------------------------------------------------- a step
 
     def _step(self, step: int) -> dict[str, float]:
-        rollouts, scores, collected = self._collector.collect(step)
+        rollouts, scores, numbers, collected = self._collector.collect(step)
         with self._loop.timed("prepare"):
             experience, prepared = self._prepare(rollouts, scores)
         with self._loop.timed("update"):
-            improved = self._improve(step, experience)
+            improved = self._improve(step, experience, numbers)
         metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
         if self.config.target_kl is not None:
             self._loop.state["kl_coef"] = adaptive_kl_coef(
@@ -315,17 +316,18 @@ class PPO(PolicyAgent):
         metrics["value/explained_variance"] = 1 - unexplained / spread if spread > 0 else math.nan
         return experience, metrics
 
-    def _improve(self, step: int, experience: Experience) -> dict[str, float]:
-        """Epochs of minibatch updates; their mean metrics."""
-        config, processes = self.config, self._loop.processes
-        # Where few responses have a score, fewer minibatches, the same number on all processes: none may be empty.
-        num_scored = int(processes.largest({"scored": len(experience.rollouts)})["scored"])
-        num_minibatches = min(config.rollout_batch_size // config.minibatch_size, num_scored)
+    def _improve(self, step: int, experience: Experience, numbers: NDArray[np.int64]) -> dict[str, float]:
+        """Epochs of minibatch updates on rows that go by `numbers` on all processes; their mean metrics."""
+        config = self.config
+        scored = np.sort(np.concatenate(self._loop.processes.gather(numbers)))
+        # Where few responses have a score, fewer minibatches: none may be empty.
+        num_minibatches = min(config.rollout_batch_size // config.minibatch_size, len(scored))
         lengths, total_lengths = experience.rollouts.lengths.cpu(), experience.rollouts.total_lengths.cpu()
         updates = []
         for epoch in range(config.num_epochs):
-            order = keyed_rng(self.seed, "minibatches", step, epoch, processes.rank).permutation(len(lengths))
-            for rows in map(torch.from_numpy, np.array_split(order, num_minibatches)):
+            # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
+            order = keyed_rng(self.seed, "minibatches", step, epoch, 0).permutation(scored)
+            for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
                 cut = micro_batches(total_lengths[rows], config.micro_batch_tokens)
                 micro = [rows[part].to(self.policy.device) for part in cut]
                 updates.append(

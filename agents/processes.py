@@ -5,22 +5,55 @@ free.
 """
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ..errors import WorldError
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+PATIENCE = timedelta(days=1)
+"""How long processes wait for each other: one of them may be asking judges. One that dies ends the others at once."""
+
+
+def join(*, cpu: bool = False) -> PartialState:
+    """The world of processes that this one was started in, joined by the first call.
+
+    All of the package asks here and never accelerate: it would not join processes without GPUs unless told to be on the
+    CPU, and what it is told first holds for good.
+
+    Args:
+        cpu: Join on the CPU where there are GPUs too.
+
+    Raises:
+        WorldError: WORLD_SIZE says that there are more processes than were joined.
+    """
+    num_expected = int(os.environ.get("WORLD_SIZE") or 1)
+    on_gpu = torch.cuda.is_available() or torch.xpu.is_available()
+    state = PartialState(cpu=num_expected > 1 and (cpu or not on_gpu), timeout=PATIENCE)
+    if state.num_processes < num_expected:
+        raise WorldError(
+            f"Expected to join {num_expected} processes (WORLD_SIZE), but got {state.num_processes}: each would train "
+            "for itself. Start them with torchrun, and do not call PartialState() or Accelerator() of accelerate "
+            "before this package; or unset WORLD_SIZE to run one process."
+        )
+    return state
 
 
 def default_device() -> torch.device:
     """This process's accelerator if there is one, else the CPU."""
-    device: torch.device = PartialState().device
+    device: torch.device = join().device
     return device
 
 
@@ -32,14 +65,24 @@ class Processes:
         count: How many there are.
 
     Args:
-        device: Where this process's model is.
+        device: Where this process's model is; None: on its default device.
         mixed_precision: What `autocast` computes in.
+
+    Raises:
+        WorldError: Not all processes were joined, or they were joined on devices of another kind.
     """
 
-    def __init__(self, device: torch.device, *, mixed_precision: Literal["no", "bf16"] = "no") -> None:
-        self._accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=mixed_precision)
-        self.rank: int = self._accelerator.process_index
-        self.count: int = self._accelerator.num_processes
+    def __init__(self, device: torch.device | None = None, *, mixed_precision: Literal["no", "bf16"] = "no") -> None:
+        state = join(cpu=device is not None and device.type == "cpu")
+        self.rank: int = state.process_index
+        self.count: int = state.num_processes
+        self._device: torch.device = state.device if device is None else device
+        self._mixed_precision = mixed_precision
+        if self.count > 1 and self._device.type != state.device.type:
+            raise WorldError(
+                f"Expected the model on a device of the kind on which the processes are joined ({state.device.type}), "
+                f"got {self._device}. Load it with device=default_device() of alpacafarm_env.agents.processes."
+            )
 
     @property
     def is_main(self) -> bool:
@@ -48,12 +91,13 @@ class Processes:
 
     def wait(self) -> None:
         """Wait until all processes are here."""
-        self._accelerator.wait_for_everyone()
+        join().wait_for_everyone()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes inside run in the mixed precision."""
-        context: AbstractContextManager[Any] = self._accelerator.autocast()
-        return context
+        if self._mixed_precision == "no":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def share(self, rows: NDArray[np.int64]) -> Tensor:
         """This process's rows of a batch that all processes know: every `count`-th, from its rank on."""
@@ -63,17 +107,15 @@ class Processes:
         """Add a tensor up over all processes; each gets the result. The hook that `losses` and `masked` take."""
         if self.count == 1:
             return sums
-        moved = sums.to(self._accelerator.device, copy=True)
+        moved = sums.to(self._device, copy=True)
         torch.distributed.all_reduce(moved)
         return moved.to(sums.device)
 
     def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Add named numbers up over all processes; a name that a process lacks counts as 0 there."""
-        return {name: math.fsum(parts) for name, parts in self._gather(sums).items()}
-
-    def largest(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The largest of each named number over all processes."""
-        return {name: max(parts) for name, parts in self._gather(numbers).items()}
+        parts = self.gather(dict(sums))
+        names = dict.fromkeys(chain.from_iterable(parts))
+        return {name: math.fsum(part[name] for part in parts if name in part) for name in names}
 
     def means(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean of each column over its entries of all processes, NaN entries left out; NaN if none is left."""
@@ -94,10 +136,67 @@ class Processes:
         if self.count > 1:
             torch.distributed.broadcast(parameter.data, src=0)
 
-    def _gather(self, numbers: Mapping[str, float]) -> dict[str, list[float]]:
-        """Each process's number by name, in the order of ranks, where it has one."""
-        gathered: list[Any] = [dict(numbers)] * self.count
+    # ----------------------------------------------------------------------------------------- objects (picklable ones)
+
+    def gather(self, part: Part) -> list[Part]:
+        """Each process's part, in the order of ranks."""
+        parts: list[Any] = [part] * self.count
         if self.count > 1:
-            torch.distributed.all_gather_object(gathered, dict(numbers))
-        names = dict.fromkeys(chain.from_iterable(gathered))
-        return {name: [part[name] for part in gathered if name in part] for name in names}
+            torch.distributed.all_gather_object(parts, part)
+        return parts
+
+    def from_main(self, content: Part) -> Part:
+        """What the main process gives; the others' content is not looked at."""
+        contents = [content]
+        if self.count > 1:
+            torch.distributed.broadcast_object_list(contents, src=0)
+        return contents[0]
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Do `work` on all processes; where it fails on one it fails on all, so that none waits for another.
+
+        Raises:
+            WorldError: It failed on another process; the message has the cause.
+        """
+        if self.count == 1:
+            return work()
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001 - raised below, once the others know
+            error = caught
+        causes = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, cause in enumerate(causes):
+            if cause is not None:
+                raise WorldError(f"Process {rank} has failed: {cause}")
+        final: Result = result
+        return final
+
+    def spread(self, parts: Sequence[Part], work: Callable[[Part], Result]) -> list[Result]:
+        """`work` of each part, each done by one process; all get all results, in order. Errors as of `together`."""
+        numbers = range(len(parts))[self.rank :: self.count]
+        own = self.together(lambda: [(number, work(parts[number])) for number in numbers])
+        found = dict(chain.from_iterable(self.gather(own)))
+        return [found[number] for number in range(len(parts))]
+
+    def agree(self, settings: Mapping[str, Any]) -> None:
+        """Compare what must be the same on all processes.
+
+        Raises:
+            WorldError: On all of them, if a value differs; it names what and how.
+        """
+        parts = self.gather(dict(settings))
+        found = []
+        for name in dict.fromkeys(chain.from_iterable(parts)):
+            first = parts[0].get(name)
+            other = next((rank for rank, part in enumerate(parts) if part.get(name) != first), None)
+            if other is not None:
+                found.append(f"{name}: {first!r} on process 0, {parts[other].get(name)!r} on process {other}")
+        if found:
+            raise WorldError(
+                f"The processes of a run must have the same settings and see the same folder, but differ in "
+                f"{'; '.join(found)}. Start all with the same command, and keep the folder on a disk that all share."
+            )

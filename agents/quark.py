@@ -30,6 +30,7 @@ Deviations from AlpacaFarm's released code:
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -41,14 +42,13 @@ from torch import Tensor, nn
 
 from ..seeding import keyed_rng
 from .checkpoints import starting_point
-from .collecting import Collector, describe
+from .collecting import Collector, describe, places
 from .control_tokens import add_control_tokens, conditioned, unconditioned
 from .fitting import leave_out
 from .language_model import LanguageModel
 from .loop import Resume
 from .losses import exact_kl, kl_estimate, nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig
-from .processes import Processes
 from .rollouts import Rollouts, micro_batches, ragged_split, segment_sum
 
 
@@ -149,15 +149,13 @@ class Pool:
     plain: Rollouts
     """The same rows as the reference reads them."""
     trained: NDArray[np.int64]
-    """Rows to train on, of all processes and the same on all: rank x `slots` + the row's number on its process."""
-    rank: int
-    """This process."""
-    slots: int
-    """Most rows that a process can have."""
+    """Rows to train on, of all processes and the same on all, by their numbers in the step."""
+    numbers: NDArray[np.int64]
+    """Those of this process's rows [B], ascending."""
 
     def own(self, numbers: NDArray[np.int64]) -> Tensor:
-        """This process's row numbers among some of `trained`."""
-        return torch.from_numpy(numbers[numbers // self.slots == self.rank] % self.slots)
+        """This process's rows among some of `trained`."""
+        return places(self.numbers, numbers)
 
 
 def quark_sums(policy: LanguageModel, pool: Pool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
@@ -240,28 +238,30 @@ class Quark(PolicyAgent):
     # ----------------------------------------------------------------------------------------------------------- a step
 
     def _step(self, step: int) -> dict[str, float]:
-        rollouts, scores, collected = self._collector.collect(step)
+        rollouts, scores, numbers, collected = self._collector.collect(step)
         with self._loop.timed("prepare"):
-            pool, prepared = self._prepare(step, rollouts, scores)
+            pool, prepared = self._prepare(step, rollouts, scores, numbers)
         with self._loop.timed("update"):
             improved = self._improve(step, pool)
         return {**collected, **prepared, **improved}
 
     @torch.no_grad()
-    def _prepare(self, step: int, rollouts: Rollouts, scores: Tensor) -> tuple[Pool, dict[str, float]]:
+    def _prepare(
+        self, step: int, rollouts: Rollouts, scores: Tensor, numbers: NDArray[np.int64]
+    ) -> tuple[Pool, dict[str, float]]:
         """The pool of a step, and metrics.
 
         Raises:
             ValueError: If no response to train on has a token to learn, which takes train_eos=False.
         """
-        config, processes = self.config, self._loop.processes
+        config = self.config
         plain = unconditioned(rollouts, self._tokens)
         targets = plain if config.train_eos else without_eos(plain)
-        slots = config.rollout_batch_size // processes.count
-        table = gather(torch.stack((scores.cpu().double(), targets.lengths.cpu().double()), 1), processes, slots=slots)
-        present = (~table[:, 0].isnan()).nonzero()[:, 0]
-        labels = quantile_labels(table[present, 0], config.num_quantiles)
-        chosen = (table[present, 1] > 0) & ((labels == 0) if config.best_quantile_only else True)
+        own = list(zip(numbers.tolist(), scores.tolist(), targets.lengths.tolist(), strict=True))
+        table = np.array(sorted(chain.from_iterable(self._loop.processes.gather(own))))
+        present, rewards = table[:, 0].astype(np.int64), torch.from_numpy(table[:, 1])
+        labels = quantile_labels(rewards, config.num_quantiles)
+        chosen = (table[:, 2] > 0) & ((labels.numpy() == 0) if config.best_quantile_only else True)
         if not chosen.any():
             raise ValueError(
                 f"Step {step}: the responses to train on are empty, and train_eos=False leaves nothing to learn from "
@@ -269,11 +269,10 @@ class Quark(PolicyAgent):
             )
         read = targets
         if self._tokens:
-            own = labels[present // slots == processes.rank]
-            tokens = [self._tokens[label] for label in own.tolist()]
+            tokens = [self._tokens[label] for label in labels[np.isin(present, numbers)].tolist()]
             read = conditioned(targets, tokens, bos=self.policy.tokenizer.bos_token_id)
-        pool = Pool(read, targets, present[chosen].numpy(), processes.rank, slots)
-        return pool, {"score/best_quantile": float(table[present[labels == 0], 0].mean()), **self._drift(plain)}
+        pool = Pool(read, targets, present[chosen], numbers)
+        return pool, {"score/best_quantile": float(rewards[labels == 0].mean()), **self._drift(plain)}
 
     def _drift(self, rollouts: Rollouts) -> dict[str, float]:
         """Metrics of how far the samples are from the reference, which reads `rollouts`, and how varied they are."""
@@ -310,21 +309,6 @@ class Quark(PolicyAgent):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
-
-
-def gather(columns: Tensor, processes: Processes, *, slots: int) -> Tensor:
-    """The rows of all processes, the same on each: [processes x slots, C] float64 on the CPU, NaN where there is none.
-
-    Args:
-        columns: This process's [n, C], n at most `slots`, n may differ between processes.
-        processes: All of them take part.
-        slots: Rows set aside for each process, in the order of ranks.
-    """
-    table = torch.zeros(processes.count, slots, columns.shape[1] + 1, dtype=torch.float64)
-    table[processes.rank, : len(columns), 0] = 1
-    table[processes.rank, : len(columns), 1:] = columns
-    table = processes.reduce(table).flatten(0, 1)
-    return table[:, 1:].masked_fill(table[:, :1] == 0, torch.nan)
 
 
 def without_eos(rollouts: Rollouts) -> Rollouts:

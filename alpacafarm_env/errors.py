@@ -110,6 +110,10 @@ class ReplayMissError(LedgerError):
     """The ledger is only replayed, and it has no answer to this request."""
 
 
+class WorldError(AlpacaFarmError, RuntimeError):
+    """Processes that were started together and do not fit together; the message names what differs."""
+
+
 class CheckpointError(AlpacaFarmError):
     """A checkpoint that cannot be read or belongs to another configuration; a folder that somebody else writes."""
 

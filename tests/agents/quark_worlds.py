@@ -31,8 +31,8 @@ def small(**changes: Any) -> QuarkConfig:
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, Pool, dict[str, float]]:
     """An agent before its first update, what it sampled, and its pool."""
     agent = Quark(make_env(16), policy, config=small(**changes))
-    rollouts, scores, collected = agent._collector.collect(1)
-    pool, metrics = agent._prepare(1, rollouts, scores)
+    rollouts, scores, numbers, collected = agent._collector.collect(1)
+    pool, metrics = agent._prepare(1, rollouts, scores, numbers)
     return agent, rollouts, scores, pool, {**collected, **metrics}
 
 
@@ -74,9 +74,10 @@ def train_in_a_world(policy_folder: Path, target: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for mode, best_quantile_only in (("best", True), ("all", False)):
         config = small(minibatch_size=3, best_quantile_only=best_quantile_only, kl_coef=1.0)
-        agent = Quark(make_env(8), load_policy(policy_folder), config=config, seed=2)
-        rollouts, scores, _ = agent._collector.collect(1)
-        pool, metrics = agent._prepare(1, rollouts, scores)
+        env = make_env(16 // int(os.environ["WORLD_SIZE"]))
+        agent = Quark(env, load_policy(policy_folder), config=config, seed=2)
+        rollouts, scores, numbers, _ = agent._collector.collect(1)
+        pool, metrics = agent._prepare(1, rollouts, scores, numbers)
         tensors |= {f"{mode}.{name}": gradient for name, gradient in gradients(agent, pool)[0].items()}
         tensors |= {f"{mode}.{name}": torch.tensor(value) for name, value in metrics.items()}
         tensors[f"{mode}.rows"] = torch.from_numpy(pool.trained)

@@ -19,7 +19,7 @@ from alpacafarm_env.wrappers.vector import AddScore
 def test_unscored_responses_are_left_out_and_counted(llama: LanguageModel) -> None:
     env = make_env(16, Picky(ASCII), on_unscored="truncate")
     agent = PPO(env, llama, config=small_ppo())
-    rollouts, scores, metrics = agent._collector.collect(1)
+    rollouts, scores, _, metrics = agent._collector.collect(1)
     assert all(len(text) % 2 for text in rollouts.texts)
     assert len(rollouts) == len(scores) == 16 * (1 - metrics["score/unscored"])
     assert 0 < metrics["score/unscored"] < 1

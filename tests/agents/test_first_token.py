@@ -128,7 +128,7 @@ def test_of_dpo_and_its_reference(policy: LanguageModel) -> None:
 
 def test_of_ppo(policy: LanguageModel) -> None:
     agent = PPO(make_env(), policy, config=small_ppo(recompute_logprobs=False))
-    rollouts, scores, _ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(1)
     expected = expected_logprobs(policy, rollouts)
     close(firsts(rollouts).logprobs, expected)
     close(agent._prepare(rollouts, scores)[0].old_logprobs[:, 0], expected)
@@ -143,9 +143,9 @@ def test_of_quark_and_its_reference(policy: LanguageModel, best_quantile_only: b
     config = QuarkConfig(rollout_batch_size=16, minibatch_size=8, best_quantile_only=best_quantile_only)
     agent = Quark(make_env(), policy, config=config)
     depart(policy)
-    rollouts, scores, _ = agent._collector.collect(1)
+    rollouts, scores, numbers, _ = agent._collector.collect(1)
     close(firsts(rollouts).logprobs, expected_logprobs(policy, rollouts))
-    pool, _ = agent._prepare(1, rollouts, scores)
+    pool, _ = agent._prepare(1, rollouts, scores, numbers)
     pool = replace(pool, read=firsts(pool.read), plain=firsts(pool.plain))
     trained = pool.own(pool.trained)
     assert len(trained) == (4 if best_quantile_only else 16)

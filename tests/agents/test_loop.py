@@ -112,7 +112,7 @@ def test_gradients_do_not_depend_on_micro_batches(policy_folder: Path) -> None:
 
 
 def test_gradients_do_not_depend_on_the_number_of_processes(policy_folder: Path, tmp_path: Path) -> None:
-    """Two gloo processes against one that goes through its environment twice: equal keys, so equal responses."""
+    """Two gloo processes, each with half of the environments, against one: equal responses in equal minibatches."""
     worlds = [start_world(write_gradients, policy_folder, tmp_path / f"{n}.safetensors", size=n) for n in (1, 2)]
     for process in (process for world in worlds for process in world):
         process.join(120)
@@ -120,7 +120,7 @@ def test_gradients_do_not_depend_on_the_number_of_processes(policy_folder: Path,
     one, two = (load_file(tmp_path / f"{n}.safetensors") for n in (1, 2))
     assert one.keys() == two.keys()
     for name, tensor in one.items():
-        # After two optimizer steps, Adam has turned rounding of tiny gradients into differences of its own.
+        # After twelve updates, Adam has turned rounding of tiny gradients into differences of its own.
         atol = 1e-4 if name.startswith("trained.") else 1e-6
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 

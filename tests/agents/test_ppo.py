@@ -97,7 +97,7 @@ def test_a_bandit_converges_to_its_closed_form(policy_folder: Path) -> None:
 def prepared(policy: LanguageModel, **changes):
     """An agent before its first update, its first responses and their metrics."""
     agent = PPO(make_env(16, Share(ASCII)), policy, config=small_ppo(**changes))
-    rollouts, scores, collected = agent._collector.collect(1)
+    rollouts, scores, _, collected = agent._collector.collect(1)
     experience, metrics = agent._prepare(rollouts, scores)
     return agent, experience, {**collected, **metrics}
 
@@ -145,7 +145,7 @@ def test_advantages_are_normalised_over_real_tokens(llama: LanguageModel) -> Non
 
 def test_equal_scores_give_equal_returns_at_any_length(llama: LanguageModel) -> None:
     agent = PPO(make_env(16, Share("")), llama, config=small_ppo(kl_coef=0.0, whiten_rewards=True))
-    rollouts, scores, _ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(1)
     assert len(set(rollouts.lengths.tolist())) > 1
     experience, _ = agent._prepare(rollouts, torch.ones_like(scores))
     assert len(set(experience.returns[:, 0].tolist())) == 1
@@ -156,7 +156,7 @@ def test_equal_scores_give_equal_returns_at_any_length(llama: LanguageModel) -> 
 
 def test_unfinished_responses_get_the_missing_eos_score(llama: LanguageModel) -> None:
     agent = PPO(make_env(16), llama, config=small_ppo(missing_eos_score=-3.0, kl_coef=0.0))
-    rollouts, scores, _ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(1)
     experience, _ = agent._prepare(rollouts, scores)
     expected = torch.where(rollouts.finished, scores.float(), torch.tensor(-3.0))
     assert set(rollouts.finished.tolist()) == {True, False}
@@ -213,7 +213,7 @@ def test_an_adaptive_coefficient_follows_the_measured_kl(llama: LanguageModel) -
 def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageModel) -> None:
     once = PPO(make_env(16), llama, config=small_ppo())._collector.collect(1)[0]
     twice = PPO(make_env(8), llama, config=small_ppo())._collector.collect(1)[0]
-    assert once.instructions == twice.instructions
+    assert (once.instructions, once.texts) == (twice.instructions, twice.texts)
 
 
 def test_steps_ask_different_instructions_and_equal_seeds_the_same(llama: LanguageModel) -> None:

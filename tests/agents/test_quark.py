@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monke
     monkeypatch.setattr(quark, "quark_sums", seen)
     Quark(make_env(16), llama, config=small(total_steps=3)).learn()
     assert len(trained) == 3
-    for (_, scores, _), rows in zip(sampled, trained, strict=True):
+    for (_, scores, *_), rows in zip(sampled, trained, strict=True):
         best = (quantile_labels(scores, 4) == 0).nonzero().flatten().tolist()
         assert sorted(rows[:4]) == sorted(rows[4:]) == best  # two epochs
     assert sampled[0][0].texts != sampled[1][0].texts
@@ -227,9 +228,9 @@ def test_responses_that_say_nothing_cannot_be_learned_without_eos(llama: Languag
         finished=torch.ones(16, dtype=torch.bool),
     )
     with pytest.raises(ValueError, match="Step 7: the responses to train on are empty, and train_eos=False"):
-        agent._prepare(7, silent, scores)
+        agent._prepare(7, silent, scores, np.arange(16))
     one_word = Rollouts.cat([rollouts[[3]], silent[list(range(15))]])
-    pool, _ = agent._prepare(7, one_word, torch.ones(16))
+    pool, _ = agent._prepare(7, one_word, torch.ones(16), np.arange(16))
     assert pool.trained.tolist() == [0]  # of the best four, three are empty
 
 
@@ -308,7 +309,7 @@ def test_the_tokens_are_learned_and_never_said(llama: LanguageModel) -> None:
     assert all(not torch.equal(table[token], before[token]) for token in agent._tokens)
     assert llama.reference is not None
     assert torch.equal(llama.reference.get_input_embeddings().weight, before)
-    rollouts, _, _ = agent._collector.collect(9)
+    rollouts, *_ = agent._collector.collect(9)
     assert not torch.isin(rollouts.tokens, torch.tensor(agent._tokens)).any()
     assert len(agent.act(TEXTS)) == len(TEXTS)
 

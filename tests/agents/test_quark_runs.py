@@ -133,11 +133,11 @@ def test_a_run_that_is_stopped_and_resumed_is_the_same(
 
 def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> None:
     agent = Quark(make_env(16, Picky(ASCII), on_unscored="truncate"), llama, config=small())
-    rollouts, scores, metrics = agent._collector.collect(1)
-    pool, _ = agent._prepare(1, rollouts, scores)
+    rollouts, scores, numbers, metrics = agent._collector.collect(1)
+    pool, _ = agent._prepare(1, rollouts, scores, numbers)
     assert 0 < metrics["score/unscored"] < 1
     assert len(pool.trained) == len(scores) // 4
-    assert all(len(rollouts.texts[row]) % 2 for row in pool.trained)
+    assert all(len(rollouts.texts[row]) % 2 for row in pool.own(pool.trained))
     assert [m["step"] for m in agent.updates()] == [1, 2]
 
 
@@ -145,8 +145,8 @@ def test_fewer_scores_than_quantiles_leave_the_best_one(llama: LanguageModel) ->
     oracle = First(ASCII)
     oracle.num_scored = 2
     agent = Quark(make_env(16, oracle, on_unscored="truncate"), llama, config=small())
-    rollouts, scores, _ = agent._collector.collect(1)
-    pool, _ = agent._prepare(1, rollouts, scores)
+    rollouts, scores, numbers, _ = agent._collector.collect(1)
+    pool, _ = agent._prepare(1, rollouts, scores, numbers)
     assert pool.trained.tolist() == [int(scores.argmax())]
 
 
@@ -154,7 +154,7 @@ def test_fewer_scores_than_quantiles_leave_the_best_one(llama: LanguageModel) ->
 
 
 def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
-    """Against one process that goes through its environment twice: equal keys, so equal responses."""
+    """Each with half of the environments: equal responses, and equal minibatches of them."""
     files = {n: tmp_path / f"{n}.safetensors" for n in (1, 2)}
     finish(*(start_world(train_in_a_world, policy_folder, files[n], size=n) for n in (1, 2)))
     one, two = (load_file(files[n]) for n in (1, 2))

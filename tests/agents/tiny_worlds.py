@@ -131,7 +131,7 @@ def start_world(job: Any, *args: Any, size: int) -> list[BaseProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
     return [start(job, *args, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in range(size)]
 
 
@@ -179,15 +179,15 @@ def train_with_few_scores(policy_folder: Path, target: Path, num_scored: Sequenc
 
 
 def write_gradients(policy_folder: Path, target: Path) -> None:
-    """Gradients of one SFT and one PPO batch, and the weights after two PPO steps, as this world computes them."""
+    """Gradients of one SFT and one PPO batch, and the weights after three PPO steps, as this world computes them."""
     sft = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(batch_size=5))
     data = sft._data[sft._loop.processes.share(np.arange(5))]
     sft._loop.accumulate(sft._cut(data), lambda rows: sft._sums(data[rows]), count=len(data.tokens))
     tensors = {f"sft.{name}": p.grad for name, p in sft._loop.parameters.items() if p.grad is not None}
 
-    config = small_ppo(minibatch_size=16, num_epochs=1)
-    ppo = PPO(make_env(8), load_policy(policy_folder), config=config)
-    rollouts, scores, _ = ppo._collector.collect(1)
+    config = small_ppo(minibatch_size=8, total_steps=3)
+    ppo = PPO(make_env(16 // int(os.environ["WORLD_SIZE"])), load_policy(policy_folder), config=config)
+    rollouts, scores, *_ = ppo._collector.collect(1)
     experience, _ = ppo._prepare(rollouts, scores)
     ppo._loop.accumulate(
         micro_batches(rollouts.total_lengths, 128),

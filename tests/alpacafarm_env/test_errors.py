@@ -34,6 +34,7 @@ def test_every_error_is_one_of_ours_and_the_builtin_a_caller_expects():
         errors.InvalidResponseError: ValueError,
         errors.InvalidResponseTypeError: TypeError,
         errors.UnscoredError: RuntimeError,
+        errors.WorldError: RuntimeError,
         errors.PolicyError: RuntimeError,
         errors.PoolError: ValueError,
         errors.UnparsableVerdictError: ValueError,

@@ -1,0 +1,96 @@
+"""Processes that torchrun starts are one world, train as one process does, and end together where they disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_worlds import DEMONSTRATIONS, load_policy
+
+from alpacafarm_env.agents.processes import Processes, join
+from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.errors import CheckpointError, WorldError
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+def begin(job: str, policy: Path, out: Path, *launcher: str) -> subprocess.Popen[bytes]:
+    folder = Path(__file__).parent
+    paths = os.pathsep.join([str(folder), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *launcher, str(folder / "torchrun_jobs.py"), job, str(policy), str(out)]
+    return subprocess.Popen(command, env=environment)
+
+
+def test_two_processes_of_torchrun_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
+    worlds = [begin("train", policy_folder, tmp_path / "1"), begin("train", policy_folder, tmp_path / "2", *TORCHRUN)]
+    assert [world.wait(300) for world in worlds] == [0, 0]
+    before = load_file(policy_folder / "model.safetensors")
+    for agent in ("ppo", "quark"):
+        lines = [(tmp_path / n / agent / "metrics.jsonl").read_text().splitlines() for n in ("1", "2")]
+        assert [[json.loads(line)["step"] for line in run] for run in lines] == [[1, 2, 3]] * 2
+        one, two = (load_file(tmp_path / n / agent / "checkpoint-3/policy/model.safetensors") for n in ("1", "2"))
+        for name, tensor in one.items():
+            torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+        assert max(float((one[name] - before[name]).abs().max()) for name in one) > 1e-4
+
+
+def test_processes_that_differ_are_all_told_how(policy_folder: Path, tmp_path: Path) -> None:
+    assert begin("disagree", policy_folder, tmp_path, *TORCHRUN).wait(300) == 0
+    first, second = ((tmp_path / f"told-{rank}").read_text().splitlines() for rank in (0, 1))
+    expected = ["learning_rate", "out", "newest checkpoint", "resume='never'", "num_envs"]
+    for told in (first, second):
+        assert [line.split(" -> ")[0] for line in told] == expected
+        assert all(name in line.split(" -> ")[1] for name, line in zip(expected, told, strict=True))
+
+
+def test_a_process_that_was_not_joined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    join()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WorldError, match="WORLD_SIZE"):
+        Processes(torch.device("cpu"))
+
+
+def test_two_precisions_live_in_one_process() -> None:
+    found = []
+    for precision in ("bf16", "no", "bf16"):
+        with Processes(torch.device("cpu"), mixed_precision=precision).autocast():  # type: ignore[arg-type]
+            found.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+    assert found == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+def sft(policy_folder: Path, out: Path) -> SFT:
+    return SFT(
+        load_policy(policy_folder, max_response_tokens=16),
+        DEMONSTRATIONS,
+        config=SFTConfig(batch_size=5, epochs=3),
+        out=out,
+    )
+
+
+def test_a_folder_is_written_by_one_run_at_a_time(policy_folder: Path, tmp_path: Path) -> None:
+    first, idle = sft(policy_folder, tmp_path / "run"), sft(policy_folder, tmp_path / "run")
+    updates = first.updates()
+    next(updates)
+    with pytest.raises(CheckpointError, match="is being written"):
+        sft(policy_folder, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="is being written"):
+        idle.learn()
+    assert [metrics["step"] for metrics in updates] == [2, 3]
+    assert sft(policy_folder, tmp_path / "run").learn() == {}  # at its end the folder is free
+    with pytest.raises(CheckpointError, match="another one has written"):
+        idle.learn()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_run_that_is_left_lets_its_folder_go(policy_folder: Path, tmp_path: Path) -> None:
+    first = sft(policy_folder, tmp_path)
+    for _ in first.updates():
+        break
+    assert sft(policy_folder, tmp_path).learn()["step"] == 3

@@ -1,0 +1,60 @@
+"""What two processes of torchrun, or one alone, do in the tests: `python torchrun_jobs.py JOB POLICY OUT`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+from quark_worlds import small
+from tiny_worlds import DEMONSTRATIONS, make_env, small_ppo
+
+from alpacafarm_env.agents import PPO, SFT, Quark, SFTConfig
+from alpacafarm_env.agents.loop import Loop, Resume
+from alpacafarm_env.errors import AlpacaFarmError
+
+SIZE, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+
+
+def train(policy: str, out: Path) -> None:
+    """PPO in two minibatches and Quark, each with the default split of environments."""
+    ppo = small_ppo(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
+    PPO(make_env(16 // SIZE), policy, config=ppo, seed=2, out=out / "ppo").learn()
+    quark = small(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
+    Quark(make_env(16 // SIZE), policy, config=quark, seed=2, out=out / "quark").learn()
+
+
+def disagree(policy: str, out: Path) -> None:
+    """Runs that the two processes would begin differently; each writes down what it was told."""
+
+    def begin(name: str, *, learning_rate: float = 1e-3, resume: Resume = "auto") -> SFT:
+        config = SFTConfig(learning_rate=learning_rate, batch_size=5, epochs=1)
+        return SFT(policy, DEMONSTRATIONS, config=config, out=out / name, resume=resume)
+
+    def blind() -> SFT:
+        """One process does not see the other's disk."""
+        found = Loop._found
+        with patch.object(Loop, "_found", staticmethod(lambda *given: None if RANK else found(*given))):
+            return begin("kept")
+
+    begin("kept").learn()
+    attempts: dict[str, Callable[[], object]] = {
+        "learning_rate": lambda: begin("settings", learning_rate=(1e-3, 2e-3)[RANK]),
+        "out": lambda: begin(f"folder-{RANK}"),
+        "newest checkpoint": blind,
+        "resume='never'": lambda: begin("kept", resume=("auto", "never")[RANK]),
+        "num_envs": lambda: PPO(make_env((8, 4)[RANK]), policy, config=small_ppo(max_response_tokens=4)),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except AlpacaFarmError as error:
+            with (out / f"told-{RANK}").open("a") as file:
+                file.write(f"{name} -> {error}\n")
+    begin("kept")  # they are still together
+
+
+if __name__ == "__main__":
+    {"train": train, "disagree": disagree}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
