@@ -170,6 +170,21 @@ def remove_leftovers(out: Path, *, step: int) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def cut_metrics(path: Path, length: int) -> None:
+    """Cut metrics.jsonl back to what it was at the checkpoint.
+
+    Raises:
+        CheckpointError: It is shorter.
+    """
+    found = path.stat().st_size if path.exists() else 0
+    if found < length:
+        raise CheckpointError(
+            f"{path} has {found} bytes, but had {length} at the checkpoint: was it edited or removed?"
+        )
+    with path.open("ab") as file:
+        file.truncate(length)
+
+
 def claim_metrics(out: Path, length: int) -> Claim:
     """Claim a run's folder, whose metrics.jsonl must have the length it was left with.
 

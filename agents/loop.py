@@ -104,7 +104,7 @@ class TrainingConfig:
             raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
 
 
-FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens", "num_processes"})
+FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens", "num_processes", "num_envs"})
 """What a resumed run may change: it decides what is kept, what fits into memory and how fast, not what is learned."""
 
 
@@ -345,7 +345,7 @@ class Loop:
         if not self.processes.is_main:
             return
         with claim(out, "a training run"):
-            self._cut_metrics(out / "metrics.jsonl", metrics_bytes)
+            checkpoints.cut_metrics(out / "metrics.jsonl", metrics_bytes)
             checkpoints.remove_leftovers(out, step=self.step)
         self._length = metrics_bytes
         if find_spec("tensorboard"):
@@ -389,14 +389,3 @@ class Loop:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
-
-    @staticmethod
-    def _cut_metrics(path: Path, length: int) -> None:
-        """Cut metrics.jsonl back to what it was at the checkpoint."""
-        found = path.stat().st_size if path.exists() else 0
-        if found < length:
-            raise CheckpointError(
-                f"{path} has {found} bytes, but had {length} at the checkpoint: was it edited or removed?"
-            )
-        with path.open("ab") as file:
-            file.truncate(length)

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -21,13 +20,14 @@ from ..errors import CheckpointError, DataError
 from ..folders import hash_model
 from ..instructions import Instruction
 from ..oracles.reward_model import num_positions
-from .evaluation import OWN_WIN_RATE, Evaluation, evaluate, judges_of, subset
+from .evaluation import OWN_WIN_RATE, Evaluation, Judges, evaluate, judges_of, subset
 from .method_summary import COLUMNS, FEEDBACKS
 from .methods import Actor, Feedback, Job, find_method
 from .own_judge import judge_content, judge_settings
 from .own_modules import refuse_edited, source_mark
 from .parallel import News, Tell, quiet
 from .sources import data_content
+from .spent import Spent
 from .study import ANOTHER_OUT, Row, differences, read_stored
 
 ANSWERED_AT_ONCE = 161
@@ -127,36 +127,41 @@ class MethodPlan:
 def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
 
+    In a world of processes all train and answer together; the main one alone judges, writes and has rows.
+
     Raises:
         CheckpointError: The cell's folder was made with other settings, or the method was edited after the start.
     """
-    from accelerate import PartialState
+    from ..agents.processes import Processes
 
+    world = Processes()
+    tell = tell if world.is_main else _silent
     quiet()
     refuse_edited(plan.method, plan.mark)
     tell(News(plan.cell, 0))
     method, job = find_method(plan.method), plan.job()
-    for folder in (job.folder / "answers", plan.evaluation_file.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    check_settings(job.folder, plan.settings())
+    world.together(lambda: prepare(plan) if world.is_main else None)
     spent = Spent(job.folder)
     instructions = evaluated(plan)
-    judges = judges_of(job.data, proxy=None, own=plan.judge)
+    judges = judges_of(job.data, proxy=None, own=plan.judge) if world.is_main else Judges()
     actor = method.make(job)
     longest = longest_asked(actor, instructions)
     learns = hasattr(actor, "updates")
 
     def progress(training: float, answering: float) -> None:
-        spent.keep()
+        if world.is_main:
+            spent.keep()
         share = 0.9 * training + 0.1 * answering if learns else answering
         tell(News(plan.cell, int(share * plan.units)))
 
     tokens = train(actor, lambda share: progress(share, 0.0))
-    if learns and hasattr(actor, "save") and PartialState().is_main_process:
+    if learns and hasattr(actor, "save") and world.is_main:
         actor.save(job.folder / "policy")
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
+    if not world.is_main:
+        return []
     spent.keep(now=True)
     check_settings(job.folder, plan.settings())  # models and data are still what they were at the start
     found = evaluate(instructions, responses, judges)
@@ -168,6 +173,14 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     tell(News(plan.cell, plan.units, describe(plan.cell, row)))
     feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
     return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in feedbacks]
+
+
+def prepare(plan: MethodPlan) -> None:
+    """Makes the folders of a cell, and compares its settings with those it was begun with."""
+    folder = plan.job().folder
+    for each in (folder / "answers", plan.evaluation_file.parent):
+        each.mkdir(parents=True, exist_ok=True)
+    check_settings(folder, plan.settings())
 
 
 def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
@@ -217,29 +230,39 @@ def answer(
 ) -> tuple[tuple[str, ...], int]:
     """One response an instruction and the tokens sampled for all; what an earlier call has stored is not asked again.
 
-    Best-of-n says itself how many instructions it works on at a time: 161 times 1024 samples of a large model would be
-    hours between two files.
+    Processes of a world share the files that are missing; a response is the same whichever gives it. Best-of-n says
+    itself how many instructions it works on at a time: 161 times 1024 samples of a large model would be hours between
+    two files.
     """
-    size = getattr(actor, "instructions_at_once", ANSWERED_AT_ONCE)
-    responses: list[str] = []
-    tokens = 0
-    for first in range(0, len(instructions), size):
-        file = folder / f"{first:06}-{size}.json"
-        if not file.is_file():
-            before = getattr(actor, "num_tokens", 0)
-            asked = instructions[first : first + size]
-            block = list(actor.act(asked))
-            if len(block) != len(asked):
-                raise ValueError(
-                    f"{type(actor).__name__}.act: expected a response to each of {len(asked)} instructions, got "
-                    f"{len(block)} responses"
-                )
-            write_atomic(file, json.dumps({"responses": block, "tokens": getattr(actor, "num_tokens", 0) - before}))
-        stored = read_stored(file, "responses", "tokens")
-        responses += stored["responses"]
-        tokens += stored["tokens"]
-        tell_share(min(1.0, (first + size) / len(instructions)))
-    return tuple(responses), tokens
+    from ..agents.processes import Processes
+
+    world, size = Processes(), getattr(actor, "instructions_at_once", ANSWERED_AT_ONCE)
+    starts = range(0, len(instructions), size)
+    blocks = {folder / f"{first:06}-{size}.json": instructions[first : first + size] for first in starts}
+    missing = world.from_main([file for file in blocks if not file.is_file()])
+    for first in range(0, len(missing), world.count):
+        files = missing[first : first + world.count]
+        done = world.spread(files, lambda file: respond(actor, blocks[file]))
+        for file, block in zip(files, done, strict=True):
+            if world.is_main:
+                write_atomic(file, json.dumps(block))
+        left = sum(len(blocks[file]) for file in missing[first + world.count :])
+        tell_share(1 - left / len(instructions))
+    stored = world.from_main([read_stored(file, "responses", "tokens") for file in blocks if world.is_main])
+    responses = tuple(response for block in stored for response in block["responses"])
+    return responses, sum(block["tokens"] for block in stored)
+
+
+def respond(actor: Actor, instructions: Sequence[Instruction]) -> dict[str, Any]:
+    """The responses to some instructions, and the tokens sampled for them."""
+    before = getattr(actor, "num_tokens", 0)
+    found = list(actor.act(instructions))
+    if len(found) != len(instructions):
+        raise ValueError(
+            f"{type(actor).__name__}.act: expected a response to each of {len(instructions)} instructions, got "
+            f"{len(found)} responses"
+        )
+    return {"responses": found, "tokens": getattr(actor, "num_tokens", 0) - before}
 
 
 def verdicts(found: Evaluation) -> dict[str, list[Any]]:
@@ -302,6 +325,7 @@ class RewardPlan:
 def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
     """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
     from ..agents import RewardModelingConfig
+    from ..agents.processes import Processes
     from .reward_models import fit
 
     quiet()
@@ -309,8 +333,12 @@ def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
     job.folder.mkdir(parents=True, exist_ok=True)
     spent = Spent(job.folder)
 
+    world = Processes()
+    tell = tell if world.is_main else _silent
+
     def progress(share: float) -> None:
-        spent.keep()
+        if world.is_main:
+            spent.keep()
         tell(News(plan.cell, int(share * plan.units)))
 
     tell(News(plan.cell, 0))
@@ -327,26 +355,6 @@ def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
         )
     tell(News(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
     return [{"feedback": plan.feedback, "seed": plan.seed, "seconds": round(spent.seconds, 2)}]
-
-
-class Spent:
-    """Seconds spent on a cell by all calls, kept in its folder; a killed call loses the last second or step."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "seconds.json"
-        self._before = float(read_stored(self._file, "seconds")["seconds"]) if self._file.is_file() else 0.0
-        self._began = self._written = perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of this call and those before it."""
-        return self._before + perf_counter() - self._began
-
-    def keep(self, *, now: bool = False) -> None:
-        """Writes the seconds down, at most once a second unless `now`."""
-        if now or perf_counter() - self._written > 1:
-            write_atomic(self._file, json.dumps({"seconds": self.seconds}))
-            self._written = perf_counter()
 
 
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -367,6 +375,10 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
 def file_name(cell: str) -> str:
     """A cell's name as that of a file or folder."""
     return quote(cell, safe=" =,+()")
+
+
+def _silent(news: News) -> None:
+    """Tells nobody: the main process does."""
 
 
 def _tokens(folder: Path) -> int:

@@ -145,11 +145,11 @@ class Job:
 
     def env(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         """AlpacaFarm-PPO-v0 with the reward model as its reward; `num_envs` of all processes together."""
-        from accelerate import PartialState
+        from ..agents.processes import Processes
 
         return gym.make_vec(
             "AlpacaFarm-PPO-v0",
-            num_envs=num_envs // PartialState().num_processes,
+            num_envs=num_envs // Processes().count,
             dataset=self.data,
             oracle=self._reward_spec,
             autoreset_mode=AutoresetMode.DISABLED,

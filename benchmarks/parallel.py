@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from ..errors import CheckpointError
 from .study import Row, Study
+
+if TYPE_CHECKING:
+    from ..agents.processes import Processes
 
 _CLEAR = "\r\x1b[K"
 """Takes a terminal back to the start of its line and empties it."""
@@ -169,6 +172,32 @@ def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int],
             for process in list(running):
                 process.terminate()
             raise
+
+
+def lead(world: Processes, study: Study, cells: Mapping[str, Work], units: Mapping[str, int]) -> list[Row]:
+    """`run_cells` on the main process of a world: one cell after the other, each together with all that `follow`.
+
+    A cell that fails ends the command, and with it the world: the others may be waiting within that cell.
+    """
+    progress = Progress(units, 1)
+
+    def together(key: str) -> Sequence[Row]:
+        world.from_main(key)
+        return cells[key](progress.tell)
+
+    rows = []
+    for key in cells:
+        rows += study.cell(key, partial(together, key))
+        progress.tell(News(key, units[key]))
+    world.from_main("")
+    return rows
+
+
+def follow(world: Processes, cells: Mapping[str, Work]) -> int:
+    """Does, on every other process of a world, the cells that the main one does; the exit status."""
+    while key := world.from_main(""):
+        cells[key](lambda news: None)
+    return 0
 
 
 def _rows_or_failure(study: Study, key: str, rows: Callable[[], list[Row]]) -> list[Row]:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from accelerate import PartialState
-
 from ..agents import LanguageModel, RewardModeling, RewardModelingConfig
 from ..agents.loop import keyed_generator
+from ..agents.processes import Processes
 from ..instructions import Instruction, Preference
 from ..sandbox import dataset as texts
 from .fresh_pairs import MAX_RESPONSE_TOKENS
@@ -65,7 +64,8 @@ def fit(
     answers = sample(answering, val, "calibration", num_samples)
     asked = [instruction for instruction in val for _ in range(num_samples)]
     mean, std = agent.calibrate(asked, answers, num_samples=num_samples)
-    if PartialState().is_main_process:
+    world = Processes()
+    if world.is_main:
         agent.save(target)
-    PartialState().wait_for_everyone()
+    world.wait()
     return {**metrics, "sft/mean": mean, "sft/std": std}

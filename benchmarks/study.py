@@ -282,8 +282,20 @@ def make_folder(out: Path, inner: str = "") -> None:
         ) from error
 
 
-def run_command(command: Callable[[], int]) -> int:
-    """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted."""
+def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
+    """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted.
+
+    Args:
+        command: The body.
+        joins: Whether processes that torchrun starts may do it together; else they are refused.
+    """
+    if not joins and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        print(
+            "error: expected one process, got several (WORLD_SIZE): this command starts the processes it needs by "
+            "itself. Start it without torchrun or accelerate launch.",
+            file=sys.stderr,
+        )
+        return 2
     try:
         return command()
     except AlpacaFarmError as error:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from accelerate import PartialState
 
 from .. import sandbox
 from ..data import load_dataset
@@ -154,12 +153,18 @@ class TrainOptions:
 
 
 def run(options: TrainOptions) -> int:
-    """Trains, answers, saves; prints the result and returns the exit status."""
+    """Trains, answers, saves; prints the result and returns the exit status.
+
+    Processes that torchrun has started do it together; the main one alone judges, writes and prints.
+    """
     with take_folder(options.folder, NAME):
         return _run(options)
 
 
 def _run(options: TrainOptions) -> int:
+    from ..agents.processes import Processes
+
+    world = Processes()
     method, out = find_method(options.method), options.folder
     if options.changed and method.needs == "nothing":
         names = ", ".join(option_of(field) for field, _ in options.changed)
@@ -168,9 +173,9 @@ def _run(options: TrainOptions) -> int:
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)
     rows = run_method(plan, progress.tell)
-    row = next(row for row in rows if row["feedback"] == options.feedback)
-    if not PartialState().is_main_process:
+    if not world.is_main:
         return 0
+    row = next(row for row in rows if row["feedback"] == options.feedback)
     own = options.data != "sandbox"
     write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
     labels = "the data's own labels" if own else f"{options.feedback} feedback"
@@ -234,7 +239,7 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions:
 
 def main() -> int:
     """Runs the command and returns its exit status."""
-    return run_command(lambda: run(parse()))
+    return run_command(lambda: run(parse()), joins=True)
 
 
 if __name__ == "__main__":

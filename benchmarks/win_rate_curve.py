@@ -26,7 +26,7 @@ from ..data import Dataset, load_dataset
 from ..errors import DataError
 from . import win_rate_report as words
 from .own_judge import judge_name
-from .parallel import run_cells
+from .parallel import follow, lead, run_cells
 from .report import Section, write_report
 from .study import Row, Study, StudyOptions, run_command, versions, write_csv
 from .win_rate_inputs import check_inputs
@@ -126,17 +126,28 @@ class WinRateCurveOptions(StudyOptions):
 
 
 def run(options: WinRateCurveOptions) -> int:
-    """Runs the study, writes its folder, prints the summary and returns the exit status."""
-    plans = make_plans(options)
+    """Runs the study, writes its folder, prints the summary and returns the exit status.
+
+    Processes that torchrun has started train each seed together, one after the other; the main one alone writes.
+    """
+    from ..agents.processes import Processes
+
+    plans, world = make_plans(options), Processes()
+    cells = {plan.cell: partial(run_seed, plan) for plan in plans}
+    if not world.is_main:
+        return follow(world, cells)
     check_inputs(plans[0])
     with Study(
         options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds), sources=plans[0].sources
     ) as study:
-        processes = min(options.processes, len(plans))
+        processes = min(options.processes, len(plans)) if world.count == 1 else 1
         shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
-        cells = {plan.cell: partial(run_seed, plan) for plan in plans}
-        rows = run_cells(study, cells, {plan.cell: plan.units for plan in plans}, processes=processes)
+        units = {plan.cell: plan.units for plan in plans}
+        if world.count == 1:
+            rows = run_cells(study, cells, units, processes=processes)
+        else:
+            rows = lead(world, study, cells, units)
         if rows:
             write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
         return study.finish() if rows else study.exit_status
@@ -236,7 +247,7 @@ def provenance(dataset: Dataset, plans: Sequence[RunPlan]) -> words.Provenance:
 
 def main() -> int:
     """Runs the command and returns its exit status."""
-    return run_command(lambda: run(WinRateCurveOptions.parse()))
+    return run_command(lambda: run(WinRateCurveOptions.parse()), joins=True)
 
 
 if __name__ == "__main__":

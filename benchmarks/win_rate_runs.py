@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,28 +159,35 @@ class RunPlan:
 
 
 def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
-    """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step."""
+    """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step.
+
+    In a world of processes all train and answer together; the main one alone judges, writes and has rows.
+    """
+    from ..agents.processes import Processes
+
     quiet()
+    world = Processes()
     plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
     agent = make_agent(plan)
-    judges = judges_of(plan.data, proxy=plan.proxy, own=plan.judge)
+    judges = judges_of(plan.data, proxy=plan.proxy, own=plan.judge) if world.is_main else Judges()
     for step in completed_steps(agent, plan):
-        due = step in plan.evaluated_steps and not plan.evaluation_file(step).exists()
+        due = world.from_main(step in plan.evaluated_steps and not plan.evaluation_file(step).exists())
         tell(News(plan.cell, plan.units_done(step) - due))
         if due:
             tell(News(plan.cell, plan.units_done(step), evaluate_policy(plan, agent, judges, step)))
-    return [row for step in plan.evaluated_steps for row in read_evaluation(plan, step)["rows"]]
+    steps = plan.evaluated_steps if world.is_main else ()
+    return [row for step in steps for row in read_evaluation(plan, step)["rows"]]
 
 
 def make_agent(plan: RunPlan) -> PPO:
     """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
     from ..agents import PPO, LanguageModel
-    from ..agents.processes import default_device
+    from ..agents.processes import Processes, default_device
 
     config = plan.ppo_config()
     env = gym.make_vec(
         "AlpacaFarm-PPO-v0",
-        num_envs=config.rollout_batch_size,
+        num_envs=config.rollout_batch_size // Processes().count,
         dataset=plan.data,
         oracle=plan.proxy,
         autoreset_mode=AutoresetMode.DISABLED,
@@ -209,36 +217,65 @@ def completed_steps(agent: PPO, plan: RunPlan) -> Iterator[int]:
 
 
 def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str:
-    """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report."""
+    """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report.
+
+    Each process answers its share; the main one alone judges and writes, the others return no line.
+    """
+    import torch
+
+    from ..agents.processes import Processes
+
+    world = Processes(agent.policy.device)
     dataset = plan.data
     rows: list[Row] = []
     unscored: dict[str, dict[str, int]] = {}
     for split, wanted in plan.sizes.items():
         instructions = dataset.instructions(split)
         chosen = [instructions[index] for index in subset(len(instructions), wanted)]
-        rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature)
+        mine = slice(world.rank, None, world.count)
+        rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature, rows=mine)
+        kl = sequence_kl(agent.policy, rollouts, plan.temperature)
+        numbers = range(len(chosen))[mine]
+        parts = world.gather(list(zip(numbers, rollouts.texts, rollouts.finished.tolist(), kl.tolist(), strict=True)))
+        if not world.is_main:
+            continue
+        _, texts, finished, kls = zip(*sorted(chain.from_iterable(parts)), strict=True)
         asked = judges if has_references(dataset, split) else replace(judges, win_rate=None)
-        found = evaluate(chosen, rollouts.texts, asked, finished=rollouts.finished.cpu().numpy())
-        means = {**found.means(), "kl": float(sequence_kl(agent.policy, rollouts, plan.temperature).mean())}
+        found = evaluate(chosen, texts, asked, finished=finished)
+        means = {**found.means(), "kl": float(torch.tensor(kls).mean())}
         measured = {name: means.get(name, math.nan) for name in MEASURES}
         rows.append({"split": split, "seed": plan.seed, "step": step, **measured})
         unscored[split] = found.unscored()
+    if not world.is_main:
+        return ""
     content = {"rows": rows, "unscored": unscored, "eval": per_response(found)}
     write_atomic(plan.evaluation_file(step), json.dumps(content) + "\n")
     return f"{plan.cell}, step {step} of {plan.steps}: {describe(rows[-1])}"
 
 
-def answer(agent: PPO, instructions: Sequence[str], *, seed: int, split: str, temperature: float) -> Rollouts:
-    """Samples one response an instruction, with the length limit of training.
+def answer(
+    agent: PPO,
+    instructions: Sequence[str],
+    *,
+    seed: int,
+    split: str,
+    temperature: float,
+    rows: slice = slice(None),
+) -> Rollouts:
+    """Samples one response to each instruction of `rows`, with the length limit of training.
 
     The random numbers are keyed on (seed, split) and not on the step: every evaluation of a seed sees the same draws
-    (common random numbers), so that differences between steps are due to the policy.
+    (common random numbers), so that differences between steps are due to the policy. They are drawn for all
+    instructions, so that a response does not depend on `rows`.
     """
+    import torch
+
     from ..agents.loop import keyed_generator
 
-    generator = keyed_generator(seed, "evaluation", split)
+    limit = agent.config.max_response_tokens or agent.policy.max_response_tokens
+    uniforms = torch.rand(len(instructions), limit, generator=keyed_generator(seed, "evaluation", split))
     return agent.policy.generate(
-        instructions, generator=generator, temperature=temperature, max_new_tokens=agent.config.max_response_tokens
+        instructions[rows], generator=uniforms[rows], temperature=temperature, max_new_tokens=limit
     )
 
 

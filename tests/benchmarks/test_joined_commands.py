@@ -1,0 +1,84 @@
+"""Commands in processes that torchrun starts: the results of one process, written once; or a refusal."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alpacafarm_env.benchmarks.study import run_command
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+def start(*words: object) -> subprocess.Popen[bytes]:
+    script = Path(__file__).with_name("torchrun_commands.py")
+    paths = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
+    launcher, arguments = words[:-4], words[-4:]
+    command = [sys.executable, *map(str, launcher), str(script), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE
+    )
+
+
+def rows(file: Path) -> list[dict[str, float | str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(lines)]
+
+
+def written(out: Path) -> list[Path]:
+    """All files of a run but TensorBoard's, whose names hold the time."""
+    files = (file.relative_to(out) for file in out.rglob("*") if file.is_file())
+    return sorted(file for file in files if "tensorboard" not in file.parts)
+
+
+def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path):
+    pairs = [
+        {
+            "instruction": f"Say pair {i}.",
+            "input": "",
+            "output_1": f"Yes {i}.",
+            "output_2": f"No, {i}!",
+            "preference": 1,
+        }
+        for i in range(6)
+    ]
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in own_data.iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    (data / "preference.json").write_text(json.dumps(pairs))
+    runs = [start(data, *own_models, tmp_path / "1"), start(*TORCHRUN, data, *own_models, tmp_path / "2")]
+    said = [run.communicate(timeout=300)[0].decode() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert [text.count("DPO, ") for text in said] == [1, 1]
+    one, two = tmp_path / "1", tmp_path / "2"
+    for table in ("curve/table.csv", "curve/val.csv", "dpo/table.csv", "best_of_16/table.csv"):
+        for first, second in zip(rows(one / table), rows(two / table), strict=True):
+            numbers = [name for name in first if name not in ("method", "feedback") and first[name]]
+            assert {name: float(second[name]) for name in numbers} == pytest.approx(
+                {name: float(first[name]) for name in numbers}, abs=1e-4, nan_ok=True
+            )
+    files = written(one)
+    assert files == written(two)
+    for file in files:
+        if file.name == "metrics.jsonl":
+            steps = [[json.loads(line)["step"] for line in (out / file).read_text().splitlines()] for out in (one, two)]
+            assert steps[0] == steps[1] == list(range(1, len(steps[0]) + 1))
+        if "evaluations" in file.parts:
+            first, second = (json.loads((out / file).read_text()) for out in (one, two))
+            assert first.get("responses", first.get("eval", {}).get("responses"))
+            assert first.get("responses") == second.get("responses")
+            assert first.get("eval", {}).get("responses") == second.get("eval", {}).get("responses")
+
+
+def test_a_command_for_one_process_refuses_several(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_command(lambda: 0) == 2
+    assert "WORLD_SIZE" in capsys.readouterr().err
+    assert run_command(lambda: 0, joins=True) == 0
