@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_worlds import DEMONSTRATIONS, load_policy
+from torchrun_jobs import make_ppo
 
 from alpacafarm_env.agents.processes import Processes, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
@@ -31,6 +32,8 @@ def begin(job: str, policy: Path, out: Path, *launcher: str) -> subprocess.Popen
 def test_two_processes_of_torchrun_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
     worlds = [begin("train", policy_folder, tmp_path / "1"), begin("train", policy_folder, tmp_path / "2", *TORCHRUN)]
     assert [world.wait(300) for world in worlds] == [0, 0]
+    # One process goes on where two have stopped, and there is nothing left to do.
+    assert make_ppo(str(policy_folder), tmp_path / "2" / "ppo").learn() == {}
     before = load_file(policy_folder / "model.safetensors")
     for agent in ("ppo", "quark"):
         lines = [(tmp_path / n / agent / "metrics.jsonl").read_text().splitlines() for n in ("1", "2")]

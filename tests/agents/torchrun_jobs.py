@@ -18,10 +18,15 @@ from alpacafarm_env.errors import AlpacaFarmError
 SIZE, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 
 
+def make_ppo(policy: str, out: Path) -> PPO:
+    """Two minibatches a step, and the default split of environments."""
+    config = small_ppo(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
+    return PPO(make_env(16 // SIZE), policy, config=config, seed=2, out=out)
+
+
 def train(policy: str, out: Path) -> None:
-    """PPO in two minibatches and Quark, each with the default split of environments."""
-    ppo = small_ppo(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
-    PPO(make_env(16 // SIZE), policy, config=ppo, seed=2, out=out / "ppo").learn()
+    """PPO and Quark, from a policy given as a path."""
+    make_ppo(policy, out / "ppo").learn()
     quark = small(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
     Quark(make_env(16 // SIZE), policy, config=quark, seed=2, out=out / "quark").learn()
 
