@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..chat_templates import chat_template, leading_ids
-from ..templates import FILE_NAME, PromptTemplate, tokens_of
+from ..chat_templates import chat_template, ids_around
+from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import writing
 
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
@@ -45,8 +45,9 @@ def save_files(
             tokenizer.chat_template = own
         _strip_loading_state(Path(beside) / "tokenizer_config.json")
         template.save(beside)
-        if not (Path(beside) / FILE_NAME).is_file():  # the tokenizer's own chat template: an older file would win
-            (target / FILE_NAME).unlink(missing_ok=True)
+        for name in (FILE_NAME, "chat_template.jinja"):  # an older file would render another prompt
+            if not (Path(beside) / name).is_file():
+                (target / name).unlink(missing_ok=True)
         mode = _default_mode(Path(beside))
         for path in sorted(Path(beside).rglob("*")):
             if path.is_file():
@@ -61,8 +62,8 @@ def end_texts(tokenizer: Any, wanted: bool) -> None:
 
     A reward model whose score is read at EOS then reads the same in any library that has its tokenizer.
     """
-    front, eos = leading_ids(tokenizer), tokenizer.eos_token_id
-    ends = eos is not None and tokens_of(tokenizer, [""], around=True)[0][-1:] == [eos]
+    front, behind = ids_around(tokenizer)
+    ends = bool(behind) and behind == [tokenizer.eos_token_id]
     if ends == wanted or not hasattr(tokenizer, "update_post_processor") or front not in ([], [tokenizer.bos_token_id]):
         return
     tokenizer.add_bos_token, tokenizer.add_eos_token = bool(front), wanted

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .errors import DataError, did_you_mean
 from .templates import ALPACA, FILE_NAME, PromptTemplate, cut_anchor, tokens_of
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NAMED: Final = {"alpaca": ALPACA}
 """Templates that a user can name."""
 _QUESTION, _ANSWER = "alpacafarm question", "alpacafarm answer"
+_SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
+"""Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
 
 
 def load_template(
@@ -88,7 +90,8 @@ class ChatTemplate(PromptTemplate):
     The instruction, with its input after a blank line, is the user's message. Special tokens that the template writes
     are special tokens, and the tokenizer adds none of its own; those that an instruction or a response spells out are
     letters. For texts that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and
-    pairs are the conversation of two messages, token for token.
+    pairs are the conversation of two messages, token for token; but a template that writes today's date is given the
+    same day always.
     """
 
     between: str
@@ -108,13 +111,17 @@ class ChatTemplate(PromptTemplate):
             DataError: What it writes depends on the messages themselves.
         """
 
+        def written(*contents: str, **options: Any) -> str:
+            turns = zip(("user", "assistant"), contents, strict=False)
+            messages: Any = [{"role": role, "content": content} for role, content in turns]
+            options["chat_template"] = _SAME_DAY + cast(str, tokenizer.chat_template)
+            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
         def ask(question: str) -> str:
-            messages = [{"role": "user", "content": question}]
-            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return written(question, add_generation_prompt=True)
 
         def tell(answer: str) -> str:
-            messages = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
-            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False))
+            return written(_QUESTION, answer)
 
         head, suffix = _split(ask(_QUESTION), _QUESTION)
         told_head, rest = _split(tell(_ANSWER), _QUESTION)
@@ -142,9 +149,7 @@ class ChatTemplate(PromptTemplate):
 
     def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
         """Returns each response as token ids, as they continue a prompt, without an end."""
-        # Some templates put a space before an answer that they leave out of the prompt: the model says it.
-        lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
-        texts = [response if lead.strip() else lead + response for response in responses]
+        texts = [self._lead + response.removeprefix(self._lead) for response in responses]
         joined = _encode(tokenizer, [(self.tail, text) for text in texts])
         return cut_anchor(tokenizer, _parsed(tokenizer, [self.tail])[0], joined, texts)
 
@@ -161,7 +166,7 @@ class ChatTemplate(PromptTemplate):
         return _encode(
             tokenizer,
             [
-                (*self._prompt(x)[:2], self.between, y.strip() if self.trims[1] else y, trail)
+                (*self._prompt(x)[:2], self.between, y.strip() if self.trims[1] else y.removeprefix(self._lead), trail)
                 for x, y in zip(instructions, responses, strict=True)
             ],
         )
@@ -173,6 +178,12 @@ class ChatTemplate(PromptTemplate):
     def save(self, folder: str | Path) -> None:
         """Writes no file: the tokenizer carries the template. An older `prompt_template.json` is taken away."""
         (Path(folder) / FILE_NAME).unlink(missing_ok=True)
+
+    @property
+    def _lead(self) -> str:
+        """The white space before an answer that the prompt leaves out: the model says it, so a sampled text has it."""
+        lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
+        return "" if lead.strip() else lead
 
     def _prompt(self, instruction: str) -> tuple[str, str, str]:
         """The template's text before an instruction, the instruction, and the template's text behind it."""
@@ -197,7 +208,7 @@ def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, 
     """
     if isinstance(template, ChatTemplate):
         return cast(str, tokenizer.chat_template)
-    bos = "".join(tokenizer.convert_ids_to_tokens(leading_ids(tokenizer)))
+    bos = "".join(tokenizer.convert_ids_to_tokens(ids_around(tokenizer)[0]))
     prompt, (expected,) = template.render(_QUESTION), template.encode_prompts(tokenizer, [_QUESTION])
     # A tokenizer of SentencePiece's kind puts a space before a text, but not where BOS is written in it.
     fronts = [front for front in (bos, bos + " ") if _parsed(tokenizer, [front + prompt])[0] == expected]
@@ -225,9 +236,11 @@ def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, 
     )
 
 
-def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What a tokenizer puts in front of every text: the ids of an empty text, without the EOS some end it with."""
-    return [token for token in tokens_of(tokenizer, [""], around=True)[0] if token != tokenizer.eos_token_id]
+def ids_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts in front of every text, and behind it."""
+    (plain,), (whole,) = (tokens_of(tokenizer, ["a"], around=around) for around in (False, True))
+    front = next((place for place in range(len(whole)) if whole[place : place + len(plain)] == plain), 0)
+    return whole[:front], whole[front + len(plain) :]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]]) -> list[list[int]]:

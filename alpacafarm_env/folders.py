@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from .data.files import stem_of
+from .data.files import OUTPUTS, stem_of
 from .errors import CheckpointError, DataError
 
 LOCK = ".alpacafarm-lock"
@@ -113,9 +113,9 @@ def claim(folder: Path | str, owner: str) -> Claim:
 
 
 def hash_folder(folder: Path | str) -> Content:
-    """The content of a data folder: every file in it that the package can read as data, in subfolders too.
+    """The content of a data folder: every data file in it, and in the folder of outputs that recorded data have.
 
-    Neither path nor time of a file matter.
+    Neither path nor time of a file matter. Other subfolders are not read: results may be written there.
 
     Raises:
         DataError: There is no such folder, or a file cannot be read.
@@ -123,7 +123,8 @@ def hash_folder(folder: Path | str) -> Content:
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"{folder}: expected a folder of data, found none.")
-    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and stem_of(path) is not None)
+    read = [*root.glob("*"), *(root / OUTPUTS).glob("*")]
+    files = (path.relative_to(root) for path in read if path.is_file() and stem_of(path) is not None)
     try:
         return {file.as_posix(): _hash(root / file) for file in sorted(files) if not file.name.startswith(".")}
     except OSError as error:
@@ -193,7 +194,8 @@ def _is_still(handle: int, path: Path) -> bool:
 
 
 def _unlock(handle: int, path: Path) -> None:
-    path.unlink(missing_ok=True)  # while it is locked: whoever waits for it then makes a new one
+    if _is_still(handle, path):  # else the folder was removed, and the file is of a later claim
+        path.unlink(missing_ok=True)  # while it is locked: whoever waits for it then makes a new one
     os.close(handle)
 
 
@@ -220,9 +222,10 @@ def _snapshot(name: str) -> Path:
     patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
     try:
         # As transformers does it: weights of the old format only where there are no others.
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*", "*.bin"]))
+        ignored = ["*/*", "consolidated*"]  # the latter are weights in a format of their maker's
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[*ignored, "*.bin"]))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
         return folder
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
         raise CheckpointError(f"{name}: expected a model's folder or hub name, got {error}.") from error

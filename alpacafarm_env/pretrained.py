@@ -129,9 +129,11 @@ def reading(path: str | PathLike[str], expected: str) -> Iterator[None]:
     """
     try:
         yield
-    except AlpacaFarmError:
+    except (AlpacaFarmError, MemoryError):
         raise
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: the machine is full, the folder is well
+            raise
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own (auto_map), which is never run"

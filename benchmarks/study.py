@@ -240,7 +240,7 @@ def take_folder(out: Path, name: str) -> ExitStack:
     """
     make_folder(out)
     held = ExitStack()
-    if int(os.environ.get("RANK") or 0) > 0:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0:
         return held
     held.enter_context(claim(out, name))
     manifest = out / MANIFEST

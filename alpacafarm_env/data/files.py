@@ -19,6 +19,9 @@ from .schema import BLANK, Malformed, shown
 
 SUFFIXES = tuple(suffix + end for suffix in (".json", ".jsonl", ".parquet") for end in ("", ".gz"))
 
+OUTPUTS = "outputs"
+"""Subfolder of recorded data that holds the models' responses."""
+
 MAX_BYTES = 2 * 1024**3
 """Largest file read, in bytes after decompression: a guard against decompression bombs."""
 

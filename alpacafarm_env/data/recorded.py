@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, did_you_mean
 from .dataset import REFERENCE_FILE, FolderDataset, data_files, read_outputs
-from .files import read_records
+from .files import OUTPUTS, read_records
 from .schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
 
 DAVINCI003_SHA256 = "a4079dcd28239e8ff7ee5ea6d76b0ec3b58086c9710054e5ae6ed7d2cd975980"
@@ -67,7 +67,7 @@ class RecordedDataset(FolderDataset):
             )
         self.reference = self._read_reference(files)
         self.judge, self._judgements = self._read_judgements(files)
-        outputs = data_files(self.path / "outputs")
+        outputs = data_files(self.path / OUTPUTS)
         self._output_files = {
             stem.removeprefix("outputs_"): file for stem, file in outputs.items() if stem.startswith("outputs_")
         }

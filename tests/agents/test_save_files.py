@@ -12,6 +12,7 @@ import pytest
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.saving import LOADING_STATE
 from alpacafarm_env.sandbox import ASSETS
+from alpacafarm_env.templates import PromptTemplate
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVE = (
@@ -54,3 +55,11 @@ def test_files_are_as_readable_as_the_umask_permits(llama, tmp_path, umask, mode
     files = list((tmp_path / "saved").iterdir())
     assert "model.safetensors" in [path.name for path in files]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+
+
+def test_no_older_chat_template_stays_beside_a_model_that_has_none(llama, tmp_path):
+    llama.save(tmp_path / "saved")
+    (tmp_path / "saved" / "chat_template.jinja").write_text("another model's")
+    llama.template = PromptTemplate("</s>{instruction}{input}", "</s>{instruction}")  # no Jinja gives its letters
+    llama.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "chat_template.jinja").exists()

@@ -3,7 +3,7 @@
 import pytest
 from chat_tokenizers import FAMILIES, build_chat_tokenizer
 
-from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, load_template
+from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, ids_around, load_template
 from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.templates import ALPACA, PromptTemplate
@@ -148,3 +148,25 @@ def test_a_template_of_special_tokens_spelled_out_has_no_chat_template(tokenizer
         chat_template(PromptTemplate(f"{special}{{instruction}}{{input}}", f"{special}{{instruction}}"), tokenizer)
         is None
     )
+
+
+def test_a_response_that_was_sampled_with_its_space_gets_no_second_one(tokenizer):
+    template = ChatTemplate.of(tokenizer)
+    once = template.encode_responses(tokenizer, ["Sure thing"])
+    again = tokenizer.batch_decode(once, clean_up_tokenization_spaces=False)
+    assert template.encode_responses(tokenizer, again) == once
+
+
+def test_a_prompt_does_not_depend_on_the_day(tokenizer):
+    tokenizer.chat_template = "{{- strftime_now('%f %d %b %Y') -}}" + tokenizer.chat_template
+    assert ChatTemplate.of(tokenizer) == ChatTemplate.of(tokenizer)
+
+
+def test_what_a_tokenizer_puts_around_a_text_is_told_apart_if_it_is_one_token():
+    tokenizer = build_chat_tokenizer("llama-2")
+    front = tokenizer.eos_token_id
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.add_bos_token, tokenizer.add_eos_token = True, False
+    assert ids_around(tokenizer) == ([front], [])
+    tokenizer.add_eos_token = True
+    assert ids_around(tokenizer) == ([front], [front])

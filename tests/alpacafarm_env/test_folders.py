@@ -157,6 +157,16 @@ def test_an_adapter_is_its_base_model_too(tmp_path):
     assert hash_model(adapter) != before
 
 
+def test_the_end_of_a_claim_leaves_a_later_ones_lock_alone(tmp_path):
+    folder = tmp_path / "out"
+    first = claim(folder, "first")
+    shutil.rmtree(folder)
+    with claim(folder, "second"):
+        first.release()
+        with pytest.raises(CheckpointError, match="second"):
+            claim(folder, "third")
+
+
 def test_data_is_what_its_files_say(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     (first / "outputs").mkdir(parents=True)
@@ -164,6 +174,8 @@ def test_data_is_what_its_files_say(tmp_path):
     (first / "outputs" / "outputs_x.json").write_text("[]")
     shutil.copytree(first, second)
     (second / "LICENSE").write_text("theirs")
+    (second / "results").mkdir()
+    (second / "results" / "settings.json").write_text("{}")  # a run may write into the folder of its data
     assert list(hash_folder(first)) == ["eval.jsonl", "outputs/outputs_x.json"]
     assert hash_folder(first) == hash_folder(second)
     (second / "eval.jsonl").write_text('{"instruction": "b"}\n')
