@@ -104,15 +104,20 @@ class GoldOracle(Shared):
     name = "gold"
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Gold [B]; NaN where the instruction is not of the sandbox's world."""
+        """Gold [B].
+
+        Raises:
+            DataError: An instruction is not of the sandbox's world.
+        """
         return self.judge(instructions, responses).scores
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Gold with its parts as details, each float [B]."""
+        """Gold with its parts as details, each float [B]; raises as `score` does."""
         names = [field.name for field in fields(Parts)]
         rows = [parts(i, r) for i, r in zip(instructions, responses, strict=True)]
-        nothing = (float("nan"),) * len(names)
-        table = np.array([nothing if row is None else astuple(row) for row in rows]).reshape(-1, len(names))
+        if None in rows:
+            tasks.refuse_foreign(instructions)
+        table = np.array([astuple(row) for row in rows if row is not None]).reshape(-1, len(names))
         details: dict[str, NDArray[Any]] = {f"gold_{name}": table[:, k] for k, name in enumerate(names)}
         return Verdicts(table @ np.array(astuple(WEIGHTS)), details)
 
@@ -123,6 +128,6 @@ class GoldJudge(Shared):
     name = "gold"
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Verdicts [B]: 1 where b has more gold, 0 where a has, 0.5 where they are equal, NaN in another world."""
+        """Verdicts [B]: 1 where b has more gold, 0 where a has, 0.5 where they are equal; raises as gold does."""
         oracle = GoldOracle()
         return np.asarray((np.sign(oracle.score(instructions, b) - oracle.score(instructions, a)) + 1) / 2)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..oracles.base import Shared, Verdicts
 from ..oracles.draws import KeyedDraws, Row, probability
 from ..seeding import keyed_rng
-from . import gold
+from . import gold, tasks
 
 FEATURES: Final = ("complete", "false", "repeated", "form", "fluent", "excess", "length", "list", "courtesy")
 _LONGEST: Final = 300
@@ -148,7 +148,11 @@ class Annotators(Shared):
         self._temperature = np.array([annotator.temperature for annotator in self.annotators])
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Verdicts [B]: 1 where b is preferred, 0 where a is, 0.5 for equal texts, NaN in another world."""
+        """Verdicts [B]: 1 where b is preferred, 0 where a is, 0.5 for equal texts.
+
+        Raises:
+            DataError: An instruction is not of the sandbox's world.
+        """
         return self.judge(instructions, a, b).scores
 
     def probabilities(
@@ -165,7 +169,7 @@ class Annotators(Shared):
         b_first = self._draws.b_first(rows)
         odds = self._log_odds(rows, who, b_first=b_first)
         same = np.array([x == y for _, x, y in rows], dtype=bool)
-        scores = np.where(np.isnan(odds), np.nan, np.where(same, 0.5, self._draws.b_wins(rows, odds)))
+        scores = np.where(same, 0.5, self._draws.b_wins(rows, odds))
         names = np.array([annotator.name for annotator in self.annotators])
         details: dict[str, NDArray[Any]] = {
             "annotator": names[who],
@@ -180,6 +184,8 @@ class Annotators(Shared):
         """Log-odds that b is preferred by each pair's annotator, [B]."""
         instructions, a, b = ([row[place] for row in rows] for place in range(3))
         gaps = features(instructions, b) - features(instructions, a)
+        if np.isnan(gaps).any():
+            tasks.refuse_foreign(instructions)
         position = np.where(b_first, -1.0, 1.0) * self._position[who]
         return log_odds(gaps, self._weights[who], position, self._temperature[who])
 
@@ -200,6 +206,12 @@ class Utility(Shared):
         self._weights = np.mean([annotator.weights() for annotator in annotators], axis=0)
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Utilities [B]; NaN for an instruction of another world."""
+        """Utilities [B].
+
+        Raises:
+            DataError: An instruction is not of the sandbox's world.
+        """
         utilities: NDArray[np.float64] = features(instructions, responses) @ self._weights
+        if np.isnan(utilities).any():
+            tasks.refuse_foreign(instructions)
         return utilities

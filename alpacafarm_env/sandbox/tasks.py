@@ -8,11 +8,14 @@ text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
 
+from ..data.schema import shown
+from ..errors import DataError
 from . import world
 
 Form = str  # "list", "sentence" or "any"
@@ -168,6 +171,20 @@ def read(instruction: str) -> Task | None:
 def known(instruction: str) -> bool:
     """Whether an instruction is of the sandbox's world, so that gold and the simulated judges can read it."""
     return read(str(instruction)) is not None
+
+
+def refuse_foreign(instructions: Sequence[str]) -> None:
+    """Refuses a batch that asks gold or a simulated judge about another world: there is nothing that they could say.
+
+    Raises:
+        DataError: An instruction is not the sandbox's.
+    """
+    if foreign := [str(instruction) for instruction in instructions if not known(instruction)]:
+        raise DataError(
+            f"Expected instructions of the sandbox, but {len(foreign)} of {len(instructions)} are not, for instance "
+            f"{shown(foreign[0])}. Gold and the simulated judges know the sandbox's world only: have other texts "
+            "judged by {'reward_model': folder} or {'pool': 'alpaca_farm', 'base_url': url}."
+        )
 
 
 def _given(

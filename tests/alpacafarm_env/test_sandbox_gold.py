@@ -126,10 +126,10 @@ def test_a_foreign_instruction_has_no_gold():
 
 
 def test_oracle_gives_gold_and_its_parts():
-    verdicts = judge(GoldOracle(), [ASK, FOREIGN, ASK], [WHOLE, WHOLE, "A lion is shy."])
-    np.testing.assert_allclose(verdicts.scores, [7.0, math.nan, 2 - 0.6])
-    np.testing.assert_allclose(verdicts.details["gold_complete"], [1, math.nan, 0])
-    np.testing.assert_allclose(verdicts.details["gold_false"], [0, math.nan, 1])
+    verdicts = judge(GoldOracle(), [ASK, ASK], [WHOLE, "A lion is shy."])
+    np.testing.assert_allclose(verdicts.scores, [7.0, 2 - 0.6])
+    np.testing.assert_allclose(verdicts.details["gold_complete"], [1, 0])
+    np.testing.assert_allclose(verdicts.details["gold_false"], [0, 1])
     assert set(verdicts.details) == {f"gold_{part}" for part in PERFECT.__dataclass_fields__}
 
 
@@ -140,9 +140,9 @@ def test_oracle_on_an_empty_batch_and_on_batches_of_different_lengths():
 
 
 def test_judge_prefers_more_gold():
-    a = [WHOLE, "A lion is shy.", "- brave", WHOLE]
-    b = ["A lion is shy.", WHOLE, "A lion is brave.", WHOLE]
-    np.testing.assert_array_equal(GoldJudge().compare([ASK, ASK, ASK, FOREIGN], a, b), [0, 1, 0.5, math.nan])
+    a = [WHOLE, "A lion is shy.", "- brave"]
+    b = ["A lion is shy.", WHOLE, "A lion is brave."]
+    np.testing.assert_array_equal(GoldJudge().compare([ASK, ASK, ASK], a, b), [0, 1, 0.5])
 
 
 @pytest.mark.parametrize("filler", [" " * 64_000, "🙂" * 1500, "x" * 2**20])

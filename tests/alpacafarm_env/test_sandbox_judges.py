@@ -1,17 +1,21 @@
 """Simulated annotators: their formula by hand, their symmetry, what their draws are keyed on, and the noise."""
 
+import json
 import math
+import re
 from collections import Counter
 from hashlib import sha256
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.errors import UnknownNameError
+from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.oracles import compare
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox.judges import FEATURES, GREEDY, HUMANS, POOL, Annotator, Annotators, features
+from alpacafarm_env.wrappers import AddScore
 
 ASK = "List three traits of a lion."
 FOREIGN = "What is the capital of France?"
@@ -184,11 +188,28 @@ def test_pools_of_other_names_draw_on_their_own(pairs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_identical_responses_tie_and_foreign_instructions_have_no_verdict(name):
-    judge = sandbox.judge(name)
-    np.testing.assert_array_equal(judge.compare([ASK, ASK], [GOOD, ""], [GOOD, ""]), [0.5, 0.5])
-    if name != "sim_ann":  # noise is decided first, without asking
-        assert np.isnan(judge.compare([FOREIGN] * 9, [GOOD] * 9, [BAD] * 9)).all()
+def test_identical_responses_tie(name):
+    np.testing.assert_array_equal(sandbox.judge(name).compare([ASK, ASK], [GOOD, ""], [GOOD, ""]), [0.5, 0.5])
+
+
+def test_instructions_of_another_world_are_refused_with_their_number():
+    asked = [ASK, *[FOREIGN + "?" * number for number in range(10)]]
+    for name in NAMES:
+        told = "of" if name == "sim_ann" else "10 of 11"  # noise is decided first, without asking
+        with pytest.raises(DataError, match=f"{told}.*{re.escape(FOREIGN)}"):
+            sandbox.judge(name).compare(asked, [GOOD] * 11, [BAD] * 11)
+    with pytest.raises(DataError, match="1 of 2"):
+        sandbox.gold_oracle().score([ASK, FOREIGN], [GOOD, GOOD])
+
+
+@pytest.mark.parametrize("oracle", [sandbox.gold_oracle(), {"judge": sandbox.judge("sim_eval")}])
+def test_no_response_to_ones_own_instructions_goes_unscored_silently(oracle, tmp_path):
+    (tmp_path / "eval.json").write_text(json.dumps([{"instruction": FOREIGN, "output": BAD}]))
+    own = {"id": "AlpacaFarm-WinRate-v0", "dataset": str(tmp_path), "on_unscored": "truncate"}
+    for env in (gym.make(**own, oracle=oracle), AddScore(gym.make(**own, oracle="constant"), oracle=oracle)):
+        env.reset(seed=0)
+        with pytest.raises(DataError, match=re.escape(FOREIGN)):
+            env.step(GOOD)
 
 
 def test_verdicts_are_zero_or_one_with_details(pairs):
@@ -237,6 +258,7 @@ def test_utilities_are_what_the_annotators_want(pairs):
     alone = [sandbox.judge("sim_eval").annotators[i].weights() for i in range(13)]
     expected = features(instructions, a) @ np.mean(alone, axis=0)
     np.testing.assert_allclose(sandbox.utility_oracle("sim_eval").score(instructions, a), expected)
-    assert np.isnan(utility.score(["Of another world?"], ["Yes."])).all()
+    with pytest.raises(DataError, match="another"):
+        utility.score(["Of another world?"], ["Yes."])
     with pytest.raises(UnknownNameError, match="judge with utilities 'sim_ann'"):
         sandbox.utility_oracle("sim_ann")
