@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import sandbox
 from ..data import Dataset
 from ..errors import AlpacaFarmError, DataError
 from ..folders import Content, hash_model
@@ -102,19 +103,47 @@ def has_references(dataset: Dataset, split: str) -> bool:
 
 def judge_settings(text: str | None) -> Any:
     """What of `--judge` decides its verdicts, JSON-able; where a reward model lies does not, see `judge_content`."""
-    if text is None or isinstance(spec := read_judge(text), str):
-        return text
-    kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
-    return {key: "a folder" if key == "reward_model" else value for key, value in kept.items()}
+    return None if text is None else _deciding(read_judge(text))
 
 
 def judge_content(text: str) -> Content:
-    """The content of the files behind `--judge`: a reward model's, a pool's prompts and models."""
-    spec = read_judge(text)
-    if isinstance(spec, Mapping) and "reward_model" in spec:
-        return hash_model(spec["reward_model"])
-    if isinstance(spec, Mapping) and "pool" in spec:
+    """The content of the files behind `--judge`: reward models', also those of an ensemble; a pool's prompts."""
+    found = _contents(read_judge(text))
+    if len(found) == 1:
+        return found[0]
+    return {f"{number}/{file}": mark for number, content in enumerate(found) for file, mark in content.items()}
+
+
+def refuse_trained_on(text: str, reward_model: Content) -> None:
+    """Refuses a judge that is, or has as a member, the reward model that training maximises.
+
+    Raises:
+        DataError: It does.
+    """
+    if reward_model in _contents(read_judge(text)):
+        raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
+
+
+def _deciding(spec: Any) -> Any:
+    if isinstance(spec, list):
+        return [_deciding(member) for member in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
+    return {key: "a folder" if key == "reward_model" else _deciding(value) for key, value in kept.items()}
+
+
+def _contents(spec: Any) -> list[Content]:
+    if spec == "surrogate":
+        return [hash_model(sandbox.REWARD_MODEL)]
+    if isinstance(spec, list):
+        return [content for member in spec for content in _contents(member)]
+    if not isinstance(spec, Mapping):
+        return []
+    if "reward_model" in spec:
+        return [hash_model(spec["reward_model"])]
+    if "pool" in spec:
         from ..annotators.make import content
 
-        return {"annotators": content(spec)}
-    return {}
+        return [{"annotators": content(spec)}]
+    return [content for value in spec.values() for content in _contents(value)]

@@ -98,7 +98,7 @@ class Progress:
         self._processes = processes
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
-        self._start = clock()
+        self._start = self._began = clock()
         self._first: dict[str, int] = {}
         self._done = dict.fromkeys(units, 0)
         self._lock = threading.Lock()  # each running cell has a thread that tells
@@ -106,6 +106,8 @@ class Progress:
     def tell(self, news: News) -> None:
         """Takes news of a cell in; the first of a cell is what an earlier call had left done."""
         with self._lock:
+            if not self._first:  # loading what a cell needs, once, says nothing of its pace
+                self._began = self._clock()
             self._first.setdefault(news.cell, news.done)
             self._done[news.cell] = news.done
             clear = _CLEAR if self._stream.isatty() else ""
@@ -129,7 +131,7 @@ class Progress:
         worked = sum(self._done[cell] - first for cell, first in self._first.items())
         if not worked:
             return math.nan
-        seconds_per_unit = (self._clock() - self._start) * min(self._processes, len(self._first)) / worked
+        seconds_per_unit = (self._clock() - self._began) * min(self._processes, len(self._first)) / worked
         loads = [0] * self._processes
         for remaining in sorted((self._units[cell] - done for cell, done in self._done.items()), reverse=True):
             loads[loads.index(min(loads))] += remaining

@@ -27,11 +27,12 @@ from .. import sandbox
 from ..data import load_dataset
 from ..data.files import write_atomic
 from ..errors import DataError
+from ..folders import hash_model
 from .agent_options import OPTIONS, option_of
 from .method_ablations import ABLATIONS
 from .method_runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
 from .methods import METHODS, Feedback, find_method
-from .own_judge import has_references, judge_name
+from .own_judge import has_references, judge_name, refuse_trained_on
 from .parallel import Progress, clock_text
 from .study import run_command, take_folder, write_csv
 
@@ -170,6 +171,8 @@ def _run(options: TrainOptions) -> int:
         names = ", ".join(option_of(field) for field, _ in options.changed)
         raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
     reward = reward_model(options) if method.needs == "reward" else None
+    if options.judge is not None and reward is not None:
+        refuse_trained_on(options.judge, hash_model(reward))
     plan = options.plan(reward)
     progress = Progress({plan.cell: plan.units}, 1)
     rows = run_method(plan, progress.tell)

@@ -58,8 +58,8 @@ class WinRateCurveOptions(StudyOptions):
     """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
     else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
     max_prompt_tokens: int | None = None
-    """Longest prompt accepted, in tokens; data with a longer one is refused at the start. Default: the positions of the
-    models less the longest response."""
+    """Longest prompt to train on, in tokens; longer ones are left out, with their number, and answered all the same
+    where the models can. Default: the positions of the models less the longest response."""
     steps: int = 30
     """PPO steps of each run."""
     evaluate_every: int = 5

@@ -9,7 +9,7 @@ from .. import pretrained
 from ..chat_templates import load_template
 from ..errors import DataError
 from ..oracles.registry import make_oracle
-from .own_judge import judge_content, make_own_judge
+from .own_judge import make_own_judge, refuse_trained_on
 
 if TYPE_CHECKING:
     from .win_rate_runs import RunPlan
@@ -25,8 +25,8 @@ def check_inputs(plan: RunPlan) -> None:
     """Reads the splits and the models' configurations and measures every prompt.
 
     Raises:
-        DataError: A split is faulty; or a prompt of val or eval, which are answered in full, or every one of unlabeled
-            is longer than `prompt_limit`.
+        DataError: A split is faulty; a prompt of val or eval, which are answered in full, does not fit the models; or
+            every one of unlabeled is longer than `prompt_limit`.
         CheckpointError: Policy or reward model is not there or cannot be used.
     """
     from ..agents.fitting import prompt_lengths
@@ -37,19 +37,18 @@ def check_inputs(plan: RunPlan) -> None:
     make_oracle(plan.proxy, dataset=dataset)
     if plan.judge is not None:
         make_own_judge(plan.judge, dataset)
-        if (held_out := judge_content(plan.judge)) and held_out == plan.sources["--reward-model"]():
-            raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
+        refuse_trained_on(plan.judge, plan.sources["--reward-model"]())
     tokenizer = load_tokenizer(plan.model_folders[0])
-    limit = prompt_limit(plan)
+    limits = {"val": prompt_room(plan), "eval": prompt_room(plan), **dict.fromkeys(TRAINING, prompt_limit(plan))}
     template = load_template(plan.model_folders[0], tokenizer, plan.policy_template)
     for split in SPLITS:
         lengths = prompt_lengths(tokenizer, template, dataset.instructions(split))
-        if split not in TRAINING or min(lengths) > limit:  # PPO leaves out some by itself, with a warning
-            _check_prompts(plan, split, lengths, limit)
+        if split not in TRAINING or min(lengths) > limits[split]:  # PPO leaves out some by itself, with a warning
+            _check_prompts(plan, split, lengths, limits[split])
 
 
-def prompt_limit(plan: RunPlan) -> int:
-    """Tokens that a prompt may have: `max_prompt_tokens`, or all that the longest response leaves free.
+def prompt_room(plan: RunPlan) -> int:
+    """Tokens that a prompt may have to be answered: all that the longest response leaves free.
 
     Policy and value model (it starts from the reward model) both read prompt and response, so the one that knows fewer
     positions decides.
@@ -66,11 +65,22 @@ def prompt_limit(plan: RunPlan) -> int:
             f"--policy and --reward-model: expected more than {width} positions, the longest response of --preset "
             f"{plan.preset}, got {positions} (max_position_embeddings); choose another --preset or larger models"
         )
+    return room
+
+
+def prompt_limit(plan: RunPlan) -> int:
+    """Tokens that a prompt may have to be trained on: `max_prompt_tokens`, or all that can be answered.
+
+    Raises:
+        DataError: More than can be answered are asked for.
+        CheckpointError: A model's configuration cannot be read.
+    """
+    room = prompt_room(plan)
     limit = room if plan.max_prompt_tokens is None else plan.max_prompt_tokens
     if limit > room:
         raise DataError(
-            f"--max-prompt-tokens: expected at most {room} ({positions} positions of the models, less {width} of the "
-            f"longest response), got {limit}"
+            f"--max-prompt-tokens: expected at most {room} (the models' positions, less {plan.max_response_tokens} of "
+            f"the longest response), got {limit}"
         )
     return limit
 
@@ -98,5 +108,6 @@ def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) ->
         raise DataError(
             f"{plan.dataset}: expected prompts of at most {limit} tokens, but {len(too_long)} of {len(lengths)} in "
             f"{split} have more, the longest {max(too_long)}. Leave them out of the data (a prompt is never cut), or "
-            "give another --max-prompt-tokens; the default is the models' positions less the longest response"
+            "take models of more positions or, to train on them, a larger --max-prompt-tokens; the default is the "
+            "models' positions less the longest response"
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.annotators import JudgeServer
-from alpacafarm_env.benchmarks.own_judge import HigherReward, judge_settings, make_own_judge
+from alpacafarm_env.benchmarks.own_judge import HigherReward, judge_content, judge_settings, make_own_judge
 from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
@@ -118,8 +118,21 @@ def test_what_can_be_no_judge_here_is_one_sentence_at_the_start(options, judge):
 
 
 def test_the_reward_model_trained_on_is_not_held_out(options):
-    with pytest.raises(DataError, match="--judge"):
-        run(replace(options, judge=json.dumps({"reward_model": options.reward_model})))
+    trained_on = {"reward_model": options.reward_model}
+    for judge in (trained_on, {"ensemble": ["constant", trained_on]}):
+        with pytest.raises(DataError, match="held out"):
+            run(replace(options, judge=json.dumps(judge)))
+    assert not (options.out / "runs").exists()
+
+
+def test_judges_within_judges_are_known_by_their_content(held_out, tmp_path):
+    moved = shutil.copytree(held_out, tmp_path / "moved")
+    one, two = (json.dumps({"ensemble": ["constant", {"reward_model": str(path)}]}) for path in (held_out, moved))
+    assert judge_settings(one) == judge_settings(two)
+    assert judge_content(one) == judge_content(two) != {}
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**config, "alpacafarm_reward_mean": 5.0}))
+    assert judge_content(one) != judge_content(two)
 
 
 def test_the_sandbox_has_judges_by_name():

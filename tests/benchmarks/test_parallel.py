@@ -161,6 +161,14 @@ def test_what_an_earlier_call_left_done_does_not_count_as_speed():
     assert progress.seconds_left() == 4.0
 
 
+def test_the_time_before_the_first_news_does_not_count_as_work():
+    now = [0.0]
+    progress = Progress({"a": 4}, 1, io.StringIO(), clock=lambda: now[0])
+    for now[0], done in ((30.0, 0), (32.0, 1)):
+        progress.tell(News("a", done))
+    assert progress.seconds_left() == 6.0
+
+
 def test_lines_on_a_stream_that_is_no_terminal():
     stream = io.StringIO()
     progress = Progress({"a": 2}, 1, stream)

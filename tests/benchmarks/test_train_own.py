@@ -48,6 +48,12 @@ def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
         train.run(train.parse(["sft", *own]))
 
 
+def test_the_reward_model_trained_on_is_not_held_out(own, own_models, tmp_path):
+    with pytest.raises(DataError, match="held out"):
+        train.run(train.parse(["best_of_n", *own, "--judge", json.dumps({"reward_model": str(own_models[1])})]))
+    assert not (tmp_path / "out" / "runs").exists()
+
+
 def test_batch_sizes_and_steps_are_options(own, tmp_path):
     sizes = ["--rollout-batch-size", "8", "--minibatch-size", "4", "--steps", "1", "--learning-rate", "1e-4"]
     assert train.run(train.parse(["quark", *own, *sizes, "--micro-batch-tokens", "512"])) == 0

@@ -151,7 +151,7 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
     monkeypatch.setattr(win_rate_runs, "evaluate_policy", evaluate_policy)
     told.clear()
     assert json.dumps(win_rate_runs.run_seed(plan, told.append)) == json.dumps(rows)
-    assert told[0].done == plan.units_done(2) - 1
+    assert told[0].done == plan.units_done(2) - plan.evaluation_units
     assert told[-1].done == plan.units
     for path in sorted((whole / "evaluations").iterdir()):
         assert (plan.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
@@ -202,8 +202,9 @@ def test_another_setting_in_the_same_folder_is_refused(options):
 def test_evaluated_steps_and_units():
     plan = RunPlan(0, None, 7, 3, 1, 1, 0.7, "d", "p", "r", "sandbox")
     assert plan.evaluated_steps == (0, 3, 6, 7)
-    assert [plan.units_done(step) for step in (0, 2, 3, 7)] == [1, 3, 5, 11]
-    assert plan.units == 11
+    plan = replace(plan, num_val=100, num_eval=200, changed=(("rollout_batch_size", 128),))
+    assert [plan.units_done(step) for step in (0, 2, 3)] == [300, 300 + 2 * 256, 600 + 3 * 256]
+    assert plan.units == plan.units_done(7)
 
 
 def test_usage_names_the_command(capsys):

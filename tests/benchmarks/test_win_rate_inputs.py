@@ -82,11 +82,16 @@ def test_the_limit_can_be_lowered_but_not_above_what_the_models_know(options, ow
     assert prompt_limit(replace(plan, max_prompt_tokens=ROOM)) == ROOM
     with pytest.raises(DataError, match=f"--max-prompt-tokens: expected at most {ROOM} .*got {ROOM + 1}"):
         prompt_limit(replace(plan, max_prompt_tokens=ROOM + 1))
-    data = with_prompts(own_data, tmp_path / "limit", "val", 60)
-    with pytest.raises(DataError, match="at most 59 tokens, but 1 of 16 in val have more, the longest 60"):
-        check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=59))[0])
-    check_inputs(make_plans(replace(options, data=data, max_prompt_tokens=60))[0])
-    assert plan.settings() == replace(plan, max_prompt_tokens=60).settings()
+    assert plan.settings() != replace(plan, max_prompt_tokens=60).settings()
+
+
+def test_what_training_leaves_out_is_answered_in_evaluations(options, own_data, tmp_path):
+    data = with_prompts(own_data, tmp_path / "unlabeled", "unlabeled", 60, 61)
+    data = with_prompts(Path(data), tmp_path / "limit", "val", 61, ROOM)
+    with pytest.warns(UserWarning, match="1 of 16 prompts .* more than 60 tokens"):
+        assert run(replace(options, data=data, max_prompt_tokens=60)) == 0
+    evaluation = json.loads((options.out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())
+    assert [row["split"] for row in evaluation["rows"] if row["length"] > 0] == ["val", "eval"]
 
 
 def test_the_limit_is_that_of_the_model_with_fewer_positions(options, own_models, tmp_path):
