@@ -184,11 +184,12 @@ def _run(options: TrainOptions) -> int:
     labels = "the data's own labels" if own else f"{options.feedback} feedback"
     print(f"{method.title}, {labels}, seed {options.seed}: {clock_text(row['seconds'])} min")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
-    if plan.judge is not None:
-        print(
-            f"  win_rate is in %, by {judge_name(plan.judge, plan.job().data)} against the references of {options.data}"
-        )
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
+    if plan.judge is not None:
+        name, credits = judge_name(plan.judge, plan.job().data), answers["win_rate"]
+        print(f"  win_rate is in %, by {name} against the references of {options.data}")
+        if missing := credits.count(None):
+            print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
     write_outputs(plan, answers["responses"])
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")

@@ -2,14 +2,16 @@
 
 import csv
 import json
+import math
 import shutil
 
 import pytest
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators import JudgeServer
-from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks import evaluation, train
 from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.oracles.base import Constant
 
 OWN = ["--quick", "--num-eval", "5"]
 
@@ -46,6 +48,12 @@ def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
     assert (row["win_rate"], row["feedback"]) == ("50.0", "own")
     with pytest.raises(CheckpointError, match="judge"):
         train.run(train.parse(["sft", *own]))
+
+
+def test_responses_without_a_verdict_are_counted(own, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "make_own_judge", lambda *_, **__: Constant(math.nan))
+    assert train.run(train.parse(["sft", *own, "--judge", "constant"])) == 0
+    assert "5 of 5" in capsys.readouterr().out
 
 
 def test_the_reward_model_trained_on_is_not_held_out(own, own_models, tmp_path):
