@@ -1,7 +1,9 @@
 """One batch of experience from an environment: instructions in, sampled responses and their scores out."""
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -21,6 +23,9 @@ from .loop import Loop, keyed_generator
 from .masked import masked_moments
 from .rollouts import Rollouts
 
+DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
+"""What a run that takes its draws from here notes down. A run of other draws is not continued by these."""
+
 
 class Collector:
     """Samples responses to an environment's instructions and lets it score them.
@@ -35,11 +40,11 @@ class Collector:
         batch_size: Responses in a step, all processes together.
         temperature: Of sampling.
         max_response_tokens: Longest response; None: the policy's limit.
+        left_out: What `fitting.unreadable` has found: not drawn here, while other users of the environment may draw it.
 
     Raises:
         ValueError: If the environment resets by itself, its size does not divide the batch, or a wrapper lies around
             DictInfoToList.
-        WorldError: If the processes' environments differ in size.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Collector:
         batch_size: int,
         temperature: float,
         max_response_tokens: int | None,
+        left_out: Sequence[tuple[Any, Collection[int]]] = (),
     ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.DISABLED:
@@ -58,7 +64,6 @@ class Collector:
                 f"Agents reset the environment themselves: expected AutoresetMode.DISABLED, got {mode!r}. "
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
-        loop.processes.agree({"num_envs": env.num_envs})
         at_once = env.num_envs * loop.processes.count
         if batch_size % at_once:
             raise ValueError(
@@ -69,7 +74,7 @@ class Collector:
             raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
         # It changes how a reader sees the infos only; here they are read as arrays.
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
-        self._policy, self._loop = policy, loop
+        self._policy, self._loop, self._left_out = policy, loop, left_out
         self._batch_size, self._num_rounds = batch_size, batch_size // at_once
         self._temperature, self._max_new_tokens = temperature, max_response_tokens or policy.max_response_tokens
 
@@ -118,7 +123,10 @@ class Collector:
     def _round(self, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
-        instructions, _ = self._env.reset(seed=seed)
+        with ExitStack() as stack:
+            for env, positions in self._left_out:
+                stack.enter_context(env.leaving_out(positions))
+            instructions, _ = self._env.reset(seed=seed)
         with self._loop.timed("sample"):
             responses = self._policy.generate(
                 instructions,
@@ -152,7 +160,16 @@ def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         "wrappers": [
             f"{type(w).__name__}({_named(vars(w).get('oracle')) or ''})" for w in layers if w is not w.unwrapped
         ],
+        **_drawn(base),
     }
+
+
+def _drawn(base: Any) -> dict[str, Any]:
+    """Which instructions may be drawn, if the user has left some out."""
+    drawn = getattr(base, "drawn", ())
+    if not drawn or len(drawn) == len(base.instructions):
+        return {}
+    return {"num_drawn": len(drawn), "drawn_sha256": hashlib.sha256(repr(list(drawn)).encode()).hexdigest()}
 
 
 def _layers(env: Any) -> list[Any]:

@@ -16,6 +16,7 @@ import peft
 import torch
 from torch import Tensor
 
+from ..oracles.reward_model import num_positions
 from .loop import keyed_generator
 from .rollouts import Rollouts, ragged, ragged_split
 
@@ -77,6 +78,7 @@ def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int
 
     A new row, of input and output embeddings, is the mean of the old ones plus Gaussian jitter of their standard
     deviation in each dimension (AlpacaFarm's Quark). A policy that has these tokens already keeps them as they are.
+    Where the model's positions hold no more than the longest prompt and response, the longest prompt is one shorter.
 
     Args:
         policy: Changed in place.
@@ -99,6 +101,7 @@ def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int
     known = tokenizer.get_vocab()
     if old := control_tokens(model):
         if old == tuple(known.get(name) for name in names):
+            _make_room(policy)
             return old
         spelled = tokenizer.convert_ids_to_tokens(list(old))
         raise ValueError(f"Expected a policy without control tokens, or with {list(names)}, got one with {spelled}.")
@@ -118,7 +121,14 @@ def add_control_tokens(policy: LanguageModel, names: Sequence[str], *, seed: int
             jitter = torch.randn(len(ids), weight.shape[1], generator=generator).to(weight)
             weight[list(ids)] = mean + jitter * std
     model.config.alpacafarm_control_tokens, model.config.alpacafarm_control_token = list(ids), ids[0]
+    _make_room(policy)
     return ids
+
+
+def _make_room(policy: LanguageModel) -> None:
+    """Let the longest prompt give way to the control token, as when a conditioned policy is loaded."""
+    room = num_positions(policy.model.config) - policy.max_response_tokens - 1
+    policy.max_prompt_tokens = int(min(policy.max_prompt_tokens, room))
 
 
 def _with_prompts(rollouts: Rollouts, prompts: Sequence[Sequence[int]]) -> Rollouts:

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from torch import Tensor
 
 from ..instructions import Preference
 from ..progress import make_bar
-from .checkpoints import starting_point
 from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
@@ -119,7 +118,7 @@ class DPO(PolicyAgent):
         self._loop = self._start(
             self.config,
             total=self.config.epochs * math.ceil(self._num_pairs / self.config.batch_size),
-            inputs={} if out is None else self._inputs(),
+            inputs=lambda: data_identity("responses", self._data),
             out=out,
             resume=resume,
         )
@@ -172,6 +171,7 @@ class DPO(PolicyAgent):
     def _reference_logprobs(self) -> Tensor:
         """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
         processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
+        processes.agree(data_identity("responses", self._data))  # or the shares would not fit together
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
         parts = self._cut(mine)
@@ -195,7 +195,3 @@ class DPO(PolicyAgent):
             limit = self.policy.max_response_tokens
             warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=3)
         return data
-
-    def _inputs(self) -> dict[str, Any]:
-        """The pairs, and the policy that is the reference, for a resumed run to compare."""
-        return {**data_identity("responses", self._data), "policy_sha256": starting_point(self.policy.model)}

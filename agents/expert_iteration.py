@@ -162,6 +162,7 @@ class ExpertIteration(PolicyAgent):
         self._sft: SFT | None = None
         self._length = 0  # of metrics.jsonl as this run has left it
         self._processes = Processes(self.policy.device, mixed_precision=self.config.sft.mixed_precision)
+        self._processes.agree(self._settings())
         if self.out is not None:
             self._open(self.out, resume)
 
@@ -360,6 +361,10 @@ class ExpertIteration(PolicyAgent):
 
     def _identity(self) -> dict[str, Any]:
         """What decides the run, flat and JSON-able."""
+        return {**self._settings(), "policy_sha256": checkpoints.starting_point(self.policy.model)}
+
+    def _settings(self) -> dict[str, Any]:
+        """All of that but the policy, which takes long to read."""
         left_out = {shared.name for shared in fields(TrainingConfig)} | FREE | {"sft"}
         settings = {name: value for name, value in asdict(self.config).items() if name not in left_out}
         trained = {
@@ -373,7 +378,6 @@ class ExpertIteration(PolicyAgent):
             "num_instructions": len(self.instructions),
             "instructions_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             "oracle": self.oracle.name,
-            "policy_sha256": checkpoints.starting_point(self.policy.model),
             "seed": self.seed,
             "num_processes": self._processes.count,
             **({"left_out": self.num_left_out} if self.num_left_out else {}),

@@ -25,22 +25,23 @@ def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Seque
     return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
 
 
-def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, width: int = 0) -> list[int]:
+def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, width: int | None = None) -> list[int]:
     """Returns the numbers of the instructions whose prompts the policy can read; a warning counts the others.
 
     Args:
         policy: Gives `max_prompt_tokens`, and the positions that its model knows.
         instructions: What training asks.
         who: Whose training it is, for the warning.
-        width: Tokens that a response needs behind the prompt; 0 if that is seen to elsewhere.
+        width: Tokens that a response needs behind the prompt; None: the policy's longest.
 
     Raises:
         DataError: No prompt can be read.
     """
     limit, advice = policy.max_prompt_tokens, "load the policy with a larger max_prompt_tokens"
     # The control token of a conditioned policy is in front of the prompt, and not counted as one of its tokens.
-    room = num_positions(policy.model.config) - width - (own_control_token(policy.model) is not None)
-    if width and room < limit:
+    taken = (policy.max_response_tokens if width is None else width) + (own_control_token(policy.model) is not None)
+    room = num_positions(policy.model.config) - taken
+    if room < limit:
         limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     return up_to(limit, lengths, who=who, advice=advice)
@@ -63,8 +64,10 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
     return kept
 
 
-def leave_out(env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int) -> int:
-    """Tells an environment to draw no instruction whose prompt the policy cannot read, with a warning.
+def unreadable(
+    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int
+) -> list[tuple[Any, frozenset[int]]]:
+    """What an environment may draw and the policy cannot read; a warning counts it. The environment stays as it is.
 
     One whose instructions cannot be seen, as they lie in other processes, is left alone: a prompt that is too long is
     refused there when it is drawn.
@@ -76,19 +79,22 @@ def leave_out(env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str,
         width: Tokens that a response needs behind the prompt.
 
     Returns:
-        How many of its instructions are too long.
+        Environments with the positions of their instructions that are too long, for `leaving_out`.
 
     Raises:
         DataError: No prompt can be read.
     """
     base: Any = env.unwrapped
-    scorings = [base] if hasattr(base, "leave_out") else [single.unwrapped for single in getattr(base, "envs", ())]
-    known: dict[tuple[object, ...], list[int]] = {}  # separate environments mostly ask the same
+    scorings = [base] if hasattr(base, "leaving_out") else [single.unwrapped for single in getattr(base, "envs", ())]
+    known: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly ask the same
+    found = []
     for scoring in scorings:
-        if hasattr(scoring, "leave_out"):
-            key = tuple((x.id, x.instruction, x.input) for x in scoring.instructions)
+        if hasattr(scoring, "leaving_out"):
+            asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
+            key = tuple((position, x.instruction, x.input) for position, x in asked)
             if key not in known:
-                kept = set(fitting(policy, scoring.instructions, who=who, width=width))
-                known[key] = [x.id for number, x in enumerate(scoring.instructions) if number not in kept]
-            scoring.leave_out(known[key])
-    return max(map(len, known.values()), default=0)
+                kept = set(fitting(policy, [x for _, x in asked], who=who, width=width))
+                known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
+            if known[key]:
+                found.append((scoring, known[key]))
+    return found

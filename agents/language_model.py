@@ -64,7 +64,7 @@ class LanguageModel:
         self.model: Any = turn_off_dropout(model)
         self.tokenizer = tokenizer
         self.template = template
-        positions = num_positions(self._base_model.config)
+        positions = num_positions(self._base_model.config) - (own_control_token(self._base_model) is not None)
         self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
@@ -206,7 +206,8 @@ class LanguageModel:
         Args:
             instructions: N instructions.
             generator: Source of all randomness, or one an instruction, so that its responses do not depend on what
-                else is asked; or the uniforms themselves, one row a response; not used at temperature 0.
+                else is asked; or the uniforms themselves, [N x num_samples, max_new_tokens or more]; not used at
+                temperature 0.
             temperature: Above 0; or 0 for the likeliest token at each step.
             max_new_tokens: Longest response; `max_response_tokens` if None.
             batch_size: Rows decoded together.
@@ -216,8 +217,8 @@ class LanguageModel:
             N x num_samples rows in order, on the model's device.
 
         Raises:
-            ValueError: A number is out of range, a prompt is too long, or prompt and response exceed the positions
-                the model knows.
+            ValueError: A number is out of range, the uniforms have another shape, a prompt is too long, or prompt and
+                response exceed the positions the model knows.
         """
         width = self.max_response_tokens if max_new_tokens is None else max_new_tokens
         if not temperature >= 0 or width < 1 or batch_size < 1 or num_samples < 1:
@@ -230,6 +231,11 @@ class LanguageModel:
         uniforms = None
         if isinstance(generator, Tensor):
             uniforms = generator if temperature > 0 else None
+            if uniforms is not None and (uniforms.shape[:-1] != (len(prompts),) or uniforms.shape[-1] < width):
+                raise ValueError(
+                    f"generate: expected uniforms of shape [{len(prompts)}, {width}], a row a response, got "
+                    f"{list(uniforms.shape)}"
+                )
         elif temperature > 0:
             sources = [generator] if isinstance(generator, torch.Generator) else generator
             if len(sources) not in (1, len(instructions)):

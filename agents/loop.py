@@ -20,14 +20,14 @@ count that we want.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -133,11 +133,13 @@ SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
 """The metrics beside the progress bar."""
 
 
-def show_progress(updates: Iterable[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
-    """Run `updates` to the end behind a progress bar with an ETA; returns the last metrics."""
+def show_progress(updates: Iterator[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
+    """Run `updates`, a generator, to the end behind a progress bar with an ETA; returns the last metrics."""
     metrics: dict[str, float] = {}
     show = join().is_main_process
-    with make_bar(total, label, show=show, initial=done, unit="step") as bar:
+    # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
+    ending = closing(cast(Generator[Any, None, None], updates))
+    with ending, make_bar(total, label, show=show, initial=done, unit="step") as bar:
         for metrics in updates:
             bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
             bar.update()

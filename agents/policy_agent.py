@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from .checkpoints import load_weights
+from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
 from .loop import Loop, Resume, TrainingConfig, keyed_generator, show_progress
-from .processes import default_device
+from .processes import Processes, default_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,13 @@ class PolicyConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.act_temperature >= 0, "act_temperature", "0 or more")
+
+
+def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
+    """The policy itself, or what a folder or hub name holds, on this process's device."""
+    if isinstance(policy, LanguageModel):
+        return policy
+    return LanguageModel.from_pretrained(policy, device=default_device())
 
 
 class PolicyActor:
@@ -46,9 +53,7 @@ class PolicyActor:
         seed: int = 0,
         max_act_tokens: int | None = None,
     ) -> None:
-        if not isinstance(policy, LanguageModel):
-            policy = LanguageModel.from_pretrained(policy, device=default_device())
-        self.policy, self.seed, self.num_tokens = policy, seed, 0
+        self.policy, self.seed, self.num_tokens = loaded(policy), seed, 0
         self._act_temperature = (config or PolicyConfig()).act_temperature
         self._max_act_tokens = max_act_tokens
 
@@ -105,22 +110,32 @@ class PolicyAgent(PolicyActor):
         config: TrainingConfig,
         *,
         total: int,
-        inputs: Mapping[str, Any],
+        inputs: Callable[[], Mapping[str, Any]],
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
         write: Callable[[Path], None] | None = None,
         read: Callable[[Path], None] | None = None,
     ) -> Loop:
-        """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`."""
+        """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`.
+
+        `inputs` is asked where somebody compares it: a later resume, or the other processes. What the models start
+        from is added to it for a resume.
+        """
+        modules = modules or {"policy": self.policy.model}
+        known: dict[str, Any] = {}
+        if out is not None or Processes(self.policy.device).count > 1:
+            known |= inputs()
+        if out is not None:
+            known |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
         return Loop(
-            modules or {"policy": self.policy.model},
+            modules,
             config=config,
             total=total,
             seed=self.seed,
             out=None if out is None else Path(out),
             # Only if there are any: a run that leaves nothing out is the same as before this was counted.
-            inputs={**inputs, "left_out": self.num_left_out} if self.num_left_out else inputs,
+            inputs={**known, "left_out": self.num_left_out} if self.num_left_out else known,
             write=write or (lambda folder: self.save(folder / "policy")),
             read=read or (lambda folder: self.load(folder / "policy")),
             resume=resume,

@@ -36,9 +36,9 @@ from torch import Tensor
 from ..errors import did_you_mean
 from ..pretrained import reading
 from ..seeding import keyed_rng
-from .checkpoints import load_weights, starting_point
-from .collecting import Collector, describe, places
-from .fitting import leave_out
+from .checkpoints import load_weights
+from .collecting import DRAWS, Collector, describe, places
+from .fitting import unreadable
 from .language_model import LanguageModel
 from .loop import Resume
 from .losses import (
@@ -192,7 +192,7 @@ class PPO(PolicyAgent):
 
     Args:
         env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-            own. Instructions whose prompts are too long for the policy are drawn no more, with a warning.
+            own. Instructions whose prompts are too long for the policy are not drawn for this agent, with a warning.
         policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
             reference.
         value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
@@ -221,7 +221,8 @@ class PPO(PolicyAgent):
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
         width = self.config.max_response_tokens or self.policy.max_response_tokens
-        self.num_left_out = leave_out(env, self.policy, who=self.label, width=width)
+        left_out = unreadable(env, self.policy, who=self.label, width=width)
+        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
         self.policy.add_reference()
         if value_init is None:
             self.value_model = ValueModel.from_policy(self.policy)
@@ -231,7 +232,7 @@ class PPO(PolicyAgent):
             self.config,
             modules={"policy": self.policy.model, "value": self.value_model},
             total=self.config.total_steps,
-            inputs={} if out is None else self._inputs(),
+            inputs=lambda: {**describe(env), **DRAWS},
             out=out,
             write=self._write,
             read=self._read,
@@ -245,6 +246,7 @@ class PPO(PolicyAgent):
             batch_size=self.config.rollout_batch_size,
             temperature=self.config.temperature,
             max_response_tokens=self.config.max_response_tokens,
+            left_out=left_out,
         )
 
     def updates(self) -> Iterator[dict[str, float]]:
@@ -356,11 +358,6 @@ class PPO(PolicyAgent):
             return self.config.recompute_logprobs
         exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
         return not (exact and self.policy.device.type == "cpu")
-
-    def _inputs(self) -> dict[str, Any]:
-        """What the run starts from, for a resumed one to compare."""
-        models = {"policy_sha256": self.policy.model, "value_sha256": self.value_model}
-        return {**describe(self.env), **{name: starting_point(model) for name, model in models.items()}}
 
     def _write(self, folder: Path) -> None:
         self.policy.save(folder / "policy")

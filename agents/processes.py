@@ -24,7 +24,8 @@ from ..errors import WorldError
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 PATIENCE = timedelta(days=1)
-"""How long processes wait for each other: one of them may be asking judges. One that dies ends the others at once."""
+"""How long processes wait for each other: one of them may be asking judges. One that dies ends the others at once
+where `torchrun` or `accelerate launch` has started them, and on CPUs; on GPUs without a launcher they wait for it."""
 
 
 def join(*, cpu: bool = False) -> PartialState:

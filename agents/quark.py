@@ -41,10 +41,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..seeding import keyed_rng
-from .checkpoints import starting_point
-from .collecting import Collector, describe, places
+from .collecting import DRAWS, Collector, describe, places
 from .control_tokens import add_control_tokens, conditioned, unconditioned
-from .fitting import leave_out
+from .fitting import unreadable
 from .language_model import LanguageModel
 from .loop import Resume
 from .losses import exact_kl, kl_estimate, nll_loss
@@ -173,7 +172,7 @@ class Quark(PolicyAgent):
 
     Args:
         env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-            own. Instructions whose prompts are too long for the policy are drawn no more, with a warning.
+            own. Instructions whose prompts are too long for the policy are not drawn for this agent, with a warning.
         policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
             reference. With `best_quantile_only=False` it gets the control tokens <reward_0> to <reward_K-1>.
         config: Settings.
@@ -206,10 +205,16 @@ class Quark(PolicyAgent):
             names = [f"<reward_{k}>" for k in range(self.config.num_quantiles)]
             self._tokens = add_control_tokens(self.policy, names, seed=seed)
         width = self.config.max_response_tokens or self.policy.max_response_tokens
-        self.num_left_out = leave_out(env, self.policy, who=self.label, width=width)
+        left_out = unreadable(env, self.policy, who=self.label, width=width)
+        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
         self.policy.add_reference()
-        inputs = {} if out is None else {**describe(env), "policy_sha256": starting_point(self.policy.model)}
-        self._loop = self._start(self.config, total=self.config.total_steps, inputs=inputs, out=out, resume=resume)
+        self._loop = self._start(
+            self.config,
+            total=self.config.total_steps,
+            inputs=lambda: {**describe(env), **DRAWS},
+            out=out,
+            resume=resume,
+        )
         self._collector = Collector(
             env,
             self.policy,
@@ -217,6 +222,7 @@ class Quark(PolicyAgent):
             batch_size=self.config.rollout_batch_size,
             temperature=self.config.temperature,
             max_response_tokens=self.config.max_response_tokens,
+            left_out=left_out,
         )
 
     def updates(self) -> Iterator[dict[str, float]]:

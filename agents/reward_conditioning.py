@@ -23,6 +23,7 @@ from ..instructions import Demonstration, Preference
 from .control_tokens import add_control_tokens, conditioned, unconditioned
 from .language_model import LanguageModel
 from .loop import Resume
+from .policy_agent import loaded
 from .rollouts import Rollouts
 from .sft import SFT, FineTuningConfig
 
@@ -71,13 +72,15 @@ class BinaryRewardConditioning(SFT):
         chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
         rejected = [Demonstration(preference.instruction, preference.rejected) for preference in preferences]
         config = config or RewardConditioningConfig()
+        policy = loaded(policy)
+        # Before the prompts are measured, which have one position less then.
+        self._tokens = add_control_tokens(policy, (POSITIVE, NEGATIVE), seed=seed)
         super().__init__(policy, chosen + rejected, config=config, seed=seed, out=out, resume=resume)
 
     def _training_data(self, data: Rollouts) -> Rollouts:
         """The chosen responses, which come first, after the positive token; the rejected ones after the negative."""
-        positive, negative = add_control_tokens(self.policy, (POSITIVE, NEGATIVE), seed=self.seed)
-        # The prompts of a policy that was conditioned before begin with the positive token already.
-        bare = unconditioned(data, (positive, negative))
+        positive, negative = self._tokens
+        bare = unconditioned(data, self._tokens)  # the prompts of a conditioned policy begin with the positive token
         num_pairs = len(data) // 2
         tokens = [positive] * num_pairs + [negative] * num_pairs
         return conditioned(bare, tokens, bos=self.policy.tokenizer.bos_token_id)

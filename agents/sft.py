@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..instructions import Demonstration
-from .checkpoints import fingerprint, starting_point
+from .checkpoints import fingerprint
 from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume, Schedule, epoch_batch
@@ -117,7 +117,7 @@ class SFT(PolicyAgent):
         self._loop = self._start(
             self.config,
             total=self.config.epochs * math.ceil(len(kept) / self.config.batch_size),
-            inputs={} if out is None else self._inputs(),
+            inputs=lambda: data_identity("demonstrations", self._data),
             out=out,
             resume=resume,
         )
@@ -137,13 +137,6 @@ class SFT(PolicyAgent):
         batch = epoch_batch(step, num_items=len(self._data), batch_size=self.config.batch_size, seed=self.seed)
         data = self._data[self._loop.processes.share(batch)]
         return self._loop.update(self._cut(data), lambda rows: self._sums(data[rows]), count=len(data.tokens))
-
-    def _inputs(self) -> dict[str, Any]:
-        """The data, and the policy that training starts from, for a resumed run to compare."""
-        return {
-            **data_identity("demonstrations", self._data),
-            "policy_sha256": starting_point(self.policy.model),
-        }
 
     def _sums(self, data: Rollouts) -> dict[str, Tensor]:
         return {"loss": nll_loss(self.policy.logprobs(data)).sum()}
@@ -165,7 +158,7 @@ class SFT(PolicyAgent):
 
 
 def data_identity(name: str, data: Rollouts) -> dict[str, Any]:
-    """How many rows (as `name`), how many response tokens and which, for a resumed run to compare."""
+    """How many rows (as `name`), how many response tokens and which: what resumed runs and processes compare."""
     columns = ("prompt_tokens", "prompt_lengths", "tokens", "lengths")
     found = fingerprint((column, getattr(data, column)) for column in columns)
     return {name: len(data), "tokens": len(data.tokens), "data_sha256": found}

@@ -40,7 +40,7 @@ def encode_responses(
 
 
 def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
-    """Returns the longest prompt and response of a model that knows so many positions, as `token_limits` does.
+    """Returns the longest prompt and response of a model with so many positions for them, as `token_limits` does.
 
     Raises:
         ValueError: What was asked for does not fit.
@@ -48,8 +48,8 @@ def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, p
     prompt, response = token_limits(max_prompt_tokens, max_response_tokens, positions)
     if prompt + response > positions:
         raise ValueError(
-            f"Expected max_prompt_tokens and max_response_tokens that fit the model's {positions} positions together, "
-            f"got {prompt} and {response}; None takes what fits"
+            f"Expected max_prompt_tokens and max_response_tokens that fit together into the {positions} positions that "
+            f"the model has for them (a control token takes one), got {prompt} and {response}; None takes what fits"
         )
     return prompt, response
 

@@ -60,8 +60,10 @@ class Claim:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = _lock(path, owner)
         except BlockingIOError:
+            own = any(other.held and other.folder.resolve() == path.parent for other in _HELD)
+            advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
             raise CheckpointError(
-                f"{self.folder} is being written by {_read_owner(path)}. Wait for its end, or choose another folder."
+                f"{self.folder} is being written by {_read_owner(path)}. {advice}, or choose another folder."
             ) from None
         except OSError as error:
             raise CheckpointError(

@@ -6,7 +6,7 @@ wrapper's, decides; the environment's own oracle is then neither asked nor even 
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,7 +110,32 @@ class Scoring:
             UnknownNameError: If no instruction of the split has the id.
             DataError: If no instruction remains, or the ids of the split are not unique.
         """
-        positions = {self.find_instruction(id) for id in instruction_ids}
+        self._draw_without({self.find_instruction(id) for id in instruction_ids})
+
+    @contextmanager
+    def leaving_out(self, positions: Collection[int]) -> Iterator[None]:
+        """While this context is open, the instructions at these positions of `instructions` are not drawn.
+
+        Slots that have begun to draw begin a new stream, now and at the end.
+
+        Raises:
+            DataError: If no instruction remains.
+        """
+        before = self._drawn
+        self._draw_without(positions)
+        try:
+            yield
+        finally:
+            if self._drawn is not before:
+                self._drawn = before
+                self._renew_streams()
+
+    @property
+    def drawn(self) -> Sequence[int]:
+        """The positions within `instructions` of those that may be drawn, ascending."""
+        return self._drawn
+
+    def _draw_without(self, positions: Collection[int]) -> None:
         drawn = [position for position in self._drawn if position not in positions]
         if not drawn:
             raise DataError(f"Split {self.split!r} of data set {self.dataset.name!r}: every instruction is left out.")

@@ -131,6 +131,28 @@ def test_an_environment_draws_them_no_more(policy_folder: Path, agent: str, form
     assert made.num_left_out == 1
 
 
+@pytest.mark.parametrize("agent", AGENTS)
+def test_agents_on_one_environment_each_leave_out_their_own(policy_folder: Path, agent: str) -> None:
+    """And none what another has left out, whichever is made or trained first; what the user left out stays out."""
+    env, first, second = make_env(16), {}, {}
+    for found, limit in ((first, LIMIT), (second, None)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if limit else "error")
+            found["watched"] = Watched(env)
+            found["agent"] = AGENTS[agent](found["watched"], load_policy(policy_folder, max_prompt_tokens=limit))
+    assert (first["agent"].num_left_out, second["agent"].num_left_out) == (1, 0)
+    for found in (second, first):
+        found["agent"].learn()
+    assert first["watched"].asked == {TEXTS[number] for number in KEPT}
+    assert second["watched"].asked == set(TEXTS)
+    env.leave_out([0])
+    third = Watched(env)
+    with pytest.warns(UserWarning, match="1 of 4 prompts"):
+        made = AGENTS[agent](third, load_policy(policy_folder, max_prompt_tokens=LIMIT))
+    made.learn()
+    assert third.asked == {TEXTS[number] for number in KEPT if number != 0}
+
+
 def test_a_response_that_would_not_fit_behind_a_prompt_counts(policy_folder: Path) -> None:
     """The model has 256 positions; a prompt of 46 tokens and a response of 220 are more."""
     with pytest.warns(UserWarning, match="max_response_tokens"):

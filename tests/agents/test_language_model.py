@@ -121,6 +121,16 @@ class TestSampling:
         assert torch.equal(one.tokens, two.tokens)
         assert one.texts != other.texts
 
+    @pytest.mark.parametrize("shape", [(1, 8), (2, 8), (8, 8), (4, 7), (4,), (4, 8, 1)])
+    def test_uniforms_are_a_row_a_response(self, llama, shape):
+        def texts(uniforms):
+            return llama.generate(INSTRUCTIONS[:2], generator=uniforms, num_samples=2, max_new_tokens=8).texts
+
+        with pytest.raises(ValueError, match=r"uniforms.*\[4, 8\]"):
+            texts(torch.rand(shape, generator=generator()))
+        uniforms = torch.rand(4, 9, generator=generator())
+        assert texts(uniforms) == texts(uniforms[:, :8])
+
     def test_generator_moves_on_by_rows_times_steps(self, llama):
         source, expected = generator(2), generator(2)
         llama.generate(INSTRUCTIONS, generator=source, max_new_tokens=7)

@@ -1,11 +1,12 @@
 """The longest prompt and response: AlpacaFarm's where they fit, and what was asked for or an error."""
 
 import pytest
-from tiny_models import TEMPLATE, build_llama, generator
+from tiny_models import TEMPLATE, build_llama, build_tokenizer, generator
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.agents import LanguageModel, PolicyActor
+from alpacafarm_env.agents import BinaryRewardConditioning, LanguageModel, PolicyActor, RewardConditioningConfig
 from alpacafarm_env.agents.text import fit_limits
+from alpacafarm_env.instructions import Preference
 
 
 @pytest.mark.parametrize("positions", [4, 100, 256, 257, 400, 491, 492, 4096, float("inf")])
@@ -24,6 +25,28 @@ def test_what_does_not_fit_is_an_error_at_once(tokenizer, asked):
     model = build_llama(len(tokenizer))  # 256 positions
     with pytest.raises(ValueError, match="max_prompt_tokens and max_response_tokens"):
         LanguageModel(model, tokenizer, TEMPLATE, max_prompt_tokens=asked[0], max_response_tokens=asked[1])
+
+
+def test_a_control_token_has_a_position_beside_the_longest_prompt_and_response(tmp_path):
+    tokenizer = build_tokenizer()
+    policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE)  # 256 positions
+    assert (policy.max_prompt_tokens, policy.max_response_tokens) == (192, 64)
+    num_around = len(policy.encode_prompts(["a"])[0]) - 1
+    texts = ["a" * (length - num_around) for length in (191, 192)]
+    pairs = [Preference(text, ("b" * 80, "c"), 1) for text in texts]
+    config = RewardConditioningConfig(epochs=1, batch_size=4)
+    with pytest.warns(UserWarning, match=r"2 of 4 prompts|are cut to max_response_tokens"):
+        agent = BinaryRewardConditioning(policy, pairs, config=config)
+    assert agent.num_left_out == 2  # a pair is read twice
+    assert agent.learn()["step"] == 1
+    agent.save(tmp_path)
+    for conditioned in (policy, LanguageModel.from_pretrained(tmp_path)):
+        assert (conditioned.max_prompt_tokens, conditioned.max_response_tokens) == (191, 64)
+        assert len(PolicyActor(conditioned).act(texts[:1])) == 1
+        with pytest.raises(ValueError, match="1 to 191 tokens, got 192"):
+            PolicyActor(conditioned).act(texts)
+    with pytest.raises(ValueError, match="control token"):
+        LanguageModel.from_pretrained(tmp_path, max_prompt_tokens=192, max_response_tokens=64)
 
 
 def test_the_shipped_policy_answers_with_the_defaults():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_worlds import DEMONSTRATIONS, load_policy
 from torchrun_jobs import make_ppo
 
+from alpacafarm_env.agents import loop
 from alpacafarm_env.agents.processes import Processes, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError, WorldError
@@ -48,6 +50,7 @@ def test_processes_that_differ_are_all_told_how(policy_folder: Path, tmp_path: P
     assert begin("disagree", policy_folder, tmp_path, *TORCHRUN).wait(300) == 0
     first, second = ((tmp_path / f"told-{rank}").read_text().splitlines() for rank in (0, 1))
     expected = ["learning_rate", "out", "newest checkpoint", "resume='never'", "num_envs"]
+    expected += ["wrappers", "responses", "demonstrations", "instructions_sha256"]
     for told in (first, second):
         assert [line.split(" -> ")[0] for line in told] == expected
         assert all(name in line.split(" -> ")[1] for name, line in zip(expected, told, strict=True))
@@ -90,6 +93,30 @@ def test_a_folder_is_written_by_one_run_at_a_time(policy_folder: Path, tmp_path:
     with pytest.raises(CheckpointError, match="another one has written"):
         idle.learn()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_agent_whose_updates_were_left_says_to_close_them(policy_folder: Path, tmp_path: Path) -> None:
+    agent = sft(policy_folder, tmp_path)
+    updates = agent.updates()
+    next(updates)
+    with pytest.raises(CheckpointError, match=r"this process: close\(\).*updates\(\)"):
+        agent.learn()
+    updates.close()  # type: ignore[attr-defined]
+    assert agent.learn()["step"] == 3
+
+
+def test_after_an_interrupt_the_same_agent_learns_on(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = sft(policy_folder, tmp_path)
+    with monkeypatch.context() as patched:
+        bar = MagicMock()
+        bar.__enter__.return_value.update.side_effect = KeyboardInterrupt
+        patched.setattr(loop, "make_bar", lambda *_, **__: bar)
+        with pytest.raises(KeyboardInterrupt) as kept:  # as a notebook keeps the last traceback
+            agent.learn()
+    assert agent.learn()["step"] == 3
+    assert kept.value.__traceback__ is not None
 
 
 def test_a_run_that_is_left_lets_its_folder_go(policy_folder: Path, tmp_path: Path) -> None:

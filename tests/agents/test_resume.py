@@ -13,11 +13,13 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from quark_worlds import small
 from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
 
 from alpacafarm_env import wrappers as single
 from alpacafarm_env.agents.collecting import describe
 from alpacafarm_env.agents.ppo import PPO
+from alpacafarm_env.agents.quark import Quark
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.wrappers.vector import SurrogateReward
 
@@ -134,6 +136,25 @@ def test_when_no_checkpoint_is_complete_nothing_is_removed(policy_folder: Path, 
     assert (tmp_path / "checkpoint-1").is_dir()
 
 
+@pytest.mark.parametrize("agent", ["ppo", "quark"])
+def test_a_run_that_drew_otherwise_is_not_continued(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str
+) -> None:
+    """Version 0.1.0 keyed its draws on process and round and did not say so."""
+
+    def make() -> PPO | Quark:
+        policy = load_policy(policy_folder)
+        if agent == "ppo":
+            return PPO(make_env(), policy, config=small_ppo(), out=tmp_path)
+        return Quark(make_env(), policy, config=small(total_steps=2), out=tmp_path)
+
+    with monkeypatch.context() as old:
+        old.setattr(f"alpacafarm_env.agents.{agent}.DRAWS", {}, raising=False)
+        make().learn()
+    with pytest.raises(CheckpointError, match="draws"):
+        make()
+
+
 def test_a_changed_config_names_its_fields(policy_folder: Path, tmp_path: Path) -> None:
     PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
     changed = small_ppo(kl_coef=0.5, total_steps=3)
@@ -176,6 +197,8 @@ def test_an_environment_is_described_by_its_specification() -> None:
         "oracle": {"reward_model": "models/a"},
         "wrappers": [],
     }
+    batched.unwrapped.leave_out([batched.unwrapped.instructions[0].id])  # type: ignore[attr-defined]
+    assert describe(batched)["num_drawn"] == len(batched.unwrapped.instructions) - 1  # type: ignore[attr-defined]
     separate = gym.vector.SyncVectorEnv([lambda: single.GoldReward(gym.make("AlpacaFarm-PPO-v0"))] * 2)
     described = describe(separate)
     assert described["dataset"] == "sandbox"

@@ -9,11 +9,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from quark_worlds import small
-from tiny_worlds import DEMONSTRATIONS, make_env, small_ppo
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_env, small_ppo
 
-from alpacafarm_env.agents import PPO, SFT, Quark, SFTConfig
+from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, Quark, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
 from alpacafarm_env.errors import AlpacaFarmError
+from alpacafarm_env.wrappers.vector import AddScore
 
 SIZE, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 
@@ -45,12 +46,17 @@ def disagree(policy: str, out: Path) -> None:
             return begin("kept")
 
     begin("kept").learn()
+    data, ppo = TinyDataset(), small_ppo(max_response_tokens=4)
     attempts: dict[str, Callable[[], object]] = {
         "learning_rate": lambda: begin("settings", learning_rate=(1e-3, 2e-3)[RANK]),
         "out": lambda: begin(f"folder-{RANK}"),
         "newest checkpoint": blind,
         "resume='never'": lambda: begin("kept", resume=("auto", "never")[RANK]),
-        "num_envs": lambda: PPO(make_env((8, 4)[RANK]), policy, config=small_ppo(max_response_tokens=4)),
+        "num_envs": lambda: PPO(make_env((8, 4)[RANK]), policy, config=ppo),
+        "wrappers": lambda: PPO((make_env(8), AddScore(make_env(8), oracle=Share(ASCII)))[RANK], policy, config=ppo),
+        "responses": lambda: DPO(policy, data.preferences()[RANK:]),
+        "demonstrations": lambda: SFT(policy, DEMONSTRATIONS[RANK:]),
+        "instructions_sha256": lambda: ExpertIteration(policy, TEXTS[RANK:], Share(ASCII)),
     }
     for name, attempt in attempts.items():
         try:
