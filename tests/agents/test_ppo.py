@@ -271,6 +271,7 @@ def test_a_trained_adapter_is_its_own_reference(policy_folder: Path, tmp_path: P
     updates = agent.updates()
     assert next(updates)["kl/k1"] == 0
     assert next(updates)["kl/k1"] != 0
+    updates.close()  # type: ignore[attr-defined]
     PPO(make_env(), load_policy(tmp_path / "adapter"), config=config, out=tmp_path / "parts").learn()
     whole, parts = ((tmp_path / out / "metrics.jsonl").read_bytes() for out in ("whole", "parts"))
     assert whole == parts  # after resuming, the reference is the starting point still
