@@ -87,11 +87,11 @@ def draw_win_rates(summary: Summary, methods: Sequence[MethodFacts], note: str) 
         shift = (0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0
         found = [summary.mean(JUDGED_BY[feedback], method.name, feedback).interval for method in shown]
         means = np.array([each.mean for each in found])
-        half = np.array([_zero_for_nan(each.high - each.mean) for each in found])
+        reach = [[_zero_for_nan(end) for end in (each.mean - each.low, each.high - each.mean)] for each in found]
         axis.errorbar(
             means,
             places + shift,
-            xerr=half,
+            xerr=np.array(reach).T,
             fmt="o" if index == 0 else "s",
             color=COLORS[index],
             markersize=4.5,
