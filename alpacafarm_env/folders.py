@@ -26,7 +26,10 @@ LOCK = ".alpacafarm-lock"
 """File of a folder that is being written. Left behind by a process that was killed, it locks nothing."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".txt")
 """Of the files that may decide what a model does: weights, configuration, tokenizer, prompt and chat template."""
-TRAINING_FILES = ("training_args.bin", "trainer_state.json")
+TRAINING_FILES = (
+    *("training_args.bin", "trainer_state.json"),
+    *("all_results.json", "train_results.json", "eval_results.json", "predict_results.json"),
+)
 """What a trainer leaves in a model's folder and nobody loads."""
 
 Content = dict[str, str]

@@ -210,7 +210,7 @@ def interval(
         bounds: Least and greatest value that the true mean can have. Between two finite ones (a share) the t-interval
             is taken on the logit scale, its standard error by the delta method, so that it stays between them. Beside
             one (a length; a KL, whose unbiased estimate may lie below 0) it is cut there: what cannot be was never
-            covered.
+            covered. An interval that lies beyond as a whole is left as it is.
 
     Raises:
         ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method; a value
@@ -231,7 +231,10 @@ def interval(
         return Interval(mean, math.nan, math.nan, num)
     if method == "t":
         half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
-        low, high = _between(mean, half, least, most) if share else np.clip((mean - half, mean + half), least, most)
+        if share:
+            return Interval(mean, *_between(mean, half, least, most), num)
+        ends = (mean - half, mean + half)
+        low, high = np.clip(ends, least, most) if ends[0] < most and ends[1] > least else ends
         return Interval(mean, float(low), float(high), num)
     if method == "bootstrap":
         result = stats.bootstrap(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from ..errors import DataError
+from ..errors import AlpacaFarmError, DataError
 
 Config = TypeVar("Config")
 _OF_ONE_NAME = ("epochs", "learning_rate", "num_instructions", "rollout_batch_size", "minibatch_size")
@@ -33,9 +35,17 @@ def with_options(config: Config, changed: tuple[tuple[str, float], ...]) -> Conf
     if foreign := [option_of(name) for name, _ in changed if name not in known]:
         able = ", ".join(option_of(name) for name in OPTIONS.values() if name in known)
         raise DataError(f"{', '.join(foreign)}: no setting of {type(given).__name__}, which has {able}.")
-    try:
+    with naming(", ".join(f"{option_of(name)} {value:g}" for name, value in changed)):
         found: Config = replace(given, **dict(changed))
-    except ValueError as error:
-        told = ", ".join(f"{option_of(name)} {value:g}" for name, value in changed)
-        raise DataError(f"{told}: {error}") from error
     return found
+
+
+@contextmanager
+def naming(options: str) -> Iterator[None]:
+    """Turns a refused value into a DataError that names the options it came from."""
+    try:
+        yield
+    except AlpacaFarmError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{options}: {error}") from error

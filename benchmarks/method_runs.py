@@ -38,6 +38,10 @@ VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
 """What is kept of each answer's evaluation."""
 
 
+SETTINGS = "settings.json"
+"""File of a cell's folder that says what decides its rows."""
+
+
 @dataclass(frozen=True)
 class MethodPlan:
     """All that decides one cell; picklable, so that it can be sent to a process."""
@@ -140,12 +144,18 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     refuse_edited(plan.method, plan.mark)
     tell(News(plan.cell, 0))
     method, job = find_method(plan.method), plan.job()
+    begun = (job.folder / SETTINGS).is_file()
     world.together(lambda: prepare(plan) if world.is_main else None)
     spent = Spent(job.folder)
     instructions = evaluated(plan)
     judges = judges_of(job.data, proxy=None, own=plan.judge) if world.is_main else Judges()
-    actor = method.make(job)
-    longest = longest_asked(actor, instructions)
+    try:
+        actor = method.make(job)
+        longest = longest_asked(actor, instructions)
+    except BaseException:
+        if world.is_main and not begun:  # nothing was done by these settings: others may take the folder
+            (job.folder / SETTINGS).unlink(missing_ok=True)
+        raise
     learns = hasattr(actor, "updates")
 
     def progress(training: float, answering: float) -> None:
@@ -363,7 +373,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     Raises:
         CheckpointError: They differ.
     """
-    file = folder / "settings.json"
+    file = folder / SETTINGS
     now = json.loads(json.dumps(settings))
     if not file.is_file():
         write_atomic(file, json.dumps(now, indent=1) + "\n")

@@ -23,7 +23,7 @@ from ..oracles.registry import make_oracle
 from ..sandbox import writers
 from ..sandbox.dataset import Sandbox
 from ..seeding import keyed_rng
-from .agent_options import with_options
+from .agent_options import naming, with_options
 from .own_modules import find_attribute
 
 if TYPE_CHECKING:
@@ -101,15 +101,16 @@ class Job:
                 r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
             )
         limit: dict[str, Any] = {} if self.max_prompt_tokens is None else {"max_prompt_tokens": self.max_prompt_tokens}
-        return LanguageModel.from_pretrained(
-            sandbox.POLICY if self.sft == "sandbox" else self.sft,
-            device=default_device(),
-            dtype=getattr(torch, self.dtype),
-            lora=adapter,
-            template=self.template,
-            max_response_tokens=64 if self.preset == "sandbox" else 300,
-            **limit,
-        )
+        with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
+            return LanguageModel.from_pretrained(
+                sandbox.POLICY if self.sft == "sandbox" else self.sft,
+                device=default_device(),
+                dtype=getattr(torch, self.dtype),
+                lora=adapter,
+                template=self.template,
+                max_response_tokens=64 if self.preset == "sandbox" else 300,
+                **limit,
+            )
 
     def preferences(self) -> tuple[Preference, ...]:
         """The pairs of SFT samples as this feedback labels them; the seed is the annotators' too."""

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ..errors import CheckpointError
+from ..errors import AlpacaFarmError, CheckpointError
 from .study import Row, Study
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What the error says."""
-        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        """What the error says; of one that is told in words no traceback."""
+        told = str(error) if isinstance(error, AlpacaFarmError) else "".join(traceback.format_exception(error))
+        return cls(f"{type(error).__name__}: {error}", told)
 
 
 class CellError(Exception):

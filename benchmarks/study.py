@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError, CheckpointError
-from ..folders import claim
+from ..folders import LOCK, claim
 from ..progress import make_bar
 from .sources import Sources, changed, contents
 
@@ -209,9 +209,11 @@ class Study:
 
     def _check_manifest(self) -> None:
         stored = read_stored(self.out / MANIFEST, remedy=ANOTHER_OUT)
-        if "config" not in stored:
-            return  # a call that was killed before it did anything
-        found = differences(stored["config"], self.config)
+        made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
+        if "config" not in stored or not any(made):
+            return  # a call that ended before it did anything
+        own = {"alpacafarm-env": (stored.get("versions") or {}).get("alpacafarm-env")}
+        found = differences({**stored["config"], **own}, {**self.config, **{key: versions().get(key) for key in own}})
         before = stored.get("contents", {})
         if self._contents and not before:
             found.append("it does not say from which models and data (an earlier version made it)")

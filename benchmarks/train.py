@@ -29,6 +29,7 @@ from ..data.files import write_atomic
 from ..errors import DataError
 from ..folders import hash_model
 from .agent_options import OPTIONS, option_of
+from .evaluation import subset
 from .method_ablations import ABLATIONS
 from .method_runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
 from .methods import METHODS, Feedback, find_method
@@ -204,11 +205,9 @@ def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
     data, asked = plan.job().data, evaluated(plan)
     found = {"outputs": (f"{find_method(plan.method).name}, {plan.labels}, seed {plan.seed}", responses)}
     if has_references(data, "eval"):
-        texts = dict(zip(data.instructions("eval"), data.references("eval"), strict=True))
-        found["references"] = (
-            str(getattr(data, "reference", f"references of {plan.dataset}")),
-            [texts[x] for x in asked],
-        )
+        references = data.references("eval")
+        name = str(getattr(data, "reference", f"references of {plan.dataset}"))
+        found["references"] = (name, [references[place] for place in subset(len(references), plan.num_eval)])
     for name, (generator, outputs) in found.items():
         rows = [
             {"instruction": each.instruction, "input": each.input, "output": output, "generator": generator}

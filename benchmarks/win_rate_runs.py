@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 from ..data import Dataset, load_dataset
 from ..data.files import write_atomic
 from ..folders import hash_model
+from .agent_options import with_options
 from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from .own_judge import has_references, judge_content, judge_settings
 from .parallel import News, Tell, quiet
@@ -127,8 +128,7 @@ class RunPlan:
         from ..agents import PPOConfig
 
         preset = {"sandbox": PPOConfig.sandbox, "paper": PPOConfig.paper}[self.preset]()
-        changed: dict[str, Any] = dict(self.changed)
-        return replace(preset, total_steps=self.steps, save_every=self.evaluate_every, **changed)
+        return with_options(replace(preset, total_steps=self.steps, save_every=self.evaluate_every), self.changed)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed beside `sources`, JSON-able: a folder of other values is refused."""

@@ -190,3 +190,8 @@ def test_one_seed_has_no_interval():
 def test_intervals_refuse_what_has_no_meaning(values, options):
     with pytest.raises(ValueError, match="expected"):
         interval(values, **options)
+
+
+def test_an_interval_beyond_its_bound_is_not_cut_to_nothing():
+    found = interval([-0.05, -0.06, -0.055], bounds=(0, math.inf))
+    assert found.low < found.mean < found.high

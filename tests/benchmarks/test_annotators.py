@@ -190,10 +190,20 @@ def test_a_target_holds_within_its_tolerance():
 
 
 def test_pairs_of_another_world_are_refused():
+    with pytest.raises(DataError, match="Why"):
+        ask(Pairs(("Why?",), ("a",), ("b",)), lambda seed: judge("human", seed), range(2))
+
+
+def test_a_pair_without_a_verdict_is_named():
+    class Silent:
+        name = "silent"
+
+        def compare(self, instructions, a, b):
+            return np.full(len(a), np.nan)
+
     pairs = Pairs(("Why?",), ("a",), ("b",))
-    opinions = ask(pairs, lambda seed: judge("human", seed), range(2))
-    with pytest.raises(DataError, match=r"pair 0: expected a verdict of 'human' for each pair, got none for 'Why\?'"):
-        require_verdicts(pairs, opinions, "human")
+    with pytest.raises(DataError, match="pair 0.*silent.*Why"):
+        require_verdicts(pairs, ask(pairs, lambda seed: Silent(), range(2)), "silent")
 
 
 @pytest.mark.parametrize(

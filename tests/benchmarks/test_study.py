@@ -73,8 +73,14 @@ def test_a_failing_cell_is_named_and_the_others_still_run(tmp_path, capsys):
     assert retry.finish() == 0
 
 
+def begin(folder, config):
+    """A study with one finished cell."""
+    with Study(folder, "demo", config) as study:
+        study.cell("first", lambda: [{"x": 1}])
+
+
 def test_another_config_or_name_is_refused(tmp_path):
-    Study(tmp_path, "demo", CONFIG).close()
+    begin(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.1, is 0\.2.*Choose another --out"):
         Study(tmp_path, "demo", {**CONFIG, "learning_rate": 0.2})
     with pytest.raises(CheckpointError, match="of other, got .* of 'demo'"):
@@ -83,7 +89,7 @@ def test_another_config_or_name_is_refused(tmp_path):
 
 
 def test_of_nested_settings_only_the_fields_that_differ_are_told(tmp_path):
-    Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}}).close()
+    begin(tmp_path, {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}})
     with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
         Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
 

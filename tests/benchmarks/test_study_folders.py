@@ -78,7 +78,8 @@ def test_a_cell_during_which_its_sources_change_is_not_kept(tmp_path, sources):
 
 
 def test_a_study_that_does_not_say_what_it_was_made_from_is_refused(tmp_path, sources):
-    Study(tmp_path / "out", "demo", {}).close()
+    with Study(tmp_path / "out", "demo", {}) as study:
+        study.cell("first", lambda: [{"x": 1}])
     with pytest.raises(CheckpointError, match="models and data"):
         Study(tmp_path / "out", "demo", {}, sources=sources)
 
@@ -131,3 +132,23 @@ def test_of_two_studies_at_once_the_second_is_refused_and_told_of_the_first(tmp_
         first.kill()
     with Study(tmp_path / "out", "demo", {}) as second:
         second.run({"a": lambda: [{"x": 1}]})
+
+
+def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):
+    with Study(tmp_path / "out", "a study", {"steps": 1}):
+        pass
+    with Study(tmp_path / "out", "a study", {"steps": 2}) as study:
+        study.cell("first", lambda: [{"x": 1}])
+    with pytest.raises(CheckpointError, match="steps"):
+        Study(tmp_path / "out", "a study", {"steps": 3})
+
+
+def test_cells_of_another_version_of_the_package_are_not_mixed_in(tmp_path, monkeypatch):
+    found = {"alpacafarm-env": "1.0"}
+    monkeypatch.setattr("alpacafarm_env.benchmarks.study.versions", lambda: dict(found))
+    for _ in range(2):
+        with Study(tmp_path / "out", "a study", {}) as study:
+            study.cell("first", lambda: [{"x": 1}])
+    found["alpacafarm-env"] = "2.0"
+    with pytest.raises(CheckpointError, match="alpacafarm-env"):
+        Study(tmp_path / "out", "a study", {})

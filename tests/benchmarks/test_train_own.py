@@ -92,3 +92,15 @@ def test_a_prompt_of_eval_without_room_is_told_before_training(own, own_data, tm
     with pytest.raises(DataError, match="1 of 5 prompts of eval"):
         train.run(train.parse(["quark", *own, "--dataset", str(data)]))
     assert not any(path.read_text() for path in (tmp_path / "out").rglob("metrics.jsonl"))
+
+
+def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path):
+    command = ["ppo", *own, "--steps", "1", "--rollout-batch-size", "8", "--minibatch-size"]
+    with pytest.raises(DataError, match="--minibatch-size"):
+        train.run(train.parse([*command, "7"]))
+    assert train.run(train.parse([*command, "8"])) == 0
+
+
+def test_limits_that_do_not_fit_are_told_with_the_option(own):
+    with pytest.raises(DataError, match="--max-prompt-tokens"):
+        train.run(train.parse(["ppo", *own, "--max-prompt-tokens", "5000"]))
