@@ -92,6 +92,8 @@ def read_samples(plan: SamplesPlan) -> StoredSamples:
         CheckpointError: There is nothing, or not what belongs together.
     """
     anew = f"To draw them anew remove {plan.folder} and {cell_file(plan.out, plan.cell)}, and call again."
+    if not (plan.folder / "texts.jsonl.gz").is_file():
+        raise CheckpointError(f"{plan.folder}: expected the samples of seed {plan.seed}, found none. {anew}")
     try:
         rows = read_rows(plan.folder / "texts.jsonl.gz")
         index = np.load(plan.folder / "index.npy", allow_pickle=False).astype(np.int64)

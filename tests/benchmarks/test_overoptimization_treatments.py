@@ -204,7 +204,8 @@ def test_stepping_scores_each_response_to_its_own_instruction(slots):
     assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
     gold = Treatment("x", "X", members=0, oracle=lambda cell: sandbox.gold_oracle(), wrap=VectorWrapper)
     asked = Stepped("gold", lambda num: gold.env(Cell(0, ()), num, "eval"), slots=slots)
-    np.testing.assert_array_equal(asked.score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS))
+    # Sums over a batch of one and of several may differ in the last bit, by processor.
+    np.testing.assert_allclose(asked.score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS), rtol=1e-12)
 
 
 def test_own_oracles_and_wrappers_are_found_by_module_and_attribute(own):
