@@ -34,7 +34,8 @@ class _Lines:
         self._file = file
 
     def write(self, text: str) -> None:
-        self._file.write(text.replace("\r", "\n") if text.strip() else "")
+        if state := text.strip():
+            self._file.write(f"{state}\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

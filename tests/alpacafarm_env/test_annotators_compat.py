@@ -10,7 +10,7 @@ from alpacafarm_env.instructions import Instruction
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer() as running:
+    with JudgeServer(anyway=True) as running:
         yield running
 
 

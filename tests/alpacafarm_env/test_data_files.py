@@ -57,7 +57,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path):
     ("name", "content", "message"),
     [
         ("a.json", "[{", "syntax error"),
-        ("a.json", '{"instruction": "x"}', "expected a list of objects, got dict"),
+        ("a.json", '{"instruction": "x"}', "expected a list of objects.*got dict"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.json", json.dumps(ROWS).encode("utf-16"), "expected UTF-8, got byte 0xff at offset 0"),
         ("a.parquet", b"PAR1 not really", "expected a Parquet file"),
