@@ -33,16 +33,19 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
 
     Raises:
-        CheckpointError: If the file is missing or is no JSON.
+        CheckpointError: If the file is missing or holds something else.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}. Expected a JSON file of a checkpoint.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"Cannot read {path}: expected a JSON object, got {type(content).__name__}.")
+    return content
 
 
 def flush(path: Path) -> None:
@@ -52,14 +55,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; errors as of `read_json`."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"Cannot read {path}: expected a JSON object, got {type(content).__name__}.")
-    return content
 
 
 @contextmanager
@@ -89,7 +84,7 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
     Raises:
         CheckpointError: If they differ (it names what and how), or the file cannot be read.
     """
-    saved, missing = read_object(path), "(not set)"
+    saved, missing = read_json(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
     pairs = {name: (saved.get(name, missing), identity.get(name, missing)) for name in names}
     if changed := [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]:
@@ -129,7 +124,7 @@ def check(folder: Path) -> None:
     Raises:
         CheckpointError: If the manifest or a file is missing, or a file differs from what was written.
     """
-    expected, found = read_object(folder / MANIFEST).get("files"), _fingerprints(folder)
+    expected, found = read_json(folder / MANIFEST).get("files"), _fingerprints(folder)
     if not isinstance(expected, dict):
         raise CheckpointError(f"{folder} is damaged: its {MANIFEST} lists no files.")
     broken = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

@@ -113,12 +113,15 @@ class DPO(PolicyAgent):
         self.num_left_out = len(preferences) - len(kept)
         self._num_pairs = len(kept)
         self._data = self._responses(kept)
+        identity = data_identity("responses", self._data)
+        # Or the processes' shares of the reference would not fit together.
+        Processes(self.policy.device).agree(identity)
         # Before the loop, which puts a resumed run's weights in place of the reference's.
         self._ref_chosen, self._ref_rejected = self._reference_logprobs()
         self._loop = self._start(
             self.config,
             total=self.config.epochs * math.ceil(self._num_pairs / self.config.batch_size),
-            inputs=lambda: data_identity("responses", self._data),
+            inputs=lambda: identity,
             out=out,
             resume=resume,
         )
@@ -171,7 +174,6 @@ class DPO(PolicyAgent):
     def _reference_logprobs(self) -> Tensor:
         """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
         processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
-        processes.agree(data_identity("responses", self._data))  # or the shares would not fit together
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
         parts = self._cut(mine)

@@ -228,21 +228,7 @@ class LanguageModel:
             )
         prompts = [tokens for tokens in self.encode_prompts(instructions) for _ in range(num_samples)]
         self._check_positions(max(map(len, prompts), default=0) + width)
-        uniforms = None
-        if isinstance(generator, Tensor):
-            uniforms = generator if temperature > 0 else None
-            if uniforms is not None and (uniforms.shape[:-1] != (len(prompts),) or uniforms.shape[-1] < width):
-                raise ValueError(
-                    f"generate: expected uniforms of shape [{len(prompts)}, {width}], a row a response, got "
-                    f"{list(uniforms.shape)}"
-                )
-        elif temperature > 0:
-            sources = [generator] if isinstance(generator, torch.Generator) else generator
-            if len(sources) not in (1, len(instructions)):
-                raise ValueError(f"generate: expected 1 or {len(instructions)} generators, got {len(sources)}")
-            rows = len(prompts) // max(1, len(sources))  # [] where there is no instruction to draw for
-            parts = [torch.rand(rows, width, generator=source, device=source.device) for source in sources]
-            uniforms = torch.cat(parts) if parts else torch.rand(0, width)
+        uniforms = draw_uniforms(generator, len(instructions), num_samples, width) if temperature > 0 else None
         samples = sample(
             self._base_model,
             prompts,
@@ -376,6 +362,29 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
             f"The tokenizer needs a padding token that differs from the end-of-sequence token, got {found}. Add one: "
             "tokenizer.add_special_tokens({'pad_token': '[PAD]'}); model.resize_token_embeddings(len(tokenizer))"
         )
+
+
+def draw_uniforms(
+    source: torch.Generator | Sequence[torch.Generator] | Tensor, num: int, num_samples: int, width: int
+) -> Tensor:
+    """Returns the random numbers of `LanguageModel.generate`, [num x num_samples, width or more] in [0, 1).
+
+    Raises:
+        ValueError: They are given in another shape, or there is neither one generator nor one an instruction.
+    """
+    if isinstance(source, Tensor):
+        if source.shape[:-1] != (num * num_samples,) or source.shape[-1] < width:
+            raise ValueError(
+                f"generate: expected uniforms of shape [{num * num_samples}, {width}], a row a response, got "
+                f"{list(source.shape)}"
+            )
+        return source
+    sources = [source] if isinstance(source, torch.Generator) else source
+    if len(sources) not in (1, num):
+        raise ValueError(f"generate: expected 1 or {num} generators, got {len(sources)}")
+    rows = num * num_samples // max(1, len(sources))  # [] where there is no instruction to draw for
+    parts = [torch.rand(rows, width, generator=each, device=each.device) for each in sources]
+    return torch.cat(parts) if parts else torch.rand(0, width)
 
 
 def check_folder(path: str | Path) -> None:

@@ -357,7 +357,7 @@ class Loop:
     def _restore(self, folder: Path) -> int:
         """Read a checkpoint; returns how long metrics.jsonl was."""
         checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
-        state = checkpoints.read_object(folder / "state.json")
+        state = checkpoints.read_json(folder / "state.json")
         self._read(folder)
         self._masters.load(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)

@@ -29,6 +29,8 @@ class Masters:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         low = {name: p for name, p in parameters.items() if torch.finfo(p.dtype).bits < 32}
         self._pairs = {name: (p, nn.Parameter(p.detach().float())) for name, p in low.items()}
+        self._seen: dict[str, int] = {}
+        self._note()
         self.trained = {name: self._pairs[name][1] if name in low else p for name, p in parameters.items()}
 
     def take_gradients(self) -> None:
@@ -42,15 +44,20 @@ class Masters:
     @torch.no_grad()
     def follow(self) -> None:
         """Take over weights that something else has changed, such as a folder that was read into the model."""
-        for weight, master in self._pairs.values():
-            if not torch.equal(weight, master.to(weight.dtype)):
+        for name, (weight, master) in self._pairs.items():
+            if weight._version != self._seen[name]:  # counts changes in place: to compare the weights would take long
                 master.copy_(weight)
+        self._note()
 
     @torch.no_grad()
     def lead(self) -> None:
         """Give the weights their masters' new values, rounded."""
         for weight, master in self._pairs.values():
             weight.copy_(master)
+        self._note()
+
+    def _note(self) -> None:
+        self._seen = {name: weight._version for name, (weight, _) in self._pairs.items()}
 
     def save(self, folder: Path) -> None:
         """Write the masters into a checkpoint; nothing where there are none."""

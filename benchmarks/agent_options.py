@@ -1,4 +1,4 @@
-"""Options of `train` that set fields of an agent's config."""
+"""Options of commands that set fields of an agent's config."""
 
 from __future__ import annotations
 

@@ -212,8 +212,11 @@ class Study:
         made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
         if "config" not in stored or not any(made):
             return  # a call that ended before it did anything
-        own = {"alpacafarm-env": (stored.get("versions") or {}).get("alpacafarm-env")}
-        found = differences({**stored["config"], **own}, {**self.config, **{key: versions().get(key) for key in own}})
+        package = PACKAGES[0]
+        found = differences(
+            {**stored["config"], package: stored.get("versions", {}).get(package)},
+            {**self.config, package: versions().get(package)},
+        )
         before = stored.get("contents", {})
         if self._contents and not before:
             found.append("it does not say from which models and data (an earlier version made it)")

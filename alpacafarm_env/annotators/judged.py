@@ -111,7 +111,9 @@ class Judged:
         from .judging import BY_TASTE
 
         asked = any(model.startswith("sandbox-") for model in self.models.values())
-        foreign = sum(not tasks.known(instruction) for instruction in self.pairs.instructions) if asked else 0
+        judged = self._detail("annotator", "") != ""  # the others are noise or identical: nobody judged them
+        pairs = zip(self.pairs.instructions, judged, strict=True)
+        foreign = sum(was and not tasks.known(instruction) for instruction, was in pairs) if asked else 0
         if not foreign:
             return []
         return [

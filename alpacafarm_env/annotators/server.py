@@ -184,28 +184,12 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def run_server(
-    *,
-    port: int = 0,
-    faults: str | PathLike[str] | None = None,
-    seed: int = 0,
-    host: str = "127.0.0.1",
-    latency_s: float = 0.0,
-    pools: Iterable[str | Path] = (),
-    anyway: bool = False,
-    allow_remote: bool = False,
-) -> int:
+def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> int:
     """Serves until Ctrl-C. Prints the base URL first, and nothing else but a warning where other machines can reach it.
 
     Args:
-        port: 0 for any free one.
         faults: A faults file, see `faults`; None for no faults.
-        seed: Seeds the faults, and the verdicts of requests that bring no seed.
-        host: The interface to listen on.
-        latency_s: Seconds that each answer takes at least.
-        pools: Further pools, names or files, whose prompts are read.
-        anyway: Judge instructions that are not the sandbox's too.
-        allow_remote: Take a host that other machines can reach.
+        options: The other arguments of `JudgeServer`.
 
     Returns:
         The exit status: 0 after Ctrl-C.
@@ -216,23 +200,15 @@ def run_server(
     """
     loaded = None if faults is None else Faults.load(faults)
     try:
-        server = JudgeServer(
-            seed=seed,
-            faults=loaded,
-            host=host,
-            port=port,
-            latency_s=latency_s,
-            pools=pools,
-            anyway=anyway,
-            allow_remote=allow_remote,
-        )
+        server = JudgeServer(faults=loaded, **options)
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
         option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise AlpacaFarmError(f"Cannot listen on {host}, port {port}: {reason}. Give another {option}.") from error
+        told = ", ".join(f"{name} {options[name]}" for name in ("host", "port") if name in options)
+        raise AlpacaFarmError(f"Cannot listen on {told}: {reason}. Give another {option}.") from error
     with server, suppress(KeyboardInterrupt):
         if server.remote:
-            told = f"warning: other machines can reach {host or 'all interfaces'}; what is asked is not encrypted"
+            told = f"warning: other machines can reach {server.base_url}; what is asked is not encrypted"
             print(told, file=sys.stderr, flush=True)  # noqa: T201 -- for whoever starts it
         print(server.base_url, flush=True)  # noqa: T201 -- this is what a caller waits for
         while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
