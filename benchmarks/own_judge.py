@@ -9,18 +9,16 @@ reference (0.5 for equal scores).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import sandbox
+from ..api.endpoint import Endpoint
 from ..data import Dataset
 from ..errors import AlpacaFarmError, DataError
 from ..folders import Content, hash_model
-from ..oracles.base import RewardOracle, Shared, judge
-from ..oracles.judges import WinRate
+from ..oracles.base import RewardOracle
+from ..oracles.judges import HigherReward, WinRate
 from ..oracles.recorded import Recorded
 from ..oracles.registry import References, Spec, make_oracle
 
@@ -28,30 +26,6 @@ _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
 ) | {"attempt_timeout_s", "deadline_s"}
 """Keywords of a pool that may change while a study goes on: they decide no verdict."""
-
-
-class HigherReward(Shared):
-    """A reward as a judge: it prefers the response of higher reward.
-
-    Args:
-        oracle: Gives the rewards. Those of the responses shown first, the references, are asked once.
-    """
-
-    def __init__(self, oracle: RewardOracle) -> None:
-        self.name = oracle.name
-        self._oracle = oracle
-        self._known: dict[tuple[str, str], float] = {}
-
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
-        pairs = list(zip(map(str, instructions), a, strict=True))
-        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._known))
-        if new:
-            rows = [pairs.index(pair) for pair in new]
-            asked = judge(self._oracle, [instructions[row] for row in rows], [a[row] for row in rows])
-            self._known.update(zip(new, asked.scores.tolist(), strict=True))
-        first = np.array([self._known[pair] for pair in pairs], dtype=np.float64)
-        return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - first) + 1) / 2)
 
 
 def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
@@ -130,6 +104,13 @@ def _deciding(spec: Any) -> Any:
     if not isinstance(spec, Mapping):
         return spec
     kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
+    if "pool" in kept:  # its files are content; who answers is known by an address alone
+        kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
+        kept = {
+            key: value
+            for key, value in kept.items()
+            if key != "pool" and not (key == "models" and isinstance(value, str))
+        }
     return {key: "a folder" if key == "reward_model" else _deciding(value) for key, value in kept.items()}
 
 

@@ -3,7 +3,7 @@
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .centred import Centred
 from .ensemble import Ensemble
-from .judges import BothOrders, Flip, Pool, WinRate
+from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle
 from .reward_model import RewardModel
@@ -14,6 +14,7 @@ __all__ = [
     "Constant",
     "Ensemble",
     "Flip",
+    "HigherReward",
     "OracleError",
     "Pool",
     "PreferenceOracle",

@@ -19,7 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..seeding import keyed_uniforms
-from .base import UNSCORED_REASON, PreferenceOracle, Shared, Verdicts, blank_of, compare, place, unscored
+from .base import (
+    UNSCORED_REASON,
+    PreferenceOracle,
+    RewardOracle,
+    Shared,
+    Verdicts,
+    blank_of,
+    compare,
+    judge,
+    place,
+    unscored,
+)
 
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
@@ -70,6 +81,19 @@ class WinRate(Shared):
         told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
         reasons = np.where(told == "", NO_VERDICT, told)
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
+
+
+class HigherReward(Shared):
+    """A reward as a judge: it prefers the response of higher reward."""
+
+    def __init__(self, oracle: RewardOracle) -> None:
+        self._oracle = oracle
+        self.name = oracle.name
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
+        scores = judge(self._oracle, [*instructions, *instructions], [*a, *b]).scores
+        return np.asarray((np.sign(scores[len(a) :] - scores[: len(a)]) + 1) / 2)
 
 
 class Flip(Shared):

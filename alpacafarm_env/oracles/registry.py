@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike, fspath
@@ -113,7 +114,8 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 class References(Mapping[str, str]):
     """The references of a dataset by instruction, read a split at a time when they are first asked for.
 
-    An `Instruction` is looked up in its own split; any other text in all splits that have references.
+    An `Instruction` is looked up in its own split; any other text in all splits that have references. Of several
+    references to one instruction the first counts, with a warning.
 
     Raises:
         DataError: The split of an instruction has no references.
@@ -137,8 +139,12 @@ class References(Mapping[str, str]):
 
     def _of(self, split: str) -> dict[str, str]:
         if split not in self._splits:
-            texts = self._dataset.references(split)
-            self._splits[split] = dict(zip(self._dataset.instructions(split), texts, strict=True))
+            known = self._splits[split] = {}
+            rows = list(zip(self._dataset.instructions(split), self._dataset.references(split), strict=True))
+            passed = sum(known.setdefault(instruction, reference) != reference for instruction, reference in rows)
+            if passed:
+                text = f"{passed} of {len(rows)} references of {split} are passed over"
+                warnings.warn(f"{text}: their instruction stands above with another one, which counts.", stacklevel=4)
         return self._splits[split]
 
     @cached_property

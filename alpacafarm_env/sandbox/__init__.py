@@ -12,9 +12,9 @@ from typing import Final
 from ..data.dataset import Dataset
 from ..errors import did_you_mean
 from ..oracles.base import PreferenceOracle, RewardOracle
-from ..oracles.judges import Flip
+from ..oracles.judges import Flip, HigherReward
 from .dataset import ASSETS, Sandbox
-from .gold import GoldJudge, GoldOracle
+from .gold import GoldOracle
 from .judges import GREEDY, HUMANS, POOL, Annotators, Utility
 
 SANDBOX: Final[Dataset] = Sandbox()
@@ -47,7 +47,7 @@ def judge(name: str, seed: int = 0) -> PreferenceOracle:
     if name == "sim_ann":
         return Flip(judge("sim_eval", seed), 0.25, seed=seed)
     if name == "gold":
-        return GoldJudge()
+        return HigherReward(GoldOracle())
     if name not in _POOLS:
         raise did_you_mean("judge", name, (*_POOLS, "sim_ann", "gold"))
     return Annotators(name, _POOLS[name], seed=seed)

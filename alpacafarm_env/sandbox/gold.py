@@ -120,14 +120,3 @@ class GoldOracle(Shared):
         table = np.array([astuple(row) for row in rows if row is not None]).reshape(-1, len(names))
         details: dict[str, NDArray[Any]] = {f"gold_{name}": table[:, k] for k, name in enumerate(names)}
         return Verdicts(table @ np.array(astuple(WEIGHTS)), details)
-
-
-class GoldJudge(Shared):
-    """The truth as a `PreferenceOracle`: the response of higher gold, without noise."""
-
-    name = "gold"
-
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Verdicts [B]: 1 where b has more gold, 0 where a has, 0.5 where they are equal; raises as gold does."""
-        oracle = GoldOracle()
-        return np.asarray((np.sign(oracle.score(instructions, b) - oracle.score(instructions, a)) + 1) / 2)

@@ -381,11 +381,12 @@ def test_command_line_names_what_is_wrong(start, tmp_path):
     assert "Did you mean 'hang'?" in err
     assert "drip: expected a rate from 0 to 1, got 7" in err
     with JudgeServer() as server:
-        taken = start("--port", str(port_of(server)))
+        port = str(port_of(server))
+        taken = start("--port", port)
         out, err = taken.communicate(timeout=30)
-    assert (taken.returncode, out) == (2, "")
-    assert err.startswith("error: Cannot listen on 127.0.0.1, port ")
-    assert "Give another --port" in err
+    assert (taken.returncode, out, err.count("\n")) == (2, "", 1)
+    assert port in err
+    assert "--port" in err
     beyond = start("--port", "99999")
     assert (beyond.communicate(timeout=30)[0], beyond.returncode) == ("", 2)
 

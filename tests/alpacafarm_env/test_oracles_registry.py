@@ -1,5 +1,6 @@
 """Oracles and judges by name: what a name means, that it is built once, and what is said about a wrong one."""
 
+import json
 import math
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.data import load_dataset
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
@@ -111,6 +113,16 @@ def test_references_follow_an_instructions_split(tiny_dataset):
     assert references.get("never asked") is None
     assert references.get(Instruction("never asked", split="val")) is None
     assert len(references) == len(list(references)) == 60
+
+
+def test_of_several_references_to_one_instruction_the_first_counts_with_a_warning(tmp_path):
+    rows = [{"instruction": "Say b.", "input": "", "output": output} for output in ("b", "b", "B!")]
+    (tmp_path / "eval.json").write_text(json.dumps(rows), encoding="utf-8")
+    data = load_dataset(tmp_path, allow_overlap=True)
+    references = References(data)
+    with pytest.warns(UserWarning, match="1 of 3"):
+        assert references[data.instructions("eval")[0]] == "b"
+    assert references["Say b."] == "b"
 
 
 def test_references_are_read_when_asked_for_and_a_split_without_any_says_so(tiny_dataset, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alpacafarm_env.oracles import judge
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox import judge as named_judge
-from alpacafarm_env.sandbox.gold import GoldJudge, GoldOracle, Parts
+from alpacafarm_env.sandbox.gold import GoldOracle, Parts
 
 ASK = (
     "List three traits of a lion."  # six true: brave golden proud roaring majestic fierce; budget 10 + 3 * 3 = 19 words
@@ -142,7 +142,7 @@ def test_oracle_on_an_empty_batch_and_on_batches_of_different_lengths():
 def test_judge_prefers_more_gold():
     a = [WHOLE, "A lion is shy.", "- brave"]
     b = ["A lion is shy.", WHOLE, "A lion is brave."]
-    np.testing.assert_array_equal(GoldJudge().compare([ASK, ASK, ASK], a, b), [0, 1, 0.5])
+    np.testing.assert_array_equal(named_judge("gold").compare([ASK, ASK, ASK], a, b), [0, 1, 0.5])
 
 
 @pytest.mark.parametrize("filler", [" " * 64_000, "🙂" * 1500, "x" * 2**20])
