@@ -92,8 +92,8 @@ class HigherReward(Shared):
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
-        scores = judge(self._oracle, [*instructions, *instructions], [*a, *b]).scores
-        return np.asarray((np.sign(scores[len(a) :] - scores[: len(a)]) + 1) / 2)
+        of_a, of_b = (judge(self._oracle, instructions, responses).scores for responses in (a, b))
+        return np.asarray((np.sign(of_b - of_a) + 1) / 2)
 
 
 class Flip(Shared):
