@@ -34,8 +34,8 @@ from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
-from .fitting import prompt_lengths, up_to
-from .language_model import check_folder, check_special_tokens, turn_off_dropout
+from .fitting import check_budget, prompt_lengths, up_to
+from .language_model import check_special_tokens, turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import pairwise_loss
 from .processes import default_device
@@ -148,6 +148,8 @@ class RewardModeling:
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
         self._pairs = self._encode_pairs([preferences[number] for number in kept])
         self._loop = Loop(
+        longest = 2 * max(len(text) for pair in self._pairs for text in pair)
+        check_budget(self.config.micro_batch_tokens, longest, who="Reward model")
             {"reward": self.model},
             config=self.config,
             total=self.config.epochs * math.ceil(len(kept) / self.config.batch_size),

@@ -25,11 +25,11 @@ def check_inputs(plan: RunPlan) -> None:
     """Reads the splits and the models' configurations and measures every prompt.
 
     Raises:
-        DataError: A split is faulty; a prompt of val or eval, which are answered in full, does not fit the models; or
-            every one of unlabeled is longer than `prompt_limit`.
+        DataError: A split is faulty; a prompt of val or eval, which are answered in full, does not fit the models;
+            every one of unlabeled is longer than `prompt_limit`; or micro-batches are too small for them.
         CheckpointError: Policy or reward model is not there or cannot be used.
     """
-    from ..agents.fitting import prompt_lengths
+    from ..agents.fitting import check_budget, prompt_lengths
 
     dataset = plan.data
     for split in SPLITS:
@@ -47,6 +47,9 @@ def check_inputs(plan: RunPlan) -> None:
             _check_prompts(plan, split, lengths, limits[split])
 
 
+        if split in TRAINING:
+            longest = max(length for length in lengths if length <= limits[split]) + plan.max_response_tokens
+            check_budget(plan.ppo_config().micro_batch_tokens, longest, who="--micro-batch-tokens")
 def prompt_room(plan: RunPlan) -> int:
     """Tokens that a prompt may have to be answered: all that the longest response leaves free.
 
