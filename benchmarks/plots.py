@@ -130,7 +130,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.set_ylabel(panel.ylabel)
     if panel.whole_x:
         steps = np.unique(np.concatenate([curve.x.ravel() for curve in panel.curves]))
-        axis.xaxis.set_major_locator(FixedLocator(steps, nbins=MOST_TICKS))
+        axis.xaxis.set_major_locator(FixedLocator(steps.tolist(), nbins=MOST_TICKS))
     _cut_at_bounds(axis, panel.curves)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
