@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.benchmarks.study import run_command
+from alpacafarm_env.benchmarks.study import Study, run_command
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -82,3 +82,11 @@ def test_a_command_for_one_process_refuses_several(monkeypatch, capsys):
     assert run_command(lambda: 0) == 2
     assert "WORLD_SIZE" in capsys.readouterr().err
     assert run_command(lambda: 0, joins=True) == 0
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_number_of_processes_that_is_none_is_told_in_a_sentence(monkeypatch, capsys, tmp_path, joins):
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    assert run_command(lambda: Study(tmp_path / "out", "demo", {}).exit_status, joins=joins) == 2
+    assert "WORLD_SIZE" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
