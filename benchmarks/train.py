@@ -187,8 +187,8 @@ def _run(options: TrainOptions) -> int:
     row = next(row for row in rows if row["feedback"] == options.feedback)
     own = options.data != "sandbox"
     write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
-    labels = "the data's own labels" if own else f"{options.feedback} feedback"
-    print(f"{method.title}, {labels}, seed {options.seed}: {clock_text(row['seconds'])} min")
+    what = f"{method.name} on {options.data}" if own else f"{method.title}, {options.feedback} feedback"
+    print(f"{what}, seed {options.seed}: {clock_text(row['seconds'])}")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:

@@ -26,7 +26,9 @@ def own(own_data, own_models, tmp_path):
 
 def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_path, monkeypatch, capsys):
     assert train.run(train.parse(["sft", *own])) == 0
-    assert "simulated" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "simulated" not in told
+    assert "10k" not in told
     outputs, references = (tmp_path / "out" / f"{name}.json" for name in ("outputs", "references"))
     rows = json.loads(outputs.read_text(), parse_constant=pytest.fail)
     assert len(rows) == 5
