@@ -124,11 +124,16 @@ def refuse_claimed(folder: Path | str) -> None:
     except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _taken(Path(folder)) from None
-    except OSError:
-        pass
+        for last in (False, True):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if last:
+                    raise _taken(Path(folder)) from None
+                time.sleep(0.3)  # of an owner that was just killed, a child that is being started has the lock still
+    except OSError:  # no locks here: told when it is claimed
+        return
     finally:
         os.close(handle)
 
