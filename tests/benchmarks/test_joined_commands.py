@@ -56,7 +56,7 @@ def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path):
     runs = [start(data, *own_models, tmp_path / "1"), start(*TORCHRUN, data, *own_models, tmp_path / "2")]
     said = [run.communicate(timeout=300)[0].decode() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    assert [text.count("DPO, ") for text in said] == [1, 1]
+    assert [text.count("dpo on ") for text in said] == [1, 1]
     one, two = tmp_path / "1", tmp_path / "2"
     for table in ("curve/table.csv", "curve/val.csv", "dpo/table.csv", "best_of_16/table.csv"):
         for first, second in zip(rows(one / table), rows(two / table), strict=True):
