@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..instructions import Preference
 from ..progress import make_bar
-from .fitting import fitting
+from .fitting import check_budget, fitting
 from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
 from .losses import dpo_loss, implicit_rewards
@@ -113,6 +113,7 @@ class DPO(PolicyAgent):
         self.num_left_out = len(preferences) - len(kept)
         self._num_pairs = len(kept)
         self._data = self._responses(kept)
+        check_budget(self.config.micro_batch_tokens, 2 * int(self._data.total_lengths.max()), who=self.label)
         identity = data_identity("responses", self._data)
         # Or the processes' shares of the reference would not fit together.
         Processes(self.policy.device).agree(identity)

@@ -349,7 +349,8 @@ class ExpertIteration(PolicyAgent):
         """The instructions that are used."""
         count = self.config.num_instructions
         given = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
-        asked = [given[number] for number in fitting(self.policy, given, who=self.label, width=self._longest())]
+        budget = {"width": self._longest(), "micro_batch_tokens": self.config.sft.micro_batch_tokens}
+        asked = [given[number] for number in fitting(self.policy, given, who=self.label, **budget)]
         self.num_left_out = len(given) - len(asked)
         if not asked or (count or 0) > len(asked):
             expected = f"num_instructions={count}" if count else "1 or more"

@@ -25,7 +25,27 @@ def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Seque
     return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
 
 
-def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, width: int | None = None) -> list[int]:
+def check_budget(micro_batch_tokens: int, longest: int, *, who: str) -> None:
+    """Refuses micro-batches that could not hold the longest row, before training begins.
+
+    Raises:
+        DataError: They could not; it says how many tokens they must have.
+    """
+    if micro_batch_tokens < longest:
+        raise DataError(
+            f"{who}: expected micro-batches of at least {longest} tokens, as the longest row can have, got "
+            f"micro_batch_tokens={micro_batch_tokens}."
+        )
+
+
+def fitting(
+    policy: LanguageModel,
+    instructions: Sequence[str],
+    *,
+    who: str,
+    width: int | None = None,
+    micro_batch_tokens: int | None = None,
+) -> list[int]:
     """Returns the numbers of the instructions whose prompts the policy can read; a warning counts the others.
 
     Args:
@@ -33,9 +53,10 @@ def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, wid
         instructions: What training asks.
         who: Whose training it is, for the warning.
         width: Tokens that a response needs behind the prompt; None: the policy's longest.
+        micro_batch_tokens: What must hold each prompt with such a response; None: not known yet.
 
     Raises:
-        DataError: No prompt can be read.
+        DataError: No prompt can be read, or a micro-batch is too small.
     """
     limit, advice = policy.max_prompt_tokens, "load the policy with a larger max_prompt_tokens"
     # The control token of a conditioned policy is in front of the prompt, and not counted as one of its tokens.
@@ -44,7 +65,10 @@ def fitting(policy: LanguageModel, instructions: Sequence[str], *, who: str, wid
     if room < limit:
         limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
-    return up_to(limit, lengths, who=who, advice=advice)
+    kept = up_to(limit, lengths, who=who, advice=advice)
+    if micro_batch_tokens is not None:
+        check_budget(micro_batch_tokens, max((lengths[number] for number in kept), default=0) + taken, who=who)
+    return kept
 
 
 def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[int]:
@@ -65,7 +89,7 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
 
 
 def unreadable(
-    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int
+    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int
 ) -> list[tuple[Any, frozenset[int]]]:
     """What an environment may draw and the policy cannot read; a warning counts it. The environment stays as it is.
 
@@ -77,12 +101,13 @@ def unreadable(
         policy: As in `fitting`.
         who: As in `fitting`.
         width: Tokens that a response needs behind the prompt.
+        micro_batch_tokens: As in `fitting`.
 
     Returns:
         Environments with the positions of their instructions that are too long, for `leaving_out`.
 
     Raises:
-        DataError: No prompt can be read.
+        DataError: No prompt can be read, or a micro-batch is too small.
     """
     base: Any = env.unwrapped
     scorings = [base] if hasattr(base, "leaving_out") else [single.unwrapped for single in getattr(base, "envs", ())]
@@ -93,7 +118,9 @@ def unreadable(
             asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
             key = tuple((position, x.instruction, x.input) for position, x in asked)
             if key not in known:
-                kept = set(fitting(policy, [x for _, x in asked], who=who, width=width))
+                kept = set(
+                    fitting(policy, [x for _, x in asked], who=who, width=width, micro_batch_tokens=micro_batch_tokens)
+                )
                 known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
             if known[key]:
                 found.append((scoring, known[key]))

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat_templates import load_template
 from ..errors import CheckpointError
+from ..folders import check_model
 from ..oracles.reward_model import num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
@@ -106,7 +107,7 @@ class LanguageModel:
                 folder that is an adapter already.
             DataError: The folder has no template and none is given, or its template cannot be used.
         """
-        check_folder(path)
+        check_model(path)
         tokenizer = load_tokenizer(path)
         with reading(path, "a language model's tokenizer"):
             check_special_tokens(tokenizer)
@@ -385,11 +386,3 @@ def draw_uniforms(
     rows = num * num_samples // max(1, len(sources))  # [] where there is no instruction to draw for
     parts = [torch.rand(rows, width, generator=each, device=each.device) for each in sources]
     return torch.cat(parts) if parts else torch.rand(0, width)
-
-
-def check_folder(path: str | Path) -> None:
-    """Raises CheckpointError if `path` can only be meant as a local folder and there is none."""
-    name = str(path)
-    local = isinstance(path, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1
-    if local and not Path(path).is_dir():
-        raise CheckpointError(f"Expected a model folder at {name!r}, found none")

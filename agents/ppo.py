@@ -221,7 +221,8 @@ class PPO(PolicyAgent):
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
         width = self.config.max_response_tokens or self.policy.max_response_tokens
-        left_out = unreadable(env, self.policy, who=self.label, width=width)
+        budget = self.config.micro_batch_tokens
+        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
         self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
         self.policy.add_reference()
         if value_init is None:

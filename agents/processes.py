@@ -5,7 +5,6 @@ free.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -19,6 +18,7 @@ from accelerate import PartialState
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..arguments import environment_number
 from ..errors import WorldError
 
 Part = TypeVar("Part")
@@ -38,9 +38,9 @@ def join(*, cpu: bool = False) -> PartialState:
         cpu: Join on the CPU where there are GPUs too.
 
     Raises:
-        WorldError: WORLD_SIZE says that there are more processes than were joined.
+        WorldError: WORLD_SIZE says that there are more processes than were joined, or is no number.
     """
-    num_expected = int(os.environ.get("WORLD_SIZE") or 1)
+    num_expected = environment_number("WORLD_SIZE", 1)
     on_gpu = torch.cuda.is_available() or torch.xpu.is_available()
     state = PartialState(cpu=num_expected > 1 and (cpu or not on_gpu), timeout=PATIENCE)
     if state.num_processes < num_expected:

@@ -205,7 +205,8 @@ class Quark(PolicyAgent):
             names = [f"<reward_{k}>" for k in range(self.config.num_quantiles)]
             self._tokens = add_control_tokens(self.policy, names, seed=seed)
         width = self.config.max_response_tokens or self.policy.max_response_tokens
-        left_out = unreadable(env, self.policy, who=self.label, width=width)
+        budget = self.config.micro_batch_tokens
+        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
         self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
         self.policy.add_reference()
         self._loop = self._start(

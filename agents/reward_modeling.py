@@ -29,13 +29,14 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from ..chat_templates import ChatTemplate, load_template
+from ..folders import check_model
 from ..instructions import Preference
 from ..oracles.reward_model import cut_middle, num_positions
 from ..pretrained import load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
-from .fitting import prompt_lengths, up_to
-from .language_model import check_folder, check_special_tokens, turn_off_dropout
+from .fitting import check_budget, prompt_lengths, up_to
+from .language_model import check_special_tokens, turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
 from .losses import pairwise_loss
 from .processes import default_device
@@ -134,7 +135,7 @@ class RewardModeling:
         if targets is not None and len(targets) != len(preferences):
             raise ValueError(f"Expected a target for each of {len(preferences)} preferences, got {len(targets)}.")
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
-        check_folder(init)
+        check_model(init)
         self.tokenizer: Any = load_tokenizer(init)
         self.template = load_template(init, self.tokenizer, template)
         if not isinstance(self.template, ChatTemplate):  # that writes the end itself
@@ -147,6 +148,8 @@ class RewardModeling:
         """Preferences left out as their prompts alone are too long."""
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
         self._pairs = self._encode_pairs([preferences[number] for number in kept])
+        longest = 2 * max(len(text) for pair in self._pairs for text in pair)
+        check_budget(self.config.micro_batch_tokens, longest, who="Reward model")
         self._loop = Loop(
             {"reward": self.model},
             config=self.config,

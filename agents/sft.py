@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..instructions import Demonstration
 from .checkpoints import fingerprint
-from .fitting import fitting
+from .fitting import check_budget, fitting
 from .language_model import LanguageModel
 from .loop import Resume, Schedule, epoch_batch
 from .losses import nll_loss
@@ -114,6 +114,7 @@ class SFT(PolicyAgent):
         kept = [demonstrations[number] for number in fitting(self.policy, asked, who=self.label)]
         self.num_left_out = len(demonstrations) - len(kept)
         self._data = self._training_data(self._teacher_forced(kept))
+        check_budget(self.config.micro_batch_tokens, int(self._data.total_lengths.max()), who=self.label)
         self._loop = self._start(
             self.config,
             total=self.config.epochs * math.ceil(len(kept) / self.config.batch_size),

@@ -25,8 +25,9 @@ def encode_prompts(
         if not 0 < len(tokens) <= max_tokens:
             raise ValueError(
                 f"A prompt must have 1 to {max_tokens} tokens, got {len(tokens)} for the instruction "
-                f"{_shorten(instruction)!r}; load the policy with a larger max_prompt_tokens, or leave the "
-                "instruction out (of an environment: env.unwrapped.leave_out([id]))"
+                f"{_shorten(instruction)!r}; load the policy with a larger max_prompt_tokens (and, where its positions "
+                "do not hold both, a smaller max_response_tokens), or leave the instruction out (of an environment: "
+                "env.unwrapped.leave_out([id]))"
             )
     return prompts
 

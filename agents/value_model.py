@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..folders import check_model
 from ..pretrained import load_model, load_tokenizer
-from .language_model import LanguageModel, check_folder, turn_off_dropout
+from .language_model import LanguageModel, turn_off_dropout
 from .rollouts import Rollouts, scoring_batch
 
 
@@ -49,7 +50,7 @@ class ValueModel(nn.Module):
             CheckpointError: There is no such folder, or it is damaged.
             ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
         """
-        check_folder(path)
+        check_model(path)
         check_same_vocabulary(policy.tokenizer, load_tokenizer(path), str(path))
         model, _ = load_model("AutoModelForSequenceClassification", path, new={"score.weight"}, dtype=dtype)
         return cls._with_zero_head(model, policy)

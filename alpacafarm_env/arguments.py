@@ -1,10 +1,13 @@
-"""Types of command line arguments: each says what it expects, and argparse prints it."""
+"""Types of command line arguments: each says what it expects, and argparse prints it. Numbers of the environment."""
 
 from __future__ import annotations
 
 import math
+import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+
+from .errors import WorldError
 
 
 def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
@@ -39,6 +42,18 @@ def positive_number(text: str) -> float:
     if not 0 < value < math.inf:
         raise ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
+
+
+def environment_number(variable: str, default: int) -> int:
+    """A whole number that torchrun leaves in the environment, such as WORLD_SIZE.
+
+    Raises:
+        WorldError: It is no whole number.
+    """
+    text = os.environ.get(variable) or str(default)
+    if not text.strip().isdecimal():
+        raise WorldError(f"{variable}: expected a whole number, as torchrun sets it, got {text!r}. Unset it.")
+    return int(text)
 
 
 def _float(text: str) -> float:

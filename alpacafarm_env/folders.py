@@ -63,11 +63,7 @@ class Claim:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = _lock(path, owner)
         except BlockingIOError:
-            own = any(other.held and other.folder.resolve() == path.parent for other in _HELD)
-            advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
-            raise CheckpointError(
-                f"{self.folder} is being written by {_read_owner(path)}. {advice}, or choose another folder."
-            ) from None
+            raise _taken(self.folder) from None
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: expected a folder to write into, got {error.strerror}. Choose another folder."
@@ -115,6 +111,31 @@ def claim(folder: Path | str, owner: str) -> Claim:
         mine
     """
     return Claim(folder, owner)
+
+
+def refuse_claimed(folder: Path | str) -> None:
+    """Raises what `claim` would if somebody holds the folder; makes and changes nothing.
+
+    Raises:
+        CheckpointError: Another claim on the folder is held.
+    """
+    try:
+        handle = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
+        return
+    try:
+        for last in (False, True):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if last:
+                    raise _taken(Path(folder)) from None
+                time.sleep(0.3)  # of an owner that was just killed, a child that is being started has the lock still
+    except OSError:  # no locks here: told when it is claimed
+        return
+    finally:
+        os.close(handle)
 
 
 def hash_folder(folder: Path | str) -> Content:
@@ -167,6 +188,18 @@ def hash_model(name: Path | str) -> Content:
     return found
 
 
+def check_model(name: Path | str) -> None:
+    """Refuses the name of a model that can only be meant as a local folder, where there is none.
+
+    Raises:
+        CheckpointError: It is a path, or in a folder that is there, and there is no such folder.
+    """
+    text, path = str(name), Path(name)
+    is_path = isinstance(name, Path) or not _HUB_NAME.fullmatch(text) or (len(path.parts) > 1 and path.parent.is_dir())
+    if is_path and not path.is_dir():
+        raise CheckpointError(f"{text}: expected a model's folder, found none.")
+
+
 def _lock(path: Path, owner: str) -> int:
     """An open file that holds the lock, with who holds it written in; BlockingIOError if another one does."""
     while True:
@@ -204,6 +237,16 @@ def _unlock(handle: int, path: Path) -> None:
     os.close(handle)
 
 
+def _taken(folder: Path) -> CheckpointError:
+    """The error for a folder that somebody holds."""
+    path = folder.resolve()
+    own = any(other.held and other.folder.resolve() == path for other in _HELD)
+    advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
+    return CheckpointError(
+        f"{folder} is being written by {_read_owner(path / LOCK)}. {advice}, or choose another folder."
+    )
+
+
 def _describe(owner: str) -> str:
     """Who writes: for a person to read."""
     now = datetime.now().astimezone().isoformat(" ", "seconds")
@@ -220,9 +263,9 @@ def _read_owner(path: Path) -> str:
 @cache
 def _snapshot(name: str) -> Path:
     """The folder of a model of the hub on this machine, the same one for the whole process."""
-    if not _HUB_NAME.fullmatch(name):
-        raise CheckpointError(f"{name}: expected a model's folder, found none.")
+    check_model(name)
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
     try:
@@ -233,7 +276,10 @@ def _snapshot(name: str) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
         return folder
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
-        raise CheckpointError(f"{name}: expected a model's folder or hub name, got {error}.") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, LocalEntryNotFoundError):
+            reason = "neither such a folder nor a stored copy, and the hub cannot be reached"
+        raise CheckpointError(f"{name}: expected a model's folder or hub name, got {reason}.") from error
 
 
 def _hash(file: Path) -> str:

@@ -38,11 +38,11 @@ class Judges:
     gold: RewardOracle | None = None
     """The true reward; the sandbox has one."""
     win_rate_simulated: RewardOracle | None = None
-    """P(response preferred to the reference) by p_sim^eval, the pool of simulated annotators without added noise."""
+    """Verdicts, 1 for the response and 0 for the reference, by p_sim^eval, the simulated pool without added noise."""
     win_rate_human: RewardOracle | None = None
-    """P(response preferred to the reference) by the human raters (in the sandbox: 16 simulated ones)."""
+    """The same by the human raters (in the sandbox: 16 simulated ones)."""
     win_rate: RewardOracle | None = None
-    """The same by a judge of one's own, see `own_judge`; without one it is no measure at all."""
+    """Credit in [0, 1] by a judge of one's own, see `own_judge`; without one it is no measure at all."""
 
     def items(self) -> tuple[tuple[str, RewardOracle | None], ...]:
         """(measure, oracle) in the order of `SCORES`, then one's own judge if there is one."""

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 from ..data.files import write_atomic
 from .report import Table
-from .study import Row, run_command, take_folder, write_csv
+from .stored import take_folder
+from .study import Row, run_command, write_csv
 from .win_rate_report import text_table
 
 DATASET = "tatsu-lab/alpaca_farm"

@@ -31,7 +31,8 @@ from .methods import METHODS, Feedback, Method, find_method
 from .parallel import run_cells
 from .report import Section, write_report
 from .sources import sandbox_sources
-from .study import Row, Study, StudyOptions, cell_file, read_stored, run_command, versions
+from .stored import cell_file, read_stored, refuse_taken
+from .study import Row, Study, StudyOptions, run_command, versions
 from .win_rate_report import Provenance, settings_table, text_table
 
 NAME = "method_ranking"
@@ -115,9 +116,12 @@ def run(options: MethodRankingOptions) -> int:
     if options.preset == "paper":
         _ = options.chosen  # an unknown name is told here too, though the plan is of all methods
         return method_plan.run(options.folder(f"{NAME}-paper"))
+    refuse_taken(options.folder(NAME))
     out, methods = options.folder(NAME), options.chosen
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
-    with Study(out, NAME, config, seeds=range(options.seeds), sources=sandbox_sources()) as study:
+    with Study(
+        out, NAME, config, seeds=range(options.seeds), sources=sandbox_sources(), row=("feedback", "seed")
+    ) as study:
         reward_plans, plans = make_reward_plans(options), make_plans(options)
         at_a_time = min(options.processes, len(plans))
         shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
@@ -183,7 +187,7 @@ def read_credits(plans: Sequence[MethodPlan], done: Sequence[str]) -> Credits:
         if plan.cell in done:
             method = find_method(plan.method)
             remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
-            content = read_stored(plan.evaluation_file, *VERDICTS, remedy=remedy)
+            content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
             for feedback in FEEDBACKS if method.needs == "nothing" else (plan.feedback,):
                 found[method.name, feedback, plan.seed] = content
     return found

@@ -28,16 +28,15 @@ from .own_modules import refuse_edited, source_mark
 from .parallel import News, Tell, quiet
 from .sources import data_content
 from .spent import Spent
-from .study import ANOTHER_OUT, Row, differences, read_stored
+from .stored import ANOTHER_OUT, differences, read_stored
+from .study import Row
 
 ANSWERED_AT_ONCE = 161
 """Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
-
-
+ANSWERS = {"responses": [str], "tokens": int}
+"""What is kept of answers, and its shape."""
 VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
 """What is kept of each answer's evaluation."""
-
-
 SETTINGS = "settings.json"
 """File of a cell's folder that says what decides its rows."""
 
@@ -258,7 +257,7 @@ def answer(
                 write_atomic(file, json.dumps(block))
         left = sum(len(blocks[file]) for file in missing[first + world.count :])
         tell_share(1 - left / len(instructions))
-    stored = world.from_main([read_stored(file, "responses", "tokens") for file in blocks if world.is_main])
+    stored = world.from_main([read_stored(file, *ANSWERS, shape=ANSWERS) for file in blocks if world.is_main])
     responses = tuple(response for block in stored for response in block["responses"])
     return responses, sum(block["tokens"] for block in stored)
 

@@ -37,6 +37,7 @@ from .overoptimization_treatments import TREATMENTS, find_treatment
 from .own_modules import refuse_edited
 from .parallel import Tell, run_cells
 from .sources import sandbox_sources
+from .stored import refuse_taken
 from .study import Row, Study, StudyOptions, run_command
 
 NAME = "overoptimization"
@@ -113,6 +114,7 @@ Runner = Callable[[Any, Tell], Sequence[Row]]
 
 def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
+    refuse_taken(options.folder(NAME))
     sizes, seeds = options.chosen_sizes, range(options.seeds)
     plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
     plans.refuse_changed()

@@ -17,7 +17,7 @@ from .evaluation import subset
 from .method_runs import file_name
 from .overoptimization_treatments import Cell, Labels, Treatment, find_treatment
 from .own_modules import source_mark
-from .study import ANOTHER_OUT, cell_file, differences, read_stored
+from .stored import ANOTHER_OUT, cell_file, differences, read_stored
 
 Kind = Literal["ppo", "best_of_n"]
 TEMPERATURE: Final = 1.0
@@ -218,7 +218,7 @@ class TreatmentPlan:
         file = self.folder / "settings.json"
         if not file.is_file():
             return ""
-        before = read_stored(file, "treatment", remedy=ANOTHER_OUT)["treatment"]
+        before = read_stored(file, "treatment", shape={"treatment": dict}, remedy=ANOTHER_OUT)["treatment"]
         now = json.loads(json.dumps(self.found.settings()))
         return ", ".join(differences(before, now))
 

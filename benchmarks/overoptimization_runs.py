@@ -24,7 +24,11 @@ from .evaluation import SCORES, Evaluation, evaluate, judges_of
 from .overoptimization_curves import COLUMNS, REQUIRED
 from .overoptimization_plans import TreatmentPlan
 from .overoptimization_treatments import DISAGREEMENT
-from .study import Row, cell_file, read_stored
+from .stored import Shape, cell_file, read_stored
+from .study import Row
+
+EVALUATED: Mapping[str, Shape] = {"row": dict, "responses": list}
+"""What is kept of an evaluation, and its shape."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def read_evaluation(plan: TreatmentPlan, number: int) -> dict[str, Any]:
     """
     cell = cell_file(plan.out, plan.cell)
     remedy = f"To run the cell anew remove {plan.folder} and, if it is there, {cell}, and call again."
-    return read_stored(plan.evaluation_file(number), "row", "responses", remedy=remedy)
+    return read_stored(plan.evaluation_file(number), *EVALUATED, shape=EVALUATED, remedy=remedy)
 
 
 def describe(cell: str, rows: Sequence[Row]) -> str:

@@ -26,7 +26,8 @@ from .fresh_pairs import MAX_RESPONSE_TOKENS
 from .method_runs import check_settings
 from .overoptimization_plans import TEMPERATURE, SamplesPlan
 from .parallel import News, Tell, quiet
-from .study import Row, cell_file
+from .stored import cell_file
+from .study import Row
 
 JUDGED = ("gold", "win_rate_simulated", "win_rate_human")
 """What is stored of each distinct response, beside its length; win rates are credits in [0, 1] here."""

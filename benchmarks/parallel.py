@@ -28,6 +28,8 @@ from .study import Row, Study
 if TYPE_CHECKING:
     from ..agents.processes import Processes
 
+WORTH_SHOWING = 0.1
+"""Share of the work that must be done before its pace says something: it begins with parts of another pace."""
 _CLEAR = "\r\x1b[K"
 """Takes a terminal back to the start of its line and empties it."""
 
@@ -125,12 +127,12 @@ class Progress:
         return f"[{share:4.0%}, {clock_text(self._clock() - self._start)} passed, {rest}]"
 
     def seconds_left(self) -> float:
-        """The pace so far, with the cells that are left spread over the processes; NaN before the first unit.
+        """The pace so far, with the cells that are left spread over the processes; NaN before a tenth is done.
 
         The last cells may not fill all processes: the remaining time is that of the fullest one, not the average.
         """
         worked = sum(self._done[cell] - first for cell, first in self._first.items())
-        if not worked:
+        if not worked or worked < WORTH_SHOWING * (sum(self._units.values()) - sum(self._first.values())):
             return math.nan
         seconds_per_unit = (self._clock() - self._began) * min(self._processes, len(self._first)) / worked
         loads = [0] * self._processes

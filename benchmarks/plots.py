@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator
 from numpy.typing import NDArray
 
 from ..data.files import write_atomic
@@ -19,6 +19,8 @@ from ..statistics import UNBOUNDED, interval
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+
+MOST_TICKS = 10
 
 Array = NDArray[np.float64]
 
@@ -59,7 +61,7 @@ class Panel:
     """Dotted vertical lines at these x, for instance the chosen steps of the seeds."""
     marks_label: str = ""
     whole_x: bool = False
-    """Whether x counts something, so that its ticks are whole numbers."""
+    """Whether x counts something: ticks stand at values of x then."""
 
 
 def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
@@ -127,11 +129,20 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.set_xlabel(panel.xlabel)
     axis.set_ylabel(panel.ylabel)
     if panel.whole_x:
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        steps = np.unique(np.concatenate([curve.x.ravel() for curve in panel.curves]))
+        axis.xaxis.set_major_locator(FixedLocator(steps.tolist(), nbins=MOST_TICKS))
+    _cut_at_bounds(axis, panel.curves)
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     if axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8, frameon=False)
+
+
+def _cut_at_bounds(axis: Axes, curves: Sequence[Curve]) -> None:
+    """Ends the y axis where a share or percentage ends."""
+    (low, high), bounds = axis.get_ylim(), {curve.bounds for curve in curves}
+    if len(bounds) == 1 and np.isfinite(ends := bounds.pop()).all():
+        axis.set_ylim(max(low, ends[0]), min(high, ends[1]))
 
 
 def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
@@ -143,4 +154,5 @@ def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
     # A band is drawn along x, so x must rise: the mean KL of two evaluations may come in either order.
     order = np.argsort(x, kind="stable")
     axis.fill_between(x[order], low[order], high[order], color=color, alpha=0.15, linewidth=0)
-    axis.plot(x, mean, color=color, linewidth=2, marker="o", markersize=3.5, label=curve.label)
+    # Not clipped: a line along the end of a share's axis would be half as wide.
+    axis.plot(x, mean, color=color, linewidth=2, marker="o", markersize=3.5, label=curve.label, clip_on=False)

@@ -25,12 +25,14 @@ from .method_runs import file_name
 from .methods import StandIn
 from .parallel import quiet
 from .protocol_live import EVAL, Question
-from .study import MANIFEST, Row, cell_file, read_stored
+from .stored import MANIFEST, cell_file, read_stored
+from .study import Row
 
 Answers = dict[str, dict[str, list[str]]]
 """Generator -> set of instructions -> its answers, one each; a set that it did not answer is absent."""
 WRITERS: Final = {"crowd": writers.CROWD, "reference_again": writers.REFERENCE, **writers.API_MODELS}
 BEST_OF: Final = (4, 16)
+BOTH: Final = ("instructions", "responses")
 RANKING: Final = "method_ranking"
 UNFINISHED: Final = f"--ranking: expected a file of a finished {RANKING}. Run that command to its end first."
 SHARED: Final = ("sft", "gpt4", "chatgpt", "davinci001")
@@ -132,7 +134,7 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
         DataError: The folder is no finished method ranking.
         CheckpointError: One of its files is gone or damaged.
     """
-    manifest = read_stored(folder / MANIFEST, remedy=UNFINISHED)
+    manifest = read_stored(folder / MANIFEST, shape={"cells": {"done": list}}, remedy=UNFINISHED)
     if manifest.get("name") != RANKING or manifest.get("complete") is not True:
         raise DataError(
             f"--ranking {folder}: expected the folder of a finished {RANKING}, got name {manifest.get('name')!r}, "
@@ -143,7 +145,7 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
 
 def _ranked_cells(folder: Path, done: Sequence[str], out: Path, seeds: Sequence[int]) -> Iterator[Answering]:
     for path in sorted((folder / "cells").glob("*.json")):
-        content = read_stored(path, "key", "rows", remedy=UNFINISHED)
+        content = read_stored(path, "key", "rows", shape={"rows": [{"seed": object}]}, remedy=UNFINISHED)
         key, rows = content["key"], content["rows"]
         # Of a method of one's own that was edited since, the folder has the cells of its earlier sources too.
         if key not in done or not rows or rows[0].get("method") in (*SHARED, None) or rows[0]["seed"] not in seeds:
@@ -160,7 +162,7 @@ def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, 
     Raises:
         DataError: An evaluation instruction has no stored answer.
     """
-    content = read_stored(stored, "instructions", "responses", remedy=UNFINISHED)
+    content = read_stored(stored, *BOTH, shape=dict.fromkeys(BOTH, list), remedy=UNFINISHED)
     known = dict(zip(content["instructions"], content["responses"], strict=True))
     wanted = [str(row) for row in asked[EVAL].instructions]
     if missing := [text for text in wanted if text not in known]:

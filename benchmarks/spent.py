@@ -5,7 +5,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ..data.files import write_atomic
-from .study import read_stored
+from .stored import read_stored
 
 
 class Spent:
@@ -13,7 +13,9 @@ class Spent:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "seconds.json"
-        self._before = float(read_stored(self._file, "seconds")["seconds"]) if self._file.is_file() else 0.0
+        self._before = 0.0
+        if self._file.is_file():
+            self._before = float(read_stored(self._file, "seconds", shape={"seconds": int | float})["seconds"])
         self._began = self._written = perf_counter()
 
     @property

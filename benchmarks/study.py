@@ -10,29 +10,36 @@ import csv
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
-from urllib.parse import quote
 
+from ..arguments import environment_number
 from ..data.files import write_atomic
-from ..errors import AlpacaFarmError, CheckpointError
-from ..folders import LOCK, claim
+from ..errors import AlpacaFarmError, CheckpointError, WorldError
+from ..folders import LOCK
 from ..progress import make_bar
 from .sources import Sources, changed, contents
+from .stored import (
+    ANOTHER_OUT,
+    MANIFEST,
+    Shape,
+    cell_file,
+    differences,
+    make_folder,
+    read_stored,
+    refuse_taken,
+    take_folder,
+)
 
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
-MANIFEST = "manifest.json"
-ANOTHER_OUT = "Choose another --out, or remove that folder."
 PACKAGES = (
     "alpacafarm-env",
     "gymnasium",
@@ -89,6 +96,7 @@ class Study:
             kept.
         sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
             they lie; so is a cell during which they change.
+        row: Columns that every stored row has, for folders that others have had in hand.
 
     Raises:
         CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
@@ -104,8 +112,10 @@ class Study:
         *,
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
+        row: Sequence[str] = (),
     ) -> None:
         self.out = Path(out)
+        refuse_taken(self.out)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)
@@ -115,6 +125,7 @@ class Study:
         self.failed: dict[str, str] = {}
         self.finished = False
         self._facts: dict[str, Any] = {}
+        self._shape: Shape = {"rows": [dict.fromkeys(row, object)]}
         self._claim = take_folder(self.out, name)
         try:
             self._check_manifest()
@@ -166,7 +177,7 @@ class Study:
         """
         path = cell_file(self.out, key)
         if path.exists():
-            rows = read_stored(path, "rows")["rows"]
+            rows = read_stored(path, "rows", shape=self._shape)["rows"]
         else:
             self._refuse_changed()
             # Through JSON here too, so that a fresh and a resumed run return the same values.
@@ -208,7 +219,8 @@ class Study:
         write_atomic(self.out / MANIFEST, json.dumps(manifest, default=_plain, indent=1) + "\n")
 
     def _check_manifest(self) -> None:
-        stored = read_stored(self.out / MANIFEST, remedy=ANOTHER_OUT)
+        objects: Shape = dict.fromkeys(("config", "contents", "versions"), dict)
+        stored = read_stored(self.out / MANIFEST, shape=objects, remedy=ANOTHER_OUT)
         made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
         if "config" not in stored or not any(made):
             return  # a call that ended before it did anything
@@ -235,58 +247,6 @@ class Study:
             )
 
 
-def take_folder(out: Path, name: str) -> ExitStack:
-    """Claims a command's output folder, made if missing and marked by a manifest with the command's name.
-
-    Of several processes that make one world the first one claims it, for all.
-
-    Raises:
-        CheckpointError: Somebody else's files are there or somebody else is writing it, or it cannot be made.
-    """
-    make_folder(out)
-    held = ExitStack()
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0:
-        return held
-    held.enter_context(claim(out, name))
-    manifest = out / MANIFEST
-    try:
-        found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-        files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
-        if files and not manifest.is_file():
-            shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
-            raise CheckpointError(
-                f"--out: expected a new or empty folder, or one of {name}, got {str(out)!r} with {shown}: nothing was "
-                "written. Choose another --out."
-            )
-        if not files:
-            write_atomic(manifest, json.dumps({"name": name}) + "\n")
-        elif (other := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
-            raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
-    except BaseException:
-        held.close()
-        raise
-    return held
-
-
-def cell_file(out: Path, key: str) -> Path:
-    """Where a study in `out` stores the rows of a cell."""
-    return out / "cells" / f"{quote(key, safe=' =,+')}.json"
-
-
-def make_folder(out: Path, inner: str = "") -> None:
-    """Makes a command's output folder, and the folder `inner` in it, if missing.
-
-    Raises:
-        CheckpointError: It cannot be made, because `out` is a file, for instance.
-    """
-    try:
-        (out / inner).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"--out: expected a folder to write into, got {str(out)!r} ({error.strerror}). Choose another --out."
-        ) from error
-
-
 def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
     """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted.
 
@@ -294,14 +254,12 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
         command: The body.
         joins: Whether processes that torchrun starts may do it together; else they are refused.
     """
-    if not joins and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        print(
-            "error: expected one process, got several (WORLD_SIZE): this command starts the processes it needs by "
-            "itself. Start it without torchrun or accelerate launch.",
-            file=sys.stderr,
-        )
-        return 2
     try:
+        if not joins and environment_number("WORLD_SIZE", 1) > 1:
+            raise WorldError(
+                "expected one process, got several (WORLD_SIZE): this command starts the processes it needs by itself. "
+                "Start it without torchrun or accelerate launch."
+            )
         return command()
     except AlpacaFarmError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -346,42 +304,6 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
 def number_of(value: object) -> float:
     """A table's number, from a row or read from its CSV; NaN where the cell is empty."""
     return math.nan if value is None or value == "" else float(str(value))
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
-    """One sentence for each value that differs; of nested settings those that differ only, as "outer.inner"."""
-    found = []
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{within}{key}.")
-        elif old != new and str(old).startswith("sha256:") and str(new).startswith("sha256:"):
-            found.append(f"{within}{key} has changed")
-        elif old != new:
-            found.append(f"{within}{key} was {old!r}, is {new!r}")
-    return found
-
-
-def read_stored(path: Path, *fields: str, remedy: str = "Remove that file and call again.") -> dict[str, Any]:
-    """A JSON object that a command has stored.
-
-    Args:
-        path: Its file.
-        fields: Names that it has.
-        remedy: What helps where it is damaged, for the error.
-
-    Raises:
-        CheckpointError: The file is gone or damaged; it names the file and what to do.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a stored JSON object, got {error}. {remedy}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a stored JSON object, got {type(value).__name__}. {remedy}")
-    if missing := [name for name in fields if name not in value]:
-        raise CheckpointError(f"{path}: expected the stored {', '.join(missing)}, found none. {remedy}")
-    return value
 
 
 def _csv_value(value: Any) -> Any:

@@ -35,7 +35,8 @@ from .method_runs import MethodPlan, RewardPlan, evaluated, run_method, run_rewa
 from .methods import METHODS, Feedback, find_method
 from .own_judge import has_references, judge_name, refuse_trained_on
 from .parallel import Progress, clock_text
-from .study import run_command, take_folder, write_csv
+from .stored import refuse_taken, take_folder
+from .study import run_command, write_csv
 
 NAME = "train"
 VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
@@ -159,6 +160,10 @@ def run(options: TrainOptions) -> int:
 
     Processes that torchrun has started do it together; the main one alone judges, writes and prints.
     """
+    refuse_taken(options.folder)
+    for model in (options.policy, options.reward_model):
+        if model not in (None, "sandbox"):
+            hash_model(model)  # refused before anything is written
     with take_folder(options.folder, NAME):
         return _run(options)
 
@@ -182,8 +187,8 @@ def _run(options: TrainOptions) -> int:
     row = next(row for row in rows if row["feedback"] == options.feedback)
     own = options.data != "sandbox"
     write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
-    labels = "the data's own labels" if own else f"{options.feedback} feedback"
-    print(f"{method.title}, {labels}, seed {options.seed}: {clock_text(row['seconds'])} min")
+    what = f"{method.name} on {options.data}" if own else f"{method.title}, {options.feedback} feedback"
+    print(f"{what}, seed {options.seed}: {clock_text(row['seconds'])}")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:

@@ -24,10 +24,12 @@ import tyro
 
 from ..data import Dataset, load_dataset
 from ..errors import DataError
+from ..folders import check_model
 from . import win_rate_report as words
 from .own_judge import judge_name
 from .parallel import follow, lead, run_cells
 from .report import Section, write_report
+from .stored import refuse_taken
 from .study import Row, Study, StudyOptions, run_command, versions, write_csv
 from .win_rate_inputs import check_inputs
 from .win_rate_runs import SPLITS, RunPlan, run_seed
@@ -130,16 +132,17 @@ def run(options: WinRateCurveOptions) -> int:
 
     Processes that torchrun has started train each seed together, one after the other; the main one alone writes.
     """
-    from ..agents.processes import Processes
+    refuse_taken(options.folder(NAME))
+    plans = make_plans(options)
+    from ..agents.processes import Processes  # slow to load: what can be refused before is refused
 
-    plans, world = make_plans(options), Processes()
+    world = Processes()
     cells = {plan.cell: partial(run_seed, plan) for plan in plans}
     if not world.is_main:
         return follow(world, cells)
     check_inputs(plans[0])
-    with Study(
-        options.folder(NAME), NAME, plans[0].settings(), seeds=range(options.seeds), sources=plans[0].sources
-    ) as study:
+    settings, sources, row = plans[0].settings(), plans[0].sources, ("split", *COLUMNS)
+    with Study(options.folder(NAME), NAME, settings, seeds=range(options.seeds), sources=sources, row=row) as study:
         processes = min(options.processes, len(plans)) if world.count == 1 else 1
         shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
@@ -158,6 +161,7 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
 
     Raises:
         DataError: Own data without an own policy and reward model, whose vocabulary and world would not fit it.
+        CheckpointError: A model's name is a path to nothing.
     """
     own = options.data is not None and options.data != "sandbox"
     if own and not (options.policy and options.reward_model):
@@ -165,6 +169,9 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
             f"--dataset {options.data}: expected --policy and --reward-model beside it, got policy {options.policy!r} "
             f"and reward model {options.reward_model!r}; the sandbox's small models know only the sandbox's world"
         )
+    for model in (options.policy, options.reward_model):
+        if model not in (None, "sandbox"):
+            check_model(model)
     folder, dataset = options.folder(NAME), load_dataset(options.data or "sandbox", allow_overlap=options.allow_overlap)
     num_val, num_eval = (
         min(wanted, len(dataset.instructions(split)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import pretrained
 from ..chat_templates import load_template
 from ..errors import DataError
+from ..folders import check_model
 from ..oracles.registry import make_oracle
 from .own_judge import make_own_judge, refuse_trained_on
 
@@ -25,15 +26,16 @@ def check_inputs(plan: RunPlan) -> None:
     """Reads the splits and the models' configurations and measures every prompt.
 
     Raises:
-        DataError: A split is faulty; a prompt of val or eval, which are answered in full, does not fit the models; or
-            every one of unlabeled is longer than `prompt_limit`.
+        DataError: A split is faulty; a prompt of val or eval, which are answered in full, does not fit the models;
+            every one of unlabeled is longer than `prompt_limit`; or micro-batches are too small for them.
         CheckpointError: Policy or reward model is not there or cannot be used.
     """
-    from ..agents.fitting import prompt_lengths
+    from ..agents.fitting import check_budget, prompt_lengths
 
     dataset = plan.data
     for split in SPLITS:
         dataset.instructions(split)
+    plan.sources["--policy"]()  # fetches it, where it is the hub's
     make_oracle(plan.proxy, dataset=dataset)
     if plan.judge is not None:
         make_own_judge(plan.judge, dataset)
@@ -45,6 +47,9 @@ def check_inputs(plan: RunPlan) -> None:
         lengths = prompt_lengths(tokenizer, template, dataset.instructions(split))
         if split not in TRAINING or min(lengths) > limits[split]:  # PPO leaves out some by itself, with a warning
             _check_prompts(plan, split, lengths, limits[split])
+        if split in TRAINING:
+            longest = max(length for length in lengths if length <= limits[split]) + plan.max_response_tokens
+            check_budget(plan.ppo_config().micro_batch_tokens, longest, who="--micro-batch-tokens")
 
 
 def prompt_room(plan: RunPlan) -> int:
@@ -94,9 +99,9 @@ def num_positions(folder: str) -> int:
 
 def load_tokenizer(folder: str) -> Any:
     """The policy's tokenizer, which needs an end-of-sequence and a padding token that differ."""
-    from ..agents.language_model import check_folder, check_special_tokens
+    from ..agents.language_model import check_special_tokens
 
-    check_folder(folder)
+    check_model(folder)
     tokenizer = pretrained.load_tokenizer(folder)
     with pretrained.reading(folder, "a language model's tokenizer"):
         check_special_tokens(tokenizer)

@@ -26,7 +26,8 @@ from .evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from .own_judge import has_references, judge_content, judge_settings
 from .parallel import News, Tell, quiet
 from .sources import Sources, data_content
-from .study import Row, cell_file, read_stored
+from .stored import cell_file, read_stored
+from .study import Row
 from .win_rate_inputs import prompt_limit, prompt_room
 from .win_rate_summary import MEASURES, WIN_RATES, number
 
@@ -332,7 +333,12 @@ def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
     """
     cell = cell_file(plan.folder.parent.parent, plan.cell)
     remedy = f"To run the seed anew remove {plan.folder} and, if it is there, {cell}, and call again."
-    return read_stored(plan.evaluation_file(step), "rows", "unscored", "eval", remedy=remedy)
+    shape = {
+        "rows": [dict.fromkeys(("split", "seed", "step", *MEASURES), object)],
+        "unscored": dict,
+        "eval": dict.fromkeys(("instructions", "responses", "finished"), list),
+    }
+    return read_stored(plan.evaluation_file(step), *shape, shape=shape, remedy=remedy)
 
 
 def describe(row: Row) -> str:

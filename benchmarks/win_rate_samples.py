@@ -22,9 +22,9 @@ NUM_SAMPLES = 6
 _SAID = {
     "gold": "gold {:.2f}",
     "proxy": "proxy {:.2f}",
-    "win_rate_simulated": "P(beats reference): p_sim^eval {:.2f}",
-    "win_rate_human": "human raters {:.2f}",
-    "win_rate": "P(beats reference) by the judge {:.2f}",
+    "win_rate_simulated": "win by p_sim^eval {:.2g}",
+    "win_rate_human": "win by human raters {:.2g}",
+    "win_rate": "win by the judge {:.2g}",
 }
 """How a judge's verdict on one response reads."""
 
@@ -50,7 +50,8 @@ def samples_table(plan: RunPlan, dataset: Dataset, step: int, label: str) -> Tab
     if to_beat:
         columns.append([to_beat[instruction] for instruction in columns[0]])
     caption = (
-        f"{len(rows)} instructions spread evenly over those evaluated, whatever the result; seed {plan.seed}. {label}"
+        f"{len(rows)} instructions spread evenly over those evaluated, whatever the result; seed {plan.seed}. A win "
+        f"is a judge's verdict on this response: 1 over the reference, 0 below it, else between. {label}"
     )
     return Table(header, list(zip(*columns, strict=True)), caption)
 

@@ -157,7 +157,7 @@ class EnsembleReward(_Single[ObsType, ActType]):
 
 
 class AnnotatorReward(_Single[ObsType, ActType]):
-    """Rewards by P(response preferred to the reference) from noisy annotators.
+    """Rewards by verdicts of noisy annotators, 1 where the response is preferred to the reference.
 
     Args:
         env: An AlpacaFarm environment, single.
@@ -172,7 +172,7 @@ class AnnotatorReward(_Single[ObsType, ActType]):
 
 
 class WinRateReward(_Single[ObsType, ActType]):
-    """Rewards by P(response preferred to the reference) without added noise, as in evaluation.
+    """Rewards by verdicts without added noise, as in evaluation: 1 where the response is preferred to the reference.
 
     Args:
         env: An AlpacaFarm environment, single.

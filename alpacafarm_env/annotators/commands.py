@@ -113,7 +113,7 @@ def evaluate(options: argparse.Namespace) -> Report:
         *_bounds(judged),
         f"{LENGTH_CONTROL}.",
         *([f"written: {options.out}"] if options.out else []),
-        *judged.summary(),
+        *judged.summary(contest.generator),
     ]
     return _report(lines, judged, [], options.out)
 
@@ -154,7 +154,7 @@ def ledger(options: argparse.Namespace) -> Report:
             "answer that came through (unknown), count the most they can cost."
         )
     if total.unpriced:
-        lines.append(f"{total.unpriced} attempts count nothing: their models have no known price.")
+        lines.append(f"Attempts that count nothing, as their models have no known price: {total.unpriced}.")
     return Report("\n".join(lines))
 
 

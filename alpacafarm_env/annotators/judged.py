@@ -62,8 +62,8 @@ class Judged:
         """Of output_2 over output_1."""
         return win_rate(self.verdicts.scores)
 
-    def summary(self) -> list[str]:
-        """Counts, reasons, costs and models, a line each."""
+    def summary(self, second: str = "output_2") -> list[str]:
+        """Counts, reasons, costs and models, a line each; `second` is whose win rate it is."""
         rate, noised = self.win_rate, self._detail("noised", False)
         num = len(self.verdicts.scores)
         lines = [
@@ -73,7 +73,7 @@ class Judged:
         ]
         if rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
-            lines.append(f"prefers output_2: {rate.win_rate:.2f} %{error} of {rate.num_total}")
+            lines.append(f"win rate of {second}: {rate.win_rate:.2f} %{error} of {rate.num_total}")
         return [
             *lines,
             *self._by_taste(),

@@ -89,10 +89,10 @@ def explain(error: OpenAIError | InvalidReplyError, endpoint: Endpoint, model: s
     if status in closing:
         return _closed(status, closing[status], words)
     settings = (
-        "the server refused the request's settings; a file of models can leave out what the model does not take (omit: "
+        "If it refused the request's settings: a file of models can leave out what the model does not take (omit: "
         "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); see also the config"
     )
-    return Failure(f"{settings}. The server said: {words}", "final", status, billed=False)
+    return Failure(f"status {status}: {words.rstrip('.')}. {settings}", "final", status, billed=False)
 
 
 def _unanswered(error: OpenAIError | InvalidReplyError, endpoint: Endpoint) -> Failure:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..errors import DataError, did_you_mean
+from ..errors import DataError, UnknownNameError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from .files import SUFFIXES, read_records, stem_of
 from .hub import HubDataset
@@ -116,7 +116,7 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
         return _load_hub(text, allow_overlap)
     if re.search(r"[/\\~]|^\.", text):
         raise DataError(f"{text}: expected a folder with data files, got no such folder.")
-    raise did_you_mean("dataset", text, ["sandbox"])
+    raise UnknownNameError(f"{did_you_mean('dataset', text, ['sandbox'])} There is no folder of that name either.")
 
 
 @cache

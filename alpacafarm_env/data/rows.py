@@ -13,7 +13,7 @@ from ..instructions import Demonstration, Instruction, Preference
 from .schema import KINDS, Fault, Row, check_rows, kind_of, raise_faults, shown
 
 SPLITS = ("sft", "preference", "unlabeled", "val", "eval")
-PERMIT = "allow_overlap=True, on the command line --allow-overlap, permits it"
+PERMIT = "load_dataset(..., allow_overlap=True) permits it, and so does --allow-overlap of win_rate_curve and train"
 
 
 @dataclass(frozen=True)

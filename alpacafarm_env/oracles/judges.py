@@ -44,7 +44,7 @@ class NoiseDraws(Protocol):
 
 
 class WinRate(Shared):
-    """A reward: the probability that the response is preferred to the instruction's reference response.
+    """A reward: the judge's verdict on the response against the instruction's reference response.
 
     A response identical to the reference gets 0.5 without asking the judge; an instruction without a reference gets
     NaN. All other rows go to the judge in one call, the reference as `a` and the response as `b`. Details are the
@@ -62,7 +62,7 @@ class WinRate(Shared):
         self.name = name or f"win_rate:{judge.name}"
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns P(response beats the reference), [B] in [0, 1]; 0.5 = tie, NaN = no verdict."""
+        """Returns what the judge gives the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
         return self.judge(instructions, responses).scores
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:

@@ -3,7 +3,7 @@
 | oracle | reward |
 |---|---|
 | "surrogate" | the dataset's surrogate reward model |
-| "annotators" | P(response preferred to the reference) by the noisy annotator pool, p_sim^ann (25 % flips) |
+| "annotators" | a drawn verdict, 1 or 0 (0.5 for equal texts), against the reference: by the noisy pool (25 % flips) |
 | "win_rate" | the same by the pool without added noise, p_sim^eval |
 | "human" | the same by the human raters (in the sandbox: 16 simulated ones) |
 | "gold" | the sandbox's true reward |

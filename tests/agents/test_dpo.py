@@ -19,7 +19,7 @@ from alpacafarm_env.agents.dpo import DPO, DPOConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.losses import dpo_loss, implicit_rewards, pairwise_loss
 from alpacafarm_env.agents.rollouts import segment_sum
-from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.instructions import Instruction, Preference
 
 PREFERENCES = tuple(
@@ -312,7 +312,7 @@ def test_bad_settings_are_named(field: str, value: float, expected: str) -> None
 def test_bad_data_is_refused_or_counted(llama: LanguageModel) -> None:
     with pytest.raises(ValueError, match="DPO needs at least one preference, got none"):
         DPO(llama, [])
-    with pytest.raises(ValueError, match=r"more than a micro-batch may hold \(max_tokens=64\)"):
+    with pytest.raises(DataError, match="micro_batch_tokens=64"):
         DPO(llama, PREFERENCES, config=DPOConfig(micro_batch_tokens=64))
     llama.max_response_tokens = 6
     with pytest.warns(UserWarning, match="of 10 responses are cut to max_response_tokens=6"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from alpacafarm_env.agents import (
     PolicyActor,
     Quark,
 )
+from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
+from alpacafarm_env.agents.sft import SFTConfig
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.instructions import Demonstration, Preference
@@ -51,6 +55,37 @@ def make(name: str, folder: Path, data: Sequence[Any], **kwargs: Any) -> Any:
         return RewardModeling(folder, data, config=RewardModelingConfig(max_length=LIMIT + 1), device="cpu", **kwargs)
     agent = {"SFT": SFT, "BinaryFeedME": BinaryFeedME, "DPO": DPO}.get(name, BinaryRewardConditioning)
     return agent(load_policy(folder, max_prompt_tokens=LIMIT, max_response_tokens=16), data, **kwargs)
+
+
+@pytest.mark.parametrize("name", [*FEEDBACK, "PPO", "Quark", "ExpertIteration"])
+@pytest.mark.filterwarnings("ignore:.* lose their middle", "ignore:.* left out")
+def test_micro_batches_that_are_too_small_are_told_before_training(policy_folder: Path, name: str) -> None:
+    """With the tokens that they need at least; and these are enough."""
+
+    def made(budget: int) -> Any:
+        policy = load_policy(policy_folder, max_prompt_tokens=LIMIT, max_response_tokens=16)
+        if name == "PPO":
+            return PPO(make_env(4), policy, config=replace(small_ppo(), micro_batch_tokens=budget))
+        if name == "Quark":
+            quark = QuarkConfig(rollout_batch_size=4, minibatch_size=4, micro_batch_tokens=budget)
+            return Quark(make_env(4), policy, config=quark)
+        if name == "ExpertIteration":
+            expert = ExpertIterationConfig(num_samples=2, sft=SFTConfig(micro_batch_tokens=budget))
+            return ExpertIteration(policy, TinyDataset().instructions("unlabeled"), Share(ASCII), config=expert)
+        if name == "RewardModeling":
+            scoring = RewardModelingConfig(max_length=LIMIT + 1, micro_batch_tokens=budget)
+            return RewardModeling(policy_folder, PREFERENCES, config=scoring, device="cpu")
+        if name == "DPO":
+            return DPO(policy, PREFERENCES, config=DPOConfig(micro_batch_tokens=budget))
+        agent: Any = {"SFT": SFT, "BinaryFeedME": BinaryFeedME}.get(name, BinaryRewardConditioning)
+        return agent(policy, FEEDBACK[name], config=SFTConfig(micro_batch_tokens=budget))
+
+    with pytest.raises(DataError, match="micro_batch_tokens=5") as told:
+        made(5)
+    (number,) = re.findall(r"at least (\d+)", str(told.value))
+    made(int(number))
+    with pytest.raises(DataError, match=number):
+        made(int(number) - 1)
 
 
 @pytest.mark.parametrize("name", FEEDBACK)

@@ -61,7 +61,7 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, server,
     rate = win_rate(credits_from_preferences([row["preference"] for row in rows]))
     out, err = capsys.readouterr()
     assert f"pairs: 40 ({sum(row['noised'] for row in rows)} by noise, 4 undecided or identical), 0 without" in out
-    assert f"prefers output_2: {rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40" in out
+    assert f"win rate of output_2: {rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40" in out
     host, judged = server.base_url.split("/")[2], [row["annotator"] for row in rows if row["annotator"]]
     gpt4 = sum(name.startswith("gpt4") for name in judged)
     assert f"sandbox-gpt4 {gpt4}; at {host}" in out
@@ -217,7 +217,7 @@ def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, m
     assert (
         "4 without a verdict\n  2 TransientAPIError, the first: no reply: 503\n  1 the judge gave no verdict\n" in out
     )
-    assert "\n  1 UnparsableVerdictError, the first: maybe\nprefers output_2: 100.00 % of 1\n" in out
+    assert "\n  1 UnparsableVerdictError, the first: maybe\nwin rate of output_2: 100.00 % of 1\n" in out
     assert "$0.7500 and what has no known price" in out
     again = "3 of them again (2 TransientAPIError, 1 the judge gave no verdict), and nothing else."
     assert f"says why. The same command asks, and pays for, {again}" in err

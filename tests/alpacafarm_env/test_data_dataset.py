@@ -161,7 +161,7 @@ def test_load_dataset_explains_names_that_are_none(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="no such folder"):
         load_dataset(tmp_path / "nowhere")
-    with pytest.raises(UnknownNameError, match="Did you mean 'sandbox'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'sandbox'.*folder"):
         load_dataset("sandbx")
     with pytest.raises(DataError, match="pip install datasets"):
         load_dataset("someone/something")

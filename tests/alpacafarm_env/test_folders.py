@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.errors import CheckpointError, DataError
-from alpacafarm_env.folders import LOCK, claim, hash_folder, hash_model
+from alpacafarm_env.folders import LOCK, check_model, claim, hash_folder, hash_model, refuse_claimed
 
 HOLD = """
 import sys, time
@@ -189,3 +191,37 @@ def test_what_is_not_there_has_no_content(tmp_path):
         hash_model(tmp_path / "none")
     with pytest.raises(CheckpointError, match="expected a model"):
         hash_model(tmp_path)
+
+
+def test_a_path_to_nothing_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/polcy", "./policy", "~/policy", "/no/policy", "a/b/c", Path("policy")):
+        with pytest.raises(CheckpointError, match=str(name)):
+            check_model(name)
+    for name in ("gpt2", "tatsu-lab/alpaca-farm", "runs", tmp_path):
+        check_model(name)
+
+
+def test_a_model_of_the_hub_without_a_network_is_one_sentence(monkeypatch):
+    def fail(*_, **__):
+        raise LocalEntryNotFoundError("No such file.\nAnd no network.")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(CheckpointError, match="nobody/nothing") as told:
+        hash_model("nobody/nothing")
+    assert "\n" not in str(told.value)
+
+
+def test_a_claim_is_seen_without_making_anything(tmp_path):
+    refuse_claimed(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with claim(tmp_path, "first"):
+        with pytest.raises(CheckpointError, match="first"):
+            refuse_claimed(tmp_path)
+        content = (tmp_path / LOCK).read_text()
+        with pytest.raises(CheckpointError, match="first"):
+            claim(tmp_path, "second")
+        assert (tmp_path / LOCK).read_text() == content
+    (tmp_path / LOCK).touch()  # left behind by a process that was killed
+    refuse_claimed(tmp_path)

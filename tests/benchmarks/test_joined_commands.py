@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.benchmarks.study import run_command
+from alpacafarm_env.benchmarks.study import Study, run_command
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -56,7 +56,7 @@ def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path):
     runs = [start(data, *own_models, tmp_path / "1"), start(*TORCHRUN, data, *own_models, tmp_path / "2")]
     said = [run.communicate(timeout=300)[0].decode() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    assert [text.count("DPO, ") for text in said] == [1, 1]
+    assert [text.count("dpo on ") for text in said] == [1, 1]
     one, two = tmp_path / "1", tmp_path / "2"
     for table in ("curve/table.csv", "curve/val.csv", "dpo/table.csv", "best_of_16/table.csv"):
         for first, second in zip(rows(one / table), rows(two / table), strict=True):
@@ -82,3 +82,11 @@ def test_a_command_for_one_process_refuses_several(monkeypatch, capsys):
     assert run_command(lambda: 0) == 2
     assert "WORLD_SIZE" in capsys.readouterr().err
     assert run_command(lambda: 0, joins=True) == 0
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_number_of_processes_that_is_none_is_told_in_a_sentence(monkeypatch, capsys, tmp_path, joins):
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    assert run_command(lambda: Study(tmp_path / "out", "demo", {}).exit_status, joins=joins) == 2
+    assert "WORLD_SIZE" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

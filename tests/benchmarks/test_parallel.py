@@ -161,6 +161,19 @@ def test_what_an_earlier_call_left_done_does_not_count_as_speed():
     assert progress.seconds_left() == 4.0
 
 
+def test_there_is_no_estimate_before_a_tenth_is_done():
+    now = [0.0]
+    progress = Progress({"a": 50, "b": 50}, 2, io.StringIO(), clock=lambda: now[0])
+    for cell in ("a", "b"):
+        progress.tell(News(cell, 0))
+    now[0] = 1.0
+    progress.tell(News("a", 9))
+    assert math.isnan(progress.seconds_left())
+    assert "about" not in progress.status()
+    progress.tell(News("b", 1))
+    assert progress.seconds_left() > 0
+
+
 def test_the_time_before_the_first_news_does_not_count_as_work():
     now = [0.0]
     progress = Progress({"a": 4}, 1, io.StringIO(), clock=lambda: now[0])

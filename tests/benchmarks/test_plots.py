@@ -74,12 +74,21 @@ def test_shapes_are_checked():
         Curve("c", STEPS, VALUES[:2])
 
 
-def test_what_counts_has_whole_ticks():
-    x = np.arange(3.0) * np.ones((2, 1))
-    panel = Panel("PPO step", "y", [Curve("c", x, VALUES[:2, :3])], whole_x=True)
-    figure = draw([panel], "t")
+@pytest.mark.parametrize("every", [5, 1])
+def test_ticks_of_what_counts_stand_at_evaluated_steps(every):
+    x = np.arange(0.0, 31, every) * np.ones((2, 1))
+    figure = draw([Panel("PPO step", "y", [Curve("c", x, x)], whole_x=True)], "t")
     figure.canvas.draw()
-    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+    ticks = figure.axes[0].get_xticks()
+    assert set(ticks) <= set(x[0])
+    assert 5 < len(ticks) < 13
+
+
+@pytest.mark.parametrize("values", [np.ones((2, 3)), np.array([[1.0, 0.9, 0.0], [1.0, 0.8, 0.1]])])
+def test_the_axis_of_a_share_ends_where_shares_end(values):
+    (axis,) = draw([Panel("x", "y", [Curve("c", STEPS[:2], values, bounds=(0.0, 1.0))])], "t").axes
+    low, high = axis.get_ylim()
+    assert 0 <= low < high == 1
 
 
 def test_the_rows_of_the_surrogates_accuracy_are_level_in_all_panels():

@@ -119,6 +119,25 @@ def test_damaged_files_are_named(tmp_path, capsys):
         Study(tmp_path, "demo", CONFIG)
 
 
+@pytest.mark.parametrize("rows", ['{"rows": 1}', '{"rows": [1]}', '{"rows": [{"a": 1}]}'])
+def test_stored_rows_of_another_shape_are_named(tmp_path, rows):
+    with Study(tmp_path, "demo", CONFIG, row=("x",)) as study:
+        study.run({"a": lambda: [{"x": 1}]})
+    (cell,) = (tmp_path / "cells").iterdir()
+    cell.write_text(rows)
+    with Study(tmp_path, "demo", CONFIG, row=("x",)) as again, pytest.raises(CheckpointError, match="a.json"):
+        again.cell("a", list)
+
+
+@pytest.mark.parametrize("field", ["config", "contents", "versions"])
+def test_a_manifest_of_another_shape_is_named(tmp_path, field):
+    with Study(tmp_path, "demo", CONFIG) as study:
+        study.run({"a": lambda: [{"x": 1}]})
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest(tmp_path), field: None}))
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        Study(tmp_path, "demo", CONFIG)
+
+
 def test_keys_with_any_character_get_files_of_their_own(tmp_path):
     study = Study(tmp_path, "demo", CONFIG)
     keys = ["a/b", "../a", "a_b", "a%2Fb", "ü", ".."]

@@ -11,6 +11,7 @@ from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import evaluation, train
 from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.folders import claim
 from alpacafarm_env.oracles.base import Constant
 
 OWN = ["--quick", "--num-eval", "5"]
@@ -25,7 +26,9 @@ def own(own_data, own_models, tmp_path):
 
 def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_path, monkeypatch, capsys):
     assert train.run(train.parse(["sft", *own])) == 0
-    assert "simulated" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "simulated" not in told
+    assert "10k" not in told
     outputs, references = (tmp_path / "out" / f"{name}.json" for name in ("outputs", "references"))
     rows = json.loads(outputs.read_text(), parse_constant=pytest.fail)
     assert len(rows) == 5
@@ -104,3 +107,15 @@ def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path):
 def test_limits_that_do_not_fit_are_told_with_the_option(own):
     with pytest.raises(DataError, match="--max-prompt-tokens"):
         train.run(train.parse(["ppo", *own, "--max-prompt-tokens", "5000"]))
+
+
+@pytest.mark.parametrize("option", ["--policy", "--reward-model"])
+def test_a_model_that_is_not_there_is_refused_before_anything_is_written(own, tmp_path, option):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        train.run(train.parse(["ppo", *own, option, str(tmp_path / "nowhere")]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_call_writes_is_refused_before_models_are_read(own, tmp_path):
+    with claim(tmp_path / "out", "another call"), pytest.raises(CheckpointError, match="another call"):
+        train.run(train.parse(["ppo", *own, "--policy", str(tmp_path / "nowhere")]))

@@ -14,6 +14,7 @@ from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_p
 from alpacafarm_env.benchmarks.win_rate_runs import RunPlan
 from alpacafarm_env.errors import CheckpointError, DataError
 
+OTHER_ROWS = '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}'
 COLUMNS = ["seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished"]
 
 
@@ -123,7 +124,7 @@ def test_the_numbers_of_instructions_are_those_that_there_are(options):
     assert run(replace(options, seeds=1, steps=1, num_eval=805)) == 0  # the same study
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{}", None])
+@pytest.mark.parametrize("content", ["", "[1]", "{}", OTHER_ROWS, None])
 def test_a_damaged_evaluation_is_named(options, content):
     options = replace(options, seeds=1, steps=1)
     assert run(options) == 0

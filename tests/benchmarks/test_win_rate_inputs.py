@@ -67,6 +67,17 @@ def test_prompts_of_training_that_do_not_fit_are_left_out_unless_they_are_all(op
         check_inputs(make_plans(replace(options, data=data))[0])
 
 
+def test_micro_batches_that_are_too_small_are_refused_before_anything_is_written(
+    options, own_data, tmp_path, monkeypatch
+):
+    data = with_prompts(own_data, tmp_path / "some", "unlabeled", 70, ROOM + 1)
+    whole = RunPlan.ppo_config
+    monkeypatch.setattr(RunPlan, "ppo_config", lambda plan: replace(whole(plan), micro_batch_tokens=70 + RESPONSE - 1))
+    with pytest.raises(DataError, match=f"--micro-batch-tokens.* {70 + RESPONSE} "):
+        run(replace(options, data=data))
+    assert not options.out.exists()
+
+
 def test_all_that_fits_beside_a_response_is_accepted_and_trained_on(options, own_data, tmp_path):
     data = with_prompts(own_data, tmp_path / "fits", "unlabeled", *[ROOM - place for place in range(16)])
     plan = make_plans(replace(options, data=data))[0]

@@ -55,8 +55,8 @@ def test_same_instructions_with_scores_parts_and_reference(plan, tiny_dataset, m
     table = win_rate_samples.samples_table(plan, tiny_dataset, 4, "Level: sandbox.")
     assert table.header == ("instruction", "SFT (step 0)", "PPO (step 4)", "reference")
     assert [row[0] for row in table.rows] == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
-    assert table.rows[0][1] == "at 0\n\ngold 1.00; proxy 0.00; P(beats reference): p_sim^eval 0.25\n\nfalse 0"
-    assert table.rows[0][2] == "at 4!!!!\n\ngold -3.00; proxy 0.50; P(beats reference): p_sim^eval 0.25\n\nfalse 4"
+    assert table.rows[0][1] == "at 0\n\ngold 1.00; proxy 0.00; win by p_sim^eval 0.25\n\nfalse 0"
+    assert table.rows[0][2] == "at 4!!!!\n\ngold -3.00; proxy 0.50; win by p_sim^eval 0.25\n\nfalse 4"
     assert table.rows[1][3] == "Reference for 102."
     assert "seed 3" in table.caption
     assert "Level: sandbox." in table.caption
