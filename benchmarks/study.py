@@ -13,6 +13,7 @@ import math
 import platform
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,11 +225,8 @@ class Study:
         made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
         if "config" not in stored or not any(made):
             return  # a call that ended before it did anything
-        package = PACKAGES[0]
-        found = differences(
-            {**stored["config"], package: stored.get("versions", {}).get(package)},
-            {**self.config, package: versions().get(package)},
-        )
+        package, old, new = PACKAGES[0], stored.get("versions", {}), versions()
+        found = differences({**stored["config"], package: old.get(package)}, {**self.config, package: new.get(package)})
         before = stored.get("contents", {})
         if self._contents and not before:
             found.append("it does not say from which models and data (an earlier version made it)")
@@ -238,6 +236,9 @@ class Study:
             raise CheckpointError(
                 f"{self.out} holds a study made with other settings: {'; '.join(found)}. {ANOTHER_OUT}"
             )
+        if others := differences(old, new):
+            text = "was begun with other versions, so that digits may differ between its cells"
+            warnings.warn(f"{self.out} {text}: {'; '.join(others)}.", stacklevel=3)
 
     def _refuse_changed(self) -> None:
         if files := changed(self._contents, contents(self._sources)):

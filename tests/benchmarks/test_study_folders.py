@@ -144,11 +144,14 @@ def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):
 
 
 def test_cells_of_another_version_of_the_package_are_not_mixed_in(tmp_path, monkeypatch):
-    found = {"alpacafarm-env": "1.0"}
+    found = {"alpacafarm-env": "1.0", "torch": "2.12"}
     monkeypatch.setattr("alpacafarm_env.benchmarks.study.versions", lambda: dict(found))
     for _ in range(2):
         with Study(tmp_path / "out", "a study", {}) as study:
             study.cell("first", lambda: [{"x": 1}])
+    found["torch"] = "2.13"
+    with pytest.warns(UserWarning, match="torch"), Study(tmp_path / "out", "a study", {}):
+        pass
     found["alpacafarm-env"] = "2.0"
     with pytest.raises(CheckpointError, match="alpacafarm-env"):
         Study(tmp_path / "out", "a study", {})
