@@ -184,7 +184,6 @@ class Numbered:
         *({"pool": "ann", "base": "http://127.0.0.1"}, {"ensemble": "gold"}, {"ensemble": [Longer()]}),
         *({"reward_model": "absent", "batchsize": 1}, {"ensemble": ["gold"], "weigth": 1}),
     ],
-    ids=str,
 )
 def test_an_environment_refuses_at_once_what_can_be_no_oracle(tiny_dataset, make, spec):
     with pytest.raises((TypeError, ValueError), match=r"(?i)oracle|judge|option"):

@@ -144,7 +144,9 @@ def test_standard_errors_widen_the_interval_of_a_published_table():
     assert widths[0] < 0.1 < widths[1]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"a,b\n1,2\n"), gzip.compress(b",win_rate\nx,1\n")])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"a,b\n1,2\n", mtime=0), gzip.compress(b",win_rate\nx,1\n", mtime=0)]
+)
 def test_another_table_is_refused(tmp_path, content):
     (tmp_path / "table.csv.gz").write_bytes(content)
     with pytest.raises(DataError, match="expected a gzip CSV table of models"):
