@@ -293,8 +293,9 @@ class Loop:
                 if due or self.step == self.total:
                     self.save()
                 yield metrics
-            if self._board is not None:
-                self._board.finish()
+            if self._board is not None and self.out is not None:
+                with checkpoints.writing(self.out):
+                    self._board.finish()
 
     def _claim(self) -> AbstractContextManager[object]:
         """The right to write into `out`, which is as this run has left it."""
@@ -351,8 +352,9 @@ class Loop:
             checkpoints.remove_leftovers(out, step=self.step)
         self._length = metrics_bytes
         if find_spec("tensorboard"):
-            self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
-            self._board.start()
+            with checkpoints.writing(out):
+                self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
+                self._board.start()
 
     def _restore(self, folder: Path) -> int:
         """Read a checkpoint; returns how long metrics.jsonl was."""
@@ -379,8 +381,8 @@ class Loop:
                 self._length = file.tell()
             with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
-        if self._board is not None:
-            self._board.log(dict(metrics), step=int(metrics["step"]))
+            if self._board is not None:
+                self._board.log(dict(metrics), step=int(metrics["step"]))
 
     def _metrics_bytes(self) -> int:
         """Length of metrics.jsonl, which is forced to disk first: a checkpoint must not outlive its metrics."""

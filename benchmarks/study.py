@@ -7,6 +7,7 @@ finished cell is stored at once, so a command that was interrupted continues whe
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.metadata
 import json
 import math
@@ -41,6 +42,7 @@ from .stored import (
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 PACKAGES = (
     "alpacafarm-env",
     "gymnasium",
@@ -264,6 +266,12 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
         return command()
     except AlpacaFarmError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        said = f"error: {error.strerror} (errno {error.errno}). What is stored is kept: make room, and call again."
+        print(said, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: what is stored is kept, the same command continues from there.", file=sys.stderr)

@@ -87,6 +87,9 @@ class RewardModel(Shared):
         self._files = file_states(self.path)
         trained_at = self._number("alpacafarm_max_length", math.inf, low=2)
         self.max_length = trained_at if max_length is None else max_length
+        scale = ("alpacafarm_reward_mean", "alpacafarm_reward_std")
+        if sum(key in self._config for key in scale) == 1:
+            raise CheckpointError(f"{self.path}: config.json needs both {' and '.join(scale)}, or neither; it has one.")
         self._mean = self._number("alpacafarm_reward_mean", 0.0)
         self._std = self._number("alpacafarm_reward_std", 1.0, low=1e-30)
 

@@ -128,12 +128,12 @@ def test_a_draft_of_a_killed_process_is_removed(out: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
 
 
-@pytest.mark.parametrize("limit", [3_000, 30_000])
+@pytest.mark.parametrize("limit", [300, 3_000, 30_000])
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_run_that_may_not_write_ends_in_one_error_and_goes_on_later(
     policy_folder: Path, tmp_path: Path, limit: int, earlier: bool
 ) -> None:
-    """A limit on the size of files, as a full disk: in the middle of the first weights, or of the optimizer's state."""
+    """A limit on the size of files, as a full disk: in TensorBoard's file, the first weights, the optimizer's state."""
     run = tmp_path / "run"
     if earlier:
         agent = small_sft(policy_folder, run)

@@ -17,6 +17,9 @@ INSTRUCTIONS = [Instruction(f"Ask {i}", "something" if i % 3 == 0 else "") for i
 RESPONSES = ["word " * (i % 11) + "🙂" * (i % 3) for i in range(24)]
 
 
+SCALE = {"alpacafarm_reward_mean": 0.5, "alpacafarm_reward_std": 2.0}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_tiny_reward_model(tmp_path_factory.mktemp("model"))
@@ -29,6 +32,7 @@ def scores(folder):
 
 def changed(folder, tmp_path, **config):
     """A copy of the folder with other keys in config.json."""
+    tmp_path.mkdir(exist_ok=True)
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     file = tmp_path / "config.json"
@@ -79,7 +83,7 @@ def test_the_end_of_sequence_follows_the_config(folder, tmp_path):
 
 
 def test_calibration_of_the_config(folder, tmp_path, scores):
-    calibrated = RewardModel(changed(folder, tmp_path, alpacafarm_reward_mean=0.5, alpacafarm_reward_std=2.0))
+    calibrated = RewardModel(changed(folder, tmp_path, **SCALE))
     np.testing.assert_allclose(calibrated.score(INSTRUCTIONS, RESPONSES), (scores - 0.5) / 2, rtol=0, atol=1e-6)
 
 
@@ -95,7 +99,15 @@ def test_calibration_of_the_config(folder, tmp_path, scores):
 )
 def test_a_number_of_the_config_that_is_none_is_refused(folder, tmp_path, key, value):
     with pytest.raises(CheckpointError, match="config"):
-        RewardModel(changed(folder, tmp_path, **{"num_labels": 1, "id2label": None, key: value}))
+        RewardModel(changed(folder, tmp_path, **{"num_labels": 1, "id2label": None, **SCALE, key: value}))
+
+
+@pytest.mark.parametrize("key", ["alpacafarm_reward_mean", "alpacafarm_reward_std"])
+def test_a_mean_without_a_deviation_and_the_reverse_are_refused(folder, tmp_path, key):
+    """As when a letter of the other's name is damaged, which would change every score without a word."""
+    RewardModel(changed(folder, tmp_path / "both", **SCALE))
+    with pytest.raises(CheckpointError, match="alpacafarm_reward_mean and alpacafarm_reward_std"):
+        RewardModel(changed(folder, tmp_path / "one", **{key: SCALE[key]}))
 
 
 def test_long_texts_lose_their_middle_and_say_so(folder):

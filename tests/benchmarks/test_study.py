@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -101,6 +102,23 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path, capsys, below):
     assert run_command(lambda: Study(file / below, "demo", CONFIG).exit_status) == 2
     assert "--out: expected a folder to write into, got" in capsys.readouterr().err
     assert file.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_full_disk_ends_in_a_sentence(tmp_path, capsys):
+    def command():
+        with Study(tmp_path, "demo", CONFIG) as study:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+            study.run({"a": lambda: [{"x": 1}]})
+            return study.finish()
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with capsys.disabled():
+            assert run_command(command) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(FileNotFoundError):
+        run_command(lambda: (tmp_path / "none").stat().st_size)
 
 
 def test_damaged_files_are_named(tmp_path, capsys):
