@@ -110,5 +110,5 @@ def test_other_vocabulary_is_refused(llama, reward_model_folder, tokenizer):
 
 
 def test_missing_folder(llama, tmp_path):
-    with pytest.raises(CheckpointError, match="Expected a model folder"):
+    with pytest.raises(CheckpointError, match="none"):
         ValueModel.from_pretrained(tmp_path / "none", policy=llama)
