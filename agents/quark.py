@@ -42,7 +42,8 @@ from torch import Tensor, nn
 
 from ..seeding import keyed_rng
 from .collecting import DRAWS, Collector, describe, places
-from .control_tokens import add_control_tokens, conditioned, unconditioned
+from .conditioning import add_control_tokens
+from .control_tokens import conditioned, unconditioned
 from .fitting import unreadable
 from .language_model import LanguageModel
 from .loop import Resume

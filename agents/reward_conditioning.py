@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..instructions import Demonstration, Preference
-from .control_tokens import add_control_tokens, conditioned, unconditioned
+from .conditioning import add_control_tokens
+from .control_tokens import conditioned, unconditioned
 from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import loaded

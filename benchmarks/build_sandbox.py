@@ -32,8 +32,8 @@ from ..folders import claim
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
-from .reward_models import LAST_FILE, fit, sample
-from .study import run_command, versions
+from .harness.reward_models import LAST_FILE, fit, sample
+from .harness.study import run_command, versions
 
 TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")
 """Shorter than Alpaca's: the sandbox's models read 20 tokens where a 7B model reads 60."""

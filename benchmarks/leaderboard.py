@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +25,17 @@ from gymnasium.vector import AutoresetMode
 from matplotlib.figure import Figure as Drawing
 from numpy.typing import NDArray
 
-from ..data import RecordedDataset, load_dataset
+from ..data import RecordedDataset
+from ..data.load import recorded_dataset
 from ..errors import DataError
 from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
 from ..tables import format_cell, format_table
-from . import plots, report
-from .study import Row, Study, StudyOptions, run_command
+from .harness import plots, report
+from .harness.study import Row, Study, StudyOptions, run_command
 
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
-DATA_VARIABLE = "ALPACAFARM_DATA"
 TOLERANCE = 1e-9
 """Largest |difference| to the published win rate and standard error, in points, that counts as reproduced."""
 NUM_QUICK = 5
@@ -194,24 +193,6 @@ def describe_comparison(comparison: Comparison, source: Path) -> list[str]:
         f"{LENGTH_CONTROL}; against the published one over {comparison.num_length_controlled} models: correlation "
         f"{comparison.correlation:.3f}, mean |difference| {comparison.mean_difference:.2f} points.",
     ]
-
-
-def recorded_dataset(name: str | None) -> RecordedDataset:
-    """The data folder of `--data` or of the environment variable.
-
-    Raises:
-        DataError: Neither is given, or the folder holds no recorded judgements.
-    """
-    folder = name or os.environ.get(DATA_VARIABLE)
-    if not folder:
-        raise DataError(f"expected a data folder: give --data, or set {DATA_VARIABLE}.")
-    dataset = load_dataset(folder)
-    if not isinstance(dataset, RecordedDataset):
-        raise DataError(
-            f"{folder}: expected a folder with recorded judgements (preferences_<judge>), got a dataset of "
-            f"the level {dataset.level!r}."
-        )
-    return dataset
 
 
 def main(args: Sequence[str] | None = None) -> int:

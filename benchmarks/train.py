@@ -28,15 +28,15 @@ from ..data import load_dataset
 from ..data.files import write_atomic
 from ..errors import DataError
 from ..folders import hash_model
-from .agent_options import OPTIONS, option_of
-from .evaluation import subset
-from .method_ablations import ABLATIONS
-from .method_runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
-from .methods import METHODS, Feedback, find_method
-from .own_judge import has_references, judge_name, refuse_trained_on
-from .parallel import Progress, clock_text
-from .stored import refuse_taken, take_folder
-from .study import run_command, write_csv
+from .harness.agent_options import OPTIONS, option_of
+from .harness.evaluation import subset
+from .harness.own_judge import has_references, judge_name, refuse_trained_on
+from .harness.runner import Progress, clock_text
+from .harness.stored import refuse_taken, take_folder
+from .harness.study import run_command, write_csv
+from .methods.catalogue import ABLATIONS, METHODS, find_method
+from .methods.methods import Feedback
+from .methods.runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
 
 NAME = "train"
 VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."

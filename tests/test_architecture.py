@@ -5,6 +5,7 @@ import configparser
 import socket
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -50,62 +51,56 @@ def imported(node, path):
     return [name if (name := f"{base}.{alias.name}") in MODULES else base for alias in node.names]
 
 
-def imports(path, *, at_import_only):
-    """Our own modules that the module at `path` imports: anywhere in it, or only those that loading it loads."""
-    pending, names = list(ast.parse(path.read_text(encoding="utf-8")).body), []
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names += imported(node, path)
-        elif at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        elif at_import_only and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            pending += node.orelse
-        else:
-            pending += ast.iter_child_nodes(node)
-    return names
+def imports(path):
+    """Our own modules that the module at `path` imports: anywhere in it, also within functions and for types alone."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in imported(node, path)}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_imports_point_down(path):
-    layer = layer_of(module_name(path))
-    for name in imports(path, at_import_only=False):
-        if name.split(".")[0] == "alpacafarm_env":
-            assert layer_of(name) in MAY_IMPORT[layer], f"{path.relative_to(ROOT)} imports {name}"
+IMPORTS = {name: imports(path) for name, path in MODULES.items()}
 
 
-def test_no_import_cycles():
-    graph = {name: set(imports(path, at_import_only=True)) & MODULES.keys() for name, path in MODULES.items()}
-    done, trail = set(), []
-
-    def visit(name):
-        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
-        if name not in done:
-            trail.append(name)
-            for target in sorted(graph[name] - {name}):
-                visit(target)
-            done.add(trail.pop())
-
-    for name in graph:
-        visit(name)
+def test_imports_point_down_and_never_round():
+    ours = {name: {each for each in found if each.split(".")[0] == "alpacafarm_env"} for name, found in IMPORTS.items()}
+    assert [
+        (name, each)
+        for name, found in ours.items()
+        for each in found
+        if layer_of(each) not in MAY_IMPORT[layer_of(name)]
+    ] == []
+    TopologicalSorter({name: found & MODULES.keys() - {name} for name, found in ours.items()}).prepare()
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_our_folders_are_imported_by_their_installed_name(path):
+def test_no_study_imports_another():
+    """Below the studies lie `methods` and, below that, `harness`."""
+    prefix = "alpacafarm_env.benchmarks."
+    below = {"harness": {"harness"}, "methods": {"harness", "methods"}}
+    wrong = []
+    for name, found in IMPORTS.items():
+        if name.startswith(prefix):
+            study = name.removeprefix(prefix).split(".")[0]
+            may = below.get(study, {"harness", "methods", study})
+            parts = {each.removeprefix(prefix).split(".")[0] for each in found if each.startswith(prefix)}
+            wrong += [(name, part) for part in parts - may]
+    assert wrong == []
+
+
+def test_our_folders_are_imported_by_their_installed_name():
     """`import agents` would load a second copy beside alpacafarm_env.agents, whose classes are other classes."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            roots = {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            roots = {(node.module or "").split(".")[0]}
-        else:
-            continue
-        assert not roots & {"agents", "wrappers", "benchmarks"}, f"line {node.lineno}"
+    for path in SOURCES + TESTS:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                roots = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                roots = {(node.module or "").split(".")[0]}
+            else:
+                continue
+            assert not roots & {"agents", "wrappers", "benchmarks"}, f"{path}, line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_longer_than_400_lines(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+def test_no_file_is_longer_than_400_lines():
+    lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES + TESTS}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
 
 
 def test_packages_of_setup_cfg_are_the_folders():

@@ -69,9 +69,11 @@ def test_every_command_exists():
 
 def test_the_tree_names_what_is_there():
     tree = re.search(r"^```\n(alpacafarm_env/.*?)^```$", SECTIONS["The house"], re.MULTILINE | re.DOTALL)[1]
+    parent = ""
     for line in tree.splitlines():
         indent, folder, words = re.fullmatch(r"( *)([\w/]+)/ +(.*)", line).groups()
-        path = ROOT / ("alpacafarm_env" if indent else "") / folder
+        parent = parent if indent else folder
+        path = ROOT / (parent if indent else "") / folder
         assert path.is_dir()
         for name in re.findall(r"\w+\.py", words):
             assert (path / name).is_file(), path / name

@@ -14,10 +14,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..api import ledger_sql as sql
 from ..api.client import Client
+from ..api.ledger import Ledger
 from ..api.ledger_rows import Stored
 from ..api.replies import read_reply
 from ..api.requests import Request
@@ -27,9 +28,6 @@ from ..seeding import keyed_rng
 from .config import AnnotatorConfig, ModelConfig, Prompt
 from .prompts import Item, render
 from .verdicts import parse
-
-if TYPE_CHECKING:
-    from .pool import AnnotatorPool
 
 T = TypeVar("T")
 MAX_TRIES: Final = 3
@@ -120,10 +118,31 @@ def make_request(served: Served, items: Sequence[Item], *, base_url: str, seed: 
 
 
 class Asking:
-    """One call of a pool: `run` answers its questions."""
+    """One call of a pool: `run` answers its questions.
 
-    def __init__(self, pool: AnnotatorPool, questions: Mapping[str, Question]) -> None:
-        self._pool, self._ledger, self._questions = pool, pool.ledger, questions
+    Args:
+        questions: What is asked, by key.
+        served: The pool's annotators; a question names one by its number.
+        ledger: Where answers are kept and looked up.
+        client: Opens a client of the server at `base_url`.
+        base_url: The server's address.
+        seed: The pool's.
+        on_progress: Called after each answer.
+    """
+
+    def __init__(
+        self,
+        questions: Mapping[str, Question],
+        served: Sequence[Served],
+        *,
+        ledger: Ledger,
+        client: Callable[[], Client],
+        base_url: str,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._questions, self._served, self._ledger, self._client = questions, served, ledger, client
+        self._base_url, self._seed, self._on_progress = base_url, seed, on_progress
         self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
         self._costs: dict[str, float] = {}  # of the questions that were asked in this call, which others were not
@@ -136,15 +155,15 @@ class Asking:
         await self._read(list(self._open))
         if self._open and self._ledger.replay:
             missing = next(iter(self._open.values()))
-            served = self._pool.served[missing.annotator]
+            served = self._served[missing.annotator]
             raise ReplayMissError(
                 f"{len(self._open)} of {len(self._questions)} pairs have no stored answer in {self._ledger.path} from "
-                f"{self._pool.endpoint.base_url} with seed {self._pool.seed}; the first is for {served.config.name}, "
+                f"{self._base_url} with seed {self._seed}; the first is for {served.config.name}, "
                 f"model {served.model.model!r}, instruction {shorten(missing.item.instruction)}. Answers are kept by "
                 "server, model, prompt and seed: give those of the run to replay, or run once without replay."
             )
         if self._open:
-            async with self._pool.client() as client:
+            async with self._client() as client:
                 await self._ask_all(client)
         return self._answers
 
@@ -182,7 +201,7 @@ class Asking:
                 groups.setdefault((question.annotator, seen[place]), []).append(question)
         shared: list[tuple[list[Question], int]] = []
         for (annotator, _), questions in groups.items():
-            size = self._pool.served[annotator].config.batch_size
+            size = self._served[annotator].config.batch_size
             shared += [(questions[n : n + size], 0) for n in range(0, len(questions), size)]
         return alone + shared
 
@@ -204,13 +223,13 @@ class Asking:
             raise
 
     async def _persist(self, client: Client, questions: list[Question], tries: int) -> None:
-        pool, served = self._pool, self._pool.served[questions[0].annotator]
+        served = self._served[questions[0].annotator]
         keys, items = [question.key for question in questions], [question.item for question in questions]
         try:
             # First come, first served, as the client is. A place is given back before anything is asked again, so that
             # nobody who holds one waits for another.
             async with self._places:
-                request = make_request(served, items, base_url=pool.endpoint.base_url, seed=pool.seed, tries=tries)
+                request = make_request(served, items, base_url=self._base_url, seed=self._seed, tries=tries)
                 reply = await client.ask(request, questions=keys, label=served.config.name)
             if not reply.cached:
                 self._pay(keys, reply.cost_usd)
@@ -250,7 +269,7 @@ class Asking:
 
     def _scores(self, question: Question, stored: Stored) -> list[float] | Exception:
         """What a stored reply says of all questions of its request, or why it says nothing."""
-        served = self._pool.served[question.annotator]
+        served = self._served[question.annotator]
         try:
             return parse(served.prompt.format, read_reply(served.model.kind, stored.raw), stored.size)
         except (UnparsableVerdictError, InvalidReplyError) as error:
@@ -266,9 +285,9 @@ class Asking:
         for key, answer in zip(keys, answers, strict=True):
             self._answers[key] = replace(answer, cost_usd=self._costs.get(key, 0.0), cached=key not in self._costs)
             self._open.pop(key, None)
-        if self._pool.on_progress:
+        if self._on_progress:
             seconds = monotonic() - self._start
-            self._pool.on_progress(Progress(len(self._answers), len(self._questions), self._spent, seconds))
+            self._on_progress(Progress(len(self._answers), len(self._questions), self._spent, seconds))
 
     async def _do(self, operation: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._ledger.do(operation, *args))

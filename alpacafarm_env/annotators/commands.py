@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ..api.endpoint import OPENAI_KEY, require_key_variable
 from ..api.limits import ClientConfig
 from ..arguments import positive_number, real_number, whole_number
+from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
 
 if TYPE_CHECKING:
     from .judged import Judged
 
-DATA_VARIABLE: Final = "ALPACAFARM_DATA"
+
 _DEFAULTS: Final = ClientConfig()
 _LIMITS: Final = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
 """Options that go to the client as they are; their defaults are its own."""

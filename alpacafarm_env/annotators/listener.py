@@ -10,17 +10,16 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from ..errors import AlpacaFarmError
+from .faults import Faults
 from .wire import HttpReply, as_error
-
-if TYPE_CHECKING:
-    from .server import JudgeServer
 
 IDLE_S: Final = 30.0
 """Seconds that a connection has for its next whole request, and to take the reply to the last one."""
@@ -39,7 +38,9 @@ class Listener(ThreadingMixIn, TCPServer):
 
     Args:
         address: Where to listen: a host and a port, 0 for any free one.
-        judge: Answers the requests.
+        reply: Answers a request: its method, path, body and key.
+        faults: How long a reply hangs or drips.
+        latency_s: Seconds that each reply takes at least.
         allow_remote: Take a host that other machines can reach.
 
     Raises:
@@ -51,8 +52,17 @@ class Listener(ThreadingMixIn, TCPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, address: tuple[str, int], judge: JudgeServer, *, allow_remote: bool) -> None:
-        self.judge = judge
+    def __init__(
+        self,
+        address: tuple[str, int],
+        reply: Callable[[str, str, bytes, str], HttpReply],
+        *,
+        faults: Faults,
+        latency_s: float,
+        allow_remote: bool,
+    ) -> None:
+        self.reply, self.faults, self.latency_s = reply, faults, latency_s
+        self.closing = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._waiting: dict[socket.socket, float] = {}  # since when, the longest first
@@ -143,15 +153,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # named by the base class
         listener = cast(Listener, self.server)
-        judge = listener.judge
         content = self._read_body()
         if content is None:
             return
         listener.answers(self.connection)
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        reply = judge.reply(self.command, self.path, content, key)
-        if judge.latency_s:
-            judge.closing.wait(judge.latency_s)
+        reply = listener.reply(self.command, self.path, content, key)
+        if listener.latency_s:
+            listener.closing.wait(listener.latency_s)
         if reply.manner == "whole":
             listener.awaits(self.connection)
         self._send(reply)
@@ -172,9 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: HttpReply) -> None:
-        judge = cast(Listener, self.server).judge
+        listener = cast(Listener, self.server)
         if reply.manner == "hang":
-            judge.closing.wait(judge.faults.hang_s)
+            listener.closing.wait(listener.faults.hang_s)
             self.close_connection = True
             return
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}"]
@@ -190,11 +199,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._drip(head, reply.body)
 
     def _drip(self, head: bytes, body: bytes) -> None:
-        judge = cast(Listener, self.server).judge
+        listener = cast(Listener, self.server)
         self.wfile.write(head)
         for place in range(len(body)):
             self.wfile.write(body[place : place + 1])
-            if judge.closing.wait(judge.faults.drip_s):
+            if listener.closing.wait(listener.faults.drip_s):
                 self.close_connection = True
                 return
 

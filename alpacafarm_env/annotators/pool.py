@@ -146,7 +146,7 @@ class AnnotatorPool(Shared):
         """
         questions = self.questions(instructions, a, b)
         wanted = {question.key: question for question in questions if question is not None}
-        answers = run(Asking(self, wanted).run()) if wanted else {}
+        answers = run(self._asking(wanted).run()) if wanted else {}
         scores = np.full(len(questions), 0.5)
         told: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
         for row, question in enumerate(questions):
@@ -185,6 +185,17 @@ class AnnotatorPool(Shared):
             prices=self.prices,
             budget_usd=self.budget_usd,
             limiter=self._limiter,
+        )
+
+    def _asking(self, questions: Mapping[str, Question]) -> Asking:
+        return Asking(
+            questions,
+            self.served,
+            ledger=self.ledger,
+            client=self.client,
+            base_url=self.endpoint.base_url,
+            seed=self.seed,
+            on_progress=self.on_progress,
         )
 
     def _details(self, question: Question, answer: Answer, *, b_first: bool) -> dict[str, Any]:

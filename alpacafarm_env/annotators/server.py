@@ -79,14 +79,15 @@ class JudgeServer:
         anyway: bool = False,
         allow_remote: bool = False,
     ) -> None:
-        self.seed, self.faults, self.latency_s = seed, faults or Faults(), latency_s
+        self.seed, self.faults = seed, faults or Faults()
         self.judging = Judging(seed, pools, anyway=anyway)
         self._api_key = api_key
         self._stats = Stats()
         self._arrived: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.closing = threading.Event()
-        self._listener = Listener((host, port), self, allow_remote=allow_remote)
+        self._listener = Listener(
+            (host, port), self.reply, faults=self.faults, latency_s=latency_s, allow_remote=allow_remote
+        )
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -107,9 +108,9 @@ class JudgeServer:
 
     def close(self) -> None:
         """Stops at once, whatever is still being answered: open connections end."""
-        if self.closing.is_set():
+        if self._listener.closing.is_set():
             return
-        self.closing.set()
+        self._listener.closing.set()
         self._listener.shutdown()
         self._listener.server_close()
         self._listener.end_connections()

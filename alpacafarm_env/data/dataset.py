@@ -7,17 +7,13 @@ not after.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..errors import DataError, UnknownNameError, did_you_mean
+from ..errors import DataError
 from ..instructions import Demonstration, Instruction, Preference
 from .files import SUFFIXES, read_records, stem_of
-from .hub import HubDataset
 from .rows import SPLITS, RowDataset, merged
 from .schema import DEMONSTRATION, Fault, check_rows, raise_faults, shown
 
@@ -86,49 +82,6 @@ class FolderDataset(RowDataset):
         if split == "eval" and self._eval_references is not None:
             return self._eval_references
         return super().references(split)
-
-
-def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
-    """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), or a hub name "owner/name".
-
-    Each is read once a process. Build `HubDataset` yourself to give a revision; a dataset is returned as it is.
-
-    Args:
-        name: Of the dataset, or the dataset itself.
-        allow_overlap: See `RowDataset`; the sandbox and recorded folders have nothing to allow.
-
-    Raises:
-        DataError: No such folder, or what the dataset's class raises.
-        UnknownNameError: The name is none of the three.
-    """
-    if not isinstance(name, str | os.PathLike):
-        if isinstance(name, Dataset):
-            return name
-        raise DataError(f"expected a dataset's name, folder or object, got {name!r}.")
-    text = os.fspath(name)
-    if text == "sandbox":
-        from ..sandbox import SANDBOX
-
-        return SANDBOX
-    if Path(text).expanduser().is_dir():
-        return _load_folder(Path(text).expanduser().resolve(), allow_overlap)
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
-        return _load_hub(text, allow_overlap)
-    if re.search(r"[/\\~]|^\.", text):
-        raise DataError(f"{text}: expected a folder with data files, got no such folder.")
-    raise UnknownNameError(f"{did_you_mean('dataset', text, ['sandbox'])} There is no folder of that name either.")
-
-
-@cache
-def _load_folder(path: Path, allow_overlap: bool) -> Dataset:
-    from .recorded import RecordedDataset, is_recorded
-
-    return RecordedDataset(path) if is_recorded(path) else FolderDataset(path, allow_overlap=allow_overlap)
-
-
-@cache
-def _load_hub(name: str, allow_overlap: bool) -> Dataset:
-    return HubDataset(name, allow_overlap=allow_overlap)
 
 
 def data_files(path: Path) -> dict[str, Path]:

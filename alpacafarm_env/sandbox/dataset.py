@@ -20,7 +20,7 @@ from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from ..oracles.base import PreferenceOracle, compare
 from ..seeding import keyed_rng
-from . import tasks, writers
+from . import judges, tasks, writers
 
 ASSETS: Final = Path(__file__).parent / "assets"
 SEED: Final = 0
@@ -153,9 +153,7 @@ class Sandbox(Dataset):
         self, split: str = "preference", *, judge: PreferenceOracle | None = None
     ) -> tuple[Preference, ...]:
         """The pairs as a judge labels them (default: p_sim^ann, the noisy pool); ties, without label, are left out."""
-        from . import judge as named
-
-        return label(self.instructions(split), self.pairs(split), judge or named("sim_ann"))
+        return label(self.instructions(split), self.pairs(split), judge or judges.judge("sim_ann"))
 
     @cached_property
     def _instructions(self) -> dict[str, tuple[Instruction, ...]]:

@@ -19,8 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..oracles.base import Shared, Verdicts
+from ..errors import did_you_mean
+from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
 from ..oracles.draws import KeyedDraws, Row, probability
+from ..oracles.judges import Flip, HigherReward
 from ..seeding import keyed_rng
 from . import gold, tasks
 
@@ -215,3 +217,45 @@ class Utility(Shared):
         if np.isnan(utilities).any():
             tasks.refuse_foreign(instructions)
         return utilities
+
+
+_POOLS: Final = {"sim_eval": POOL, "sim_gpt4": GREEDY, "human": HUMANS}
+
+
+def gold_oracle() -> RewardOracle:
+    """The sandbox's true reward."""
+    return gold.GoldOracle()
+
+
+def judge(name: str, seed: int = 0) -> PreferenceOracle:
+    """A judge of the sandbox.
+
+    Args:
+        name: "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
+            annotator), "human" (16 raters) or "gold" (the truth).
+        seed: Another seed is another opinion on the same pairs.
+
+    Raises:
+        UnknownNameError: No judge of that name.
+    """
+    if name == "sim_ann":
+        return Flip(judge("sim_eval", seed), 0.25, seed=seed)
+    if name == "gold":
+        return HigherReward(gold.GoldOracle())
+    if name not in _POOLS:
+        raise did_you_mean("judge", name, (*_POOLS, "sim_ann", "gold"))
+    return Annotators(name, _POOLS[name], seed=seed)
+
+
+def utility_oracle(name: str) -> RewardOracle:
+    """The mean utility of a judge's annotators: what they want, without noise, order and reward model.
+
+    Args:
+        name: "sim_eval", "sim_gpt4" or "human".
+
+    Raises:
+        UnknownNameError: No such judge, or one without annotators.
+    """
+    if name not in _POOLS:
+        raise did_you_mean("judge with utilities", name, _POOLS)
+    return Utility(f"{name}_utility", _POOLS[name])

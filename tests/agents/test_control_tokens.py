@@ -12,8 +12,8 @@ from tiny_worlds import load_policy
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from alpacafarm_env.agents.conditioning import add_control_tokens
 from alpacafarm_env.agents.control_tokens import (
-    add_control_tokens,
     conditioned,
     control_tokens,
     insert,

@@ -8,7 +8,8 @@ import torch
 from tiny_models import BUILDERS, TEMPLATE, build_tokenizer
 from tiny_worlds import TEXTS, load_policy
 
-from alpacafarm_env.agents.control_tokens import add_control_tokens, control_tokens, own_control_token
+from alpacafarm_env.agents.conditioning import add_control_tokens
+from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.reward_conditioning import (
     NEGATIVE,

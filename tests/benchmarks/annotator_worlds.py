@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.annotators import main
+from alpacafarm_env.benchmarks.annotators.command import main
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import tasks, writers
 from alpacafarm_env.sandbox.dataset import write_rows

@@ -10,9 +10,9 @@ from alpacafarm_env.annotators.faults import Faults
 from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.api.ledger_sql import spending
-from alpacafarm_env.benchmarks import annotators
-from alpacafarm_env.benchmarks.annotator_live import LivePool, _Printer
-from alpacafarm_env.benchmarks.annotator_targets import COST, TARGETS
+from alpacafarm_env.benchmarks.annotators import command as annotators
+from alpacafarm_env.benchmarks.annotators.live import LivePool, _Printer
+from alpacafarm_env.benchmarks.annotators.targets import COST, TARGETS
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import annotator_figure as figure
-from alpacafarm_env.benchmarks import annotator_report as report
-from alpacafarm_env.benchmarks.annotator_sandbox import Question
-from alpacafarm_env.benchmarks.annotator_targets import COST, SPENT, TARGETS, Target, complete, targets_of
-from alpacafarm_env.benchmarks.annotator_votes import Pairs
-from alpacafarm_env.benchmarks.win_rate_report import text_table
+from alpacafarm_env.benchmarks.annotators import figure as figure
+from alpacafarm_env.benchmarks.annotators import report as report
+from alpacafarm_env.benchmarks.annotators.sandbox import Question
+from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, complete, targets_of
+from alpacafarm_env.benchmarks.annotators.votes import Pairs
+from alpacafarm_env.benchmarks.harness.report_text import text_table
 
 
 def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from annotator_worlds import Fake, make_assets, read, run, shut_off
 
-from alpacafarm_env.benchmarks import annotator_sandbox, annotators
-from alpacafarm_env.benchmarks.annotator_report import MEMBERS
-from alpacafarm_env.benchmarks.annotator_sandbox import MEANINGS, Question, judge_rows
-from alpacafarm_env.benchmarks.annotator_targets import COLUMNS, COST, TARGETS, Target, make_row
-from alpacafarm_env.benchmarks.annotator_votes import (
+from alpacafarm_env.benchmarks.annotators import command as annotators
+from alpacafarm_env.benchmarks.annotators import sandbox as annotator_sandbox
+from alpacafarm_env.benchmarks.annotators.command import AnnotatorsOptions, main
+from alpacafarm_env.benchmarks.annotators.report import MEMBERS
+from alpacafarm_env.benchmarks.annotators.sandbox import MEANINGS, Question, judge_rows
+from alpacafarm_env.benchmarks.annotators.targets import COLUMNS, COST, TARGETS, Target, make_row
+from alpacafarm_env.benchmarks.annotators.votes import (
     Opinions,
     Pairs,
     agreement,
@@ -20,12 +22,11 @@ from alpacafarm_env.benchmarks.annotator_votes import (
     bias,
     disagreement,
     figures,
-    has_list,
     majority,
     require_verdicts,
     self_agreement,
 )
-from alpacafarm_env.benchmarks.annotators import AnnotatorsOptions, main
+from alpacafarm_env.benchmarks.harness.lists import has_list
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import judge

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import annotator_two_judges
-from alpacafarm_env.benchmarks.annotator_recorded import CROSS, HUMAN, cross_rows, longest, published_targets
-from alpacafarm_env.benchmarks.annotator_two_judges import agreement_rows, decisive, kappa, own_rows
-from alpacafarm_env.benchmarks.annotator_votes import Pairs
-from alpacafarm_env.benchmarks.leaderboard import recorded_dataset
+from alpacafarm_env.benchmarks.annotators import two_judges as annotator_two_judges
+from alpacafarm_env.benchmarks.annotators.recorded import CROSS, HUMAN, cross_rows, longest, published_targets
+from alpacafarm_env.benchmarks.annotators.two_judges import agreement_rows, decisive, kappa, own_rows
+from alpacafarm_env.benchmarks.annotators.votes import Pairs
+from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.sandbox.dataset import write_rows
 

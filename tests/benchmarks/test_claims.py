@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from alpacafarm_env.benchmarks import method_ranking, reward_model_accuracy, win_rate_curve
-from alpacafarm_env.benchmarks.method_ranking import MethodRankingOptions
-from alpacafarm_env.benchmarks.methods import METHODS
-from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions
-from alpacafarm_env.benchmarks.win_rate_summary import Choice, Curves, choose, compare
+from alpacafarm_env.benchmarks.method_ranking import command as method_ranking
+from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
+from alpacafarm_env.benchmarks.methods.methods import METHODS
+from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
+from alpacafarm_env.benchmarks.win_rate_curve import command as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions
+from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, Curves, choose, compare
 
 
 def rows_of(path):

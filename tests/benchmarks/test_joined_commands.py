@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.benchmarks.study import Study, run_command
+from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 

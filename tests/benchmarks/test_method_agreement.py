@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.method_agreement import (
+from alpacafarm_env.benchmarks.harness.agreement import (
     Bootstrap,
     agreement,
     correlation,

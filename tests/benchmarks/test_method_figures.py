@@ -9,9 +9,9 @@ import pytest
 from matplotlib.text import Annotation
 from method_worlds import Facts, study
 
-from alpacafarm_env.benchmarks.method_figures import draw_scatter, draw_win_rates
-from alpacafarm_env.benchmarks.method_summary import summarize
-from alpacafarm_env.benchmarks.plots import png
+from alpacafarm_env.benchmarks.harness.plots import png
+from alpacafarm_env.benchmarks.method_ranking.figures import draw_scatter, draw_win_rates
+from alpacafarm_env.benchmarks.method_ranking.summary import summarize
 
 WINS = {
     "sft": [(43, 44), (44, 45), (45, 43)],

@@ -8,7 +8,7 @@ import pytest
 from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.sft import SFTConfig
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.method_plan import (
+from alpacafarm_env.benchmarks.method_ranking.plan import (
     Places,
     Step,
     command,
@@ -19,7 +19,7 @@ from alpacafarm_env.benchmarks.method_plan import (
     totals,
     write_plan,
 )
-from alpacafarm_env.benchmarks.methods import METHODS, find_method
+from alpacafarm_env.benchmarks.methods.catalogue import METHODS, find_method
 
 STEPS = {step.method: step for step in plan()}
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.benchmarks import method_ranking
-from alpacafarm_env.benchmarks.method_ranking import MethodRankingOptions
-from alpacafarm_env.benchmarks.method_runs import answer, check_settings
-from alpacafarm_env.benchmarks.method_summary import COLUMNS
-from alpacafarm_env.benchmarks.methods import METHODS, find_method
+from alpacafarm_env.benchmarks.harness.stored import check_settings
+from alpacafarm_env.benchmarks.method_ranking import command as method_ranking
+from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
+from alpacafarm_env.benchmarks.methods.catalogue import METHODS, find_method
+from alpacafarm_env.benchmarks.methods.runs import COLUMNS, answer
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-OWN = """from alpacafarm_env.benchmarks.methods import Method, make_sft
+OWN = """from alpacafarm_env.benchmarks.methods.methods import Method, make_sft
 METHOD = Method({name!r}, "Mine", make_sft, "nothing")
 """
 ONLY_ASKED = ("gpt4", "chatgpt", "davinci001")

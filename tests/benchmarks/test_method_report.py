@@ -3,10 +3,11 @@
 import pytest
 from method_worlds import Facts, study
 
-from alpacafarm_env.benchmarks.method_report import findings, summary_table, write
-from alpacafarm_env.benchmarks.method_summary import summarize
-from alpacafarm_env.benchmarks.report import Section, write_report
-from alpacafarm_env.benchmarks.win_rate_report import Provenance, text_table
+from alpacafarm_env.benchmarks.harness.provenance import Provenance
+from alpacafarm_env.benchmarks.harness.report import Section, write_report
+from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.method_ranking.report import findings, summary_table, write
+from alpacafarm_env.benchmarks.method_ranking.summary import summarize
 
 WINS = {
     "gpt4": [(80, 70), (80, 71), (80, 69)],

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from method_worlds import Facts, study
 
-from alpacafarm_env.benchmarks.method_summary import Cells, Estimate, summarize
+from alpacafarm_env.benchmarks.harness.estimates import Estimate
+from alpacafarm_env.benchmarks.method_ranking.summary import Cells, summarize
 
 WINS = {
     "sft": [(40, 44), (42, 40), (38, 42)],

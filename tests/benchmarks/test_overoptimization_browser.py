@@ -12,9 +12,9 @@ import subprocess
 import pytest
 from overoptimization_worlds import FACTS, SETTING, reward_models, study
 
-from alpacafarm_env.benchmarks.overoptimization_report import results_table, write
-from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.report import render
+from alpacafarm_env.benchmarks.harness.report import render
+from alpacafarm_env.benchmarks.overoptimization.report import results_table, write
+from alpacafarm_env.benchmarks.overoptimization.results import Results
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")

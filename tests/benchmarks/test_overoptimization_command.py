@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from alpacafarm_env.benchmarks import overoptimization, overoptimization_plans, overoptimization_writing, sources
-from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
-from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization_plans import Plans, Sizes
-from alpacafarm_env.benchmarks.overoptimization_treatments import TREATMENTS
-from alpacafarm_env.benchmarks.overoptimization_writing import reward_models_of, setting
+from alpacafarm_env.benchmarks.harness import sources
+from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
+from alpacafarm_env.benchmarks.overoptimization import plans as overoptimization_plans
+from alpacafarm_env.benchmarks.overoptimization import writing as overoptimization_writing
+from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
+from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization.plans import Plans, Sizes
+from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
+from alpacafarm_env.benchmarks.overoptimization.writing import reward_models_of, setting
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
 TINY = Sizes(
@@ -33,7 +36,7 @@ TINY = Sizes(
 )
 OWN = '''from gymnasium.vector import VectorWrapper
 
-from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 
 
 class ShortAnswers(VectorWrapper):
@@ -53,7 +56,7 @@ class Negated(VectorWrapper):
 
 TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
 '''
-LENGTHS = """from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+LENGTHS = """from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 
 
 class Lengths:
@@ -257,7 +260,7 @@ def test_quick_changes_the_defaults_that_are_not_given():
 def test_help_does_not_wait_for_torch():
     command = """
 import sys
-from alpacafarm_env.benchmarks.overoptimization import OveroptimizationOptions
+from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
 try:
     OveroptimizationOptions.parse(["--help"])
 except SystemExit:

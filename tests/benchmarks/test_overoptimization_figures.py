@@ -4,17 +4,12 @@ import numpy as np
 import pytest
 from overoptimization_worlds import FACTS, SETTING, TRUTH, reward_models, study
 
-from alpacafarm_env.benchmarks import overoptimization_figures
-from alpacafarm_env.benchmarks.overoptimization_drawings import (
-    draw_drops,
-    draw_fits,
-    draw_reward_models,
-    draw_warnings,
-)
-from alpacafarm_env.benchmarks.overoptimization_figures import Setting, write_figures
-from alpacafarm_env.benchmarks.overoptimization_fits import drop, gain_at
-from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.overoptimization_writing import remove_earlier
+from alpacafarm_env.benchmarks.overoptimization import figures as overoptimization_figures
+from alpacafarm_env.benchmarks.overoptimization.drawings import draw_drops, draw_fits, draw_reward_models, draw_warnings
+from alpacafarm_env.benchmarks.overoptimization.figures import Setting, write_figures
+from alpacafarm_env.benchmarks.overoptimization.fits import drop, gain_at
+from alpacafarm_env.benchmarks.overoptimization.results import Results
+from alpacafarm_env.benchmarks.overoptimization.writing import remove_earlier
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 from overoptimization_worlds import START, STEPS, kls, study, true_gain
 from scipy import stats
 
-from alpacafarm_env.benchmarks.method_summary import Estimate
-from alpacafarm_env.benchmarks.overoptimization_curves import Curves, all_curves, paired
-from alpacafarm_env.benchmarks.overoptimization_fits import (
+from alpacafarm_env.benchmarks.harness.estimates import Estimate
+from alpacafarm_env.benchmarks.overoptimization.curves import Curves, all_curves, paired
+from alpacafarm_env.benchmarks.overoptimization.fits import (
     FORMS,
     change_after,
     drop,
@@ -21,7 +21,7 @@ from alpacafarm_env.benchmarks.overoptimization_fits import (
     rises,
     shared_distances,
 )
-from alpacafarm_env.benchmarks.overoptimization_trends import (
+from alpacafarm_env.benchmarks.overoptimization.trends import (
     by_seed,
     length_residual,
     length_slope,

@@ -5,13 +5,13 @@ import math
 import pytest
 from overoptimization_worlds import FACTS, SETTING, TRUTH, evaluation, reward_models, study
 
-from alpacafarm_env.benchmarks.overoptimization_fits import drop
-from alpacafarm_env.benchmarks.overoptimization_gallery import Run, gallery_table, hacked
-from alpacafarm_env.benchmarks.overoptimization_report import gains_table, results_table, reward_model_table, write
-from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.overoptimization_tried import Tried
-from alpacafarm_env.benchmarks.report import render
-from alpacafarm_env.benchmarks.win_rate_report import text_table
+from alpacafarm_env.benchmarks.harness.report import render
+from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.overoptimization.fits import drop
+from alpacafarm_env.benchmarks.overoptimization.gallery import Run, gallery_table, hacked
+from alpacafarm_env.benchmarks.overoptimization.report import gains_table, results_table, reward_model_table, write
+from alpacafarm_env.benchmarks.overoptimization.results import Results
+from alpacafarm_env.benchmarks.overoptimization.tried import Tried
 
 PLACES = ("step 0", "step 6", "step 40")
 

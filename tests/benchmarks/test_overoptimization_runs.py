@@ -13,16 +13,17 @@ import torch
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks import overoptimization_ppo, overoptimization_reward_models
-from alpacafarm_env.benchmarks.overoptimization_best_of_n import best_rows, choose, run_best_of_n
-from alpacafarm_env.benchmarks.overoptimization_curves import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization_plans import BestOfNPlan, PPOPlan, RewardModelPlan, SamplesPlan, Sizes
-from alpacafarm_env.benchmarks.overoptimization_ppo import run_ppo
-from alpacafarm_env.benchmarks.overoptimization_reward_models import run_reward_model
-from alpacafarm_env.benchmarks.overoptimization_runs import read_evaluation
-from alpacafarm_env.benchmarks.overoptimization_samples import read_samples, run_samples
-from alpacafarm_env.benchmarks.overoptimization_treatments import Labels
-from alpacafarm_env.benchmarks.reward_models import sample
+from alpacafarm_env.benchmarks.harness.reward_models import sample
+from alpacafarm_env.benchmarks.overoptimization import ppo as overoptimization_ppo
+from alpacafarm_env.benchmarks.overoptimization import reward_models as overoptimization_reward_models
+from alpacafarm_env.benchmarks.overoptimization.best_of_n import best_rows, choose, run_best_of_n
+from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization.plans import BestOfNPlan, PPOPlan, RewardModelPlan, SamplesPlan, Sizes
+from alpacafarm_env.benchmarks.overoptimization.ppo import run_ppo
+from alpacafarm_env.benchmarks.overoptimization.reward_models import run_reward_model
+from alpacafarm_env.benchmarks.overoptimization.runs import read_evaluation
+from alpacafarm_env.benchmarks.overoptimization.samples import read_samples, run_samples
+from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.sandbox.gold import GoldOracle
@@ -41,7 +42,7 @@ TINY = Sizes(
     rollouts=8,
 )
 OWN = """from alpacafarm_env import sandbox
-from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 GOLD = Treatment("true", "True", members=0, oracle=lambda cell: sandbox.gold_oracle())
 class Lengths:
     name = "lengths"
@@ -315,7 +316,7 @@ def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, ow
 def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
     from alpacafarm_env.agents import LanguageModel
     from alpacafarm_env.agents.loop import keyed_generator
-    from alpacafarm_env.benchmarks.win_rate_runs import sequence_kl
+    from alpacafarm_env.benchmarks.harness.answers import sequence_kl
 
     policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=16)
     policy.add_reference()

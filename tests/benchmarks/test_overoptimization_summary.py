@@ -3,9 +3,9 @@
 import pytest
 from overoptimization_worlds import FACTS, TRUTH, study
 
-from alpacafarm_env.benchmarks.overoptimization_claims import claims
-from alpacafarm_env.benchmarks.overoptimization_results import Results
-from alpacafarm_env.benchmarks.overoptimization_summary import beside, missing, others, warnings
+from alpacafarm_env.benchmarks.overoptimization.claims import claims
+from alpacafarm_env.benchmarks.overoptimization.results import Results
+from alpacafarm_env.benchmarks.overoptimization.summary import beside, missing, others, warnings
 
 
 def judged(truth=TRUTH, facts=FACTS, **options):

@@ -11,9 +11,10 @@ from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks import overoptimization_sft
-from alpacafarm_env.benchmarks.overoptimization_sft import answers
-from alpacafarm_env.benchmarks.overoptimization_treatments import (
+from alpacafarm_env.benchmarks.harness.reward_models import sample
+from alpacafarm_env.benchmarks.overoptimization import sft as overoptimization_sft
+from alpacafarm_env.benchmarks.overoptimization.sft import answers
+from alpacafarm_env.benchmarks.overoptimization.treatments import (
     TREATMENTS,
     Cell,
     Labels,
@@ -21,7 +22,6 @@ from alpacafarm_env.benchmarks.overoptimization_treatments import (
     Treatment,
     find_treatment,
 )
-from alpacafarm_env.benchmarks.reward_models import sample
 from alpacafarm_env.errors import UnknownNameError
 from alpacafarm_env.oracles import Constant, OracleError, make_oracle
 from alpacafarm_env.oracles.base import Verdicts, judge
@@ -31,7 +31,7 @@ TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4
 SHIPPED = Cell(0, (sandbox.REWARD_MODEL,))
 OWN = """import numpy as np
 from gymnasium.vector import VectorWrapper
-from alpacafarm_env.benchmarks.overoptimization_treatments import Treatment
+from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 class Halved(VectorWrapper):
     def step(self, actions):
         observations, rewards, *rest = self.env.step(actions)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from alpacafarm_env.benchmarks.method_runs import MethodPlan
-from alpacafarm_env.benchmarks.own_modules import refuse_edited, source_mark
+from alpacafarm_env.benchmarks.harness.plugins import refuse_edited, source_mark
+from alpacafarm_env.benchmarks.methods.runs import MethodPlan
 from alpacafarm_env.errors import CheckpointError
 
-SOURCE = """from alpacafarm_env.benchmarks.methods import Method
+SOURCE = """from alpacafarm_env.benchmarks.methods.methods import Method
 A = Method("mine", "A", make=None, needs="nothing")
 B = Method("mine", "B", make=None, needs="nothing")
 """
@@ -47,7 +47,7 @@ def test_a_mark_follows_a_reload(file):
 def test_a_mark_is_of_the_script_that_is_run(tmp_path):
     script = tmp_path / "script.py"
     lines = [
-        "from alpacafarm_env.benchmarks.own_modules import source_mark",
+        "from alpacafarm_env.benchmarks.harness.plugins import source_mark",
         'print(source_mark("__main__:source_mark"))',
     ]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.parallel import News, Progress, clock_text, run_cells
-from alpacafarm_env.benchmarks.study import Study
+from alpacafarm_env.benchmarks.harness.runner import News, Progress, clock_text, run_cells
+from alpacafarm_env.benchmarks.harness.study import Study
 
 
 def count(cell, length, tell):
@@ -97,8 +97,8 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
         textwrap.dedent("""
             import sys, time
             from functools import partial
-            from alpacafarm_env.benchmarks.parallel import News, run_cells
-            from alpacafarm_env.benchmarks.study import Study, run_command
+            from alpacafarm_env.benchmarks.harness.runner import News, run_cells
+            from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
             def wait(cell, tell):
                 tell(News(cell, 0, f"{cell} runs"))

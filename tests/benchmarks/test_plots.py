@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.plots import Curve, Panel, band, draw, png, write_png
-from alpacafarm_env.benchmarks.recorded_surrogate_report import GROUPS, draw_accuracy
+from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, write_png
+from alpacafarm_env.benchmarks.recorded_surrogate.report import GROUPS, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import protocol, protocol_answers, protocol_sandbox
-from alpacafarm_env.benchmarks.method_runs import file_name
-from alpacafarm_env.benchmarks.protocol import ProtocolOptions, main, run
-from alpacafarm_env.benchmarks.protocol_figures import draw_judges, draw_live
-from alpacafarm_env.benchmarks.protocol_live import EVAL, FRESH, LIVE
-from alpacafarm_env.benchmarks.protocol_report import findings
-from alpacafarm_env.benchmarks.protocol_sandbox import NO_INPUT, judge_all
-from alpacafarm_env.benchmarks.protocol_statistics import make_row, rate_row
-from alpacafarm_env.benchmarks.study import Study
+from alpacafarm_env.benchmarks.harness.stored import file_name
+from alpacafarm_env.benchmarks.harness.study import Study
+from alpacafarm_env.benchmarks.protocol import answers as protocol_answers
+from alpacafarm_env.benchmarks.protocol import command as protocol
+from alpacafarm_env.benchmarks.protocol import sandbox as protocol_sandbox
+from alpacafarm_env.benchmarks.protocol.command import ProtocolOptions, main, run
+from alpacafarm_env.benchmarks.protocol.figures import draw_judges, draw_live
+from alpacafarm_env.benchmarks.protocol.live import EVAL, FRESH, LIVE
+from alpacafarm_env.benchmarks.protocol.report import findings
+from alpacafarm_env.benchmarks.protocol.sandbox import NO_INPUT, judge_all
+from alpacafarm_env.benchmarks.protocol.statistics import make_row, rate_row
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles.base import compare
 from alpacafarm_env.sandbox import POLICY, SANDBOX, judge

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks import protocol_live
-from alpacafarm_env.benchmarks.protocol_live import (
+from alpacafarm_env.benchmarks.protocol import live as protocol_live
+from alpacafarm_env.benchmarks.protocol.live import (
     ASKS_FORM,
     COUNTS,
     EVAL,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.protocol_pairs import (
+from alpacafarm_env.benchmarks.protocol.pairs import (
     ALL,
     SAME,
     SETS,

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import protocol_recorded
-from alpacafarm_env.benchmarks.leaderboard import recorded_dataset as load
-from alpacafarm_env.benchmarks.protocol_recorded import (
+from alpacafarm_env.benchmarks.protocol import recorded as protocol_recorded
+from alpacafarm_env.benchmarks.protocol.recorded import (
     EARLY,
     copied,
     leaderboard_rows,
@@ -21,6 +20,7 @@ from alpacafarm_env.benchmarks.protocol_recorded import (
     rows_of,
     table_rows,
 )
+from alpacafarm_env.data.load import recorded_dataset as load
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError
 

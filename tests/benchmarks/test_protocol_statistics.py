@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.method_agreement import Bootstrap, pearson_rows
-from alpacafarm_env.benchmarks.protocol_statistics import (
+from alpacafarm_env.benchmarks.harness.agreement import Bootstrap, pearson_rows
+from alpacafarm_env.benchmarks.protocol.statistics import (
     COLUMNS,
     agreement_rows,
     bounds_of,

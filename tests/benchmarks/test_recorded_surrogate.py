@@ -12,15 +12,14 @@ import pytest
 
 pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
 
-from alpacafarm_env.benchmarks import (
-    recorded_surrogate_features,
-    recorded_surrogate_networks,
-    recorded_surrogate_report,
-)
-from alpacafarm_env.benchmarks.recorded_surrogate import main
-from alpacafarm_env.benchmarks.recorded_surrogate_data import POOLS, PROTOCOLS, Judged, parts
-from alpacafarm_env.benchmarks.recorded_surrogate_features import MEASURES, Features, measures
-from alpacafarm_env.benchmarks.recorded_surrogate_models import (
+from alpacafarm_env.benchmarks.harness.study import Study
+from alpacafarm_env.benchmarks.recorded_surrogate import features as recorded_surrogate_features
+from alpacafarm_env.benchmarks.recorded_surrogate import networks as recorded_surrogate_networks
+from alpacafarm_env.benchmarks.recorded_surrogate import report as recorded_surrogate_report
+from alpacafarm_env.benchmarks.recorded_surrogate.command import main
+from alpacafarm_env.benchmarks.recorded_surrogate.data import POOLS, PROTOCOLS, Judged, parts
+from alpacafarm_env.benchmarks.recorded_surrogate.features import MEASURES, Features, measures
+from alpacafarm_env.benchmarks.recorded_surrogate.models import (
     BASELINE,
     CHOSEN,
     Surrogate,
@@ -28,8 +27,8 @@ from alpacafarm_env.benchmarks.recorded_surrogate_models import (
     informativeness,
     score,
 )
-from alpacafarm_env.benchmarks.recorded_surrogate_report import Results
-from alpacafarm_env.benchmarks.recorded_surrogate_summary import (
+from alpacafarm_env.benchmarks.recorded_surrogate.report import Results
+from alpacafarm_env.benchmarks.recorded_surrogate.summary import (
     JUDGE,
     LONGEST,
     accuracy_rows,
@@ -38,7 +37,6 @@ from alpacafarm_env.benchmarks.recorded_surrogate_summary import (
     model_rows,
     two_way_error,
 )
-from alpacafarm_env.benchmarks.study import Study
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError, UnknownNameError
@@ -354,7 +352,7 @@ def test_bad_calls_say_what_to_do(folder, tmp_path, capsys, monkeypatch):
 
 
 def test_without_the_library_the_command_says_what_to_install(folder, tmp_path, capsys, monkeypatch):
-    from alpacafarm_env.benchmarks import recorded_surrogate
+    from alpacafarm_env.benchmarks.recorded_surrogate import command as recorded_surrogate
 
     finder = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
     monkeypatch.setattr(recorded_surrogate, "importlib", finder)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from alpacafarm_env.benchmarks.report import Figure, Section, Table, render, write_report
+from alpacafarm_env.benchmarks.harness.report import Figure, Section, Table, render, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 EVIL = '<script src="http://example.org/x.js">alert(1)</script> & "quotes" \'single\''

@@ -7,18 +7,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import reward_model_accuracy, reward_model_report
-from alpacafarm_env.benchmarks.fresh_pairs import fresh_instructions
-from alpacafarm_env.benchmarks.reward_model_accuracy import (
-    COLUMNS,
-    TRAINED_ON,
-    AccuracyOptions,
-    against_gold,
-    hits,
-    main,
-    pooled,
-    reliability,
-)
+from alpacafarm_env.benchmarks.harness.accuracy import against_gold, hits, reliability
+from alpacafarm_env.benchmarks.harness.fresh_pairs import fresh_instructions
+from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
+from alpacafarm_env.benchmarks.reward_model_accuracy import report as reward_model_report
+from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main, pooled
 from alpacafarm_env.sandbox import tasks
 from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
 from alpacafarm_env.statistics import wilson

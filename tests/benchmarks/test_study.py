@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import alpacafarm_env
+from alpacafarm_env.benchmarks.harness.study import Study, StudyOptions, run_command, versions, write_csv
 from alpacafarm_env.benchmarks.leaderboard import LeaderboardOptions
-from alpacafarm_env.benchmarks.recorded_surrogate import SurrogateOptions
-from alpacafarm_env.benchmarks.study import Study, StudyOptions, run_command, versions, write_csv
+from alpacafarm_env.benchmarks.recorded_surrogate.command import SurrogateOptions
 from alpacafarm_env.errors import CheckpointError, DataError
 
 CONFIG = {"learning_rate": 0.1, "steps": 3}
@@ -168,7 +168,7 @@ def test_an_interrupted_command_continues(tmp_path):
     script = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
-        from alpacafarm_env.benchmarks.study import Study, run_command
+        from alpacafarm_env.benchmarks.harness.study import Study, run_command
         out, interrupt = Path(sys.argv[1]), sys.argv[2] == "yes"
 
         def work(seed):

@@ -10,8 +10,9 @@ from functools import partial
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.benchmarks import reward_model_accuracy, train
-from alpacafarm_env.benchmarks.study import Study, run_command
+from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.harness.study import Study, run_command
+from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.folders import hash_folder, hash_model
 
@@ -117,7 +118,7 @@ def test_a_folder_with_hidden_files_or_a_ledger_alone_is_empty(tmp_path, name):
 def test_of_two_studies_at_once_the_second_is_refused_and_told_of_the_first(tmp_path, capsys):
     script = """
         import sys, time
-        from alpacafarm_env.benchmarks.study import Study
+        from alpacafarm_env.benchmarks.harness.study import Study
         with Study(sys.argv[1], "demo", {}):
             print("begun", flush=True)
             time.sleep(60)
@@ -145,7 +146,7 @@ def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):
 
 def test_cells_of_another_version_of_the_package_are_not_mixed_in(tmp_path, monkeypatch):
     found = {"alpacafarm-env": "1.0", "torch": "2.12"}
-    monkeypatch.setattr("alpacafarm_env.benchmarks.study.versions", lambda: dict(found))
+    monkeypatch.setattr("alpacafarm_env.benchmarks.harness.study.versions", lambda: dict(found))
     for _ in range(2):
         with Study(tmp_path / "out", "a study", {}) as study:
             study.cell("first", lambda: [{"x": 1}])

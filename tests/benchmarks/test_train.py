@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.method_runs import MethodPlan, run_method
-from alpacafarm_env.benchmarks.methods import Job, find_method
+from alpacafarm_env.benchmarks.methods.catalogue import find_method
+from alpacafarm_env.benchmarks.methods.methods import Job
+from alpacafarm_env.benchmarks.methods.runs import MethodPlan, run_method
 from alpacafarm_env.errors import CheckpointError, DataError
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators import JudgeServer
-from alpacafarm_env.benchmarks import evaluation, train
+from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.harness import evaluation
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.folders import claim
 from alpacafarm_env.oracles.base import Constant

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alpacafarm_env.benchmarks import win_rate_runs
-from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
-from alpacafarm_env.benchmarks.win_rate_runs import RunPlan
+from alpacafarm_env.benchmarks.harness import answers
+from alpacafarm_env.benchmarks.win_rate_curve import runs as win_rate_runs
+from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
+from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import CheckpointError, DataError
 
 OTHER_ROWS = '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}'
@@ -161,10 +163,10 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
 def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
     plan = make_plans(options)[0]
     agent = win_rate_runs.make_agent(plan)
-    instructions = win_rate_runs.load_dataset(plan.dataset).instructions("eval")
+    instructions = load_dataset(plan.dataset).instructions("eval")
 
     def texts(seed, split):
-        return win_rate_runs.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
+        return answers.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
 
     assert texts(0, "eval") == texts(0, "eval")
     assert texts(0, "eval") != texts(1, "eval")
@@ -174,7 +176,7 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
 def test_kl_is_of_the_tempered_distributions(options):
     plan = make_plans(options)[0]
     policy = win_rate_runs.make_agent(plan).policy
-    instructions = win_rate_runs.load_dataset(plan.dataset).instructions("eval")
+    instructions = load_dataset(plan.dataset).instructions("eval")
     assert policy.model.lm_head.weight is not policy.reference.lm_head.weight
     policy.model.lm_head.weight.data *= 1.3
     import torch
@@ -182,7 +184,7 @@ def test_kl_is_of_the_tempered_distributions(options):
     rollouts = policy.generate(
         instructions, generator=torch.Generator().manual_seed(0), temperature=0.7, max_new_tokens=5
     )
-    found = win_rate_runs.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
+    found = answers.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
     with torch.no_grad():
         difference = policy.logprobs(rollouts, temperature=0.7) - policy.logprobs(
             rollouts, role="reference", temperature=0.7

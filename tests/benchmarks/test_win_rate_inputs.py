@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.benchmarks.methods import Job
-from alpacafarm_env.benchmarks.study import run_command
+from alpacafarm_env.benchmarks.harness.study import run_command
+from alpacafarm_env.benchmarks.methods.methods import Job
 from alpacafarm_env.benchmarks.train import TrainOptions
-from alpacafarm_env.benchmarks.win_rate_curve import WinRateCurveOptions, make_plans, run
-from alpacafarm_env.benchmarks.win_rate_inputs import check_inputs, num_positions, prompt_limit
-from alpacafarm_env.benchmarks.win_rate_runs import RunPlan, make_agent
+from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.win_rate_curve.inputs import check_inputs, num_positions, prompt_limit
+from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
+from alpacafarm_env.benchmarks.win_rate_curve.runs import make_agent
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.templates import ALPACA
 

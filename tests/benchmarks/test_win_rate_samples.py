@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks import win_rate_samples
-from alpacafarm_env.benchmarks.win_rate_runs import RunPlan
+from alpacafarm_env.benchmarks.win_rate_curve import samples as win_rate_samples
+from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 

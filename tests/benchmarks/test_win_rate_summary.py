@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from alpacafarm_env.benchmarks.win_rate_report import Provenance, findings, summary_table, text_table
-from alpacafarm_env.benchmarks.win_rate_summary import Choice, Curves, choose, compare, peak_and_last
+from alpacafarm_env.benchmarks.harness.provenance import Provenance
+from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.win_rate_curve.report import findings, summary_table
+from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, Curves, choose, compare, peak_and_last
 
 STEPS = (0, 5, 10)
 

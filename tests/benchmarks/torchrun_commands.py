@@ -7,8 +7,10 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from alpacafarm_env.agents import BestOfN, PPOConfig
-from alpacafarm_env.benchmarks import method_runs, train, win_rate_curve
-from alpacafarm_env.benchmarks.win_rate_runs import RunPlan
+from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.methods.methods import runs as method_runs
+from alpacafarm_env.benchmarks.win_rate_curve import command as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
 
 
 def small(plan: RunPlan) -> PPOConfig:

@@ -1,0 +1,1 @@
+"""How judges judge, beside the paper's: agreement, bias, variance, and likings for place, length and lists."""

@@ -1,0 +1,163 @@
+"""The paper's figures about annotators, how far from them counts as near, and a row of the table.
+
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9, and its costs per 1,000 labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...statistics import interval, wilson
+from ..harness.estimates import mean_known
+from ..harness.study import Row
+from .votes import Array
+
+COLUMNS: Final = (
+    "judge", "figure", "value", "low", "high", "paper", "tolerance", "within", "n", "level", "seeds", "seed_min",
+    "seed_max",
+)  # fmt: skip
+SINGLE: Final = "single annotators"
+"""Each of the pool's 13 asked alone; figures are means over the 13."""
+COST: Final = "cost_per_1000"
+"""The one figure that is no share: US dollars for 1,000 verdicts."""
+SPENT: Final = "spent_usd"
+"""US dollars paid for a study: the one figure that only a live pool as a whole has."""
+SMALL: Final = 30
+"""Pairs below which a share's interval is Wilson's: a t-interval over few verdicts may have no width at all."""
+FIGURES: Final = {
+    "agreement": "one opinion equals the human majority (a human's: the majority of the other humans)",
+    "bias": "the majority of a judge's opinions errs about the human majority",
+    "variance": "one opinion differs from the majority of the same judge's others",
+    "disagreement": "two opinions of the same judge differ",
+    "prefers_first": "the response shown first won (not counted: noise, which was shown to nobody)",
+    "prefers_longer": "the longer response won",
+    "prefers_lists": "the response with a list won, where one has one",
+    COST: "US dollars for 1,000 verdicts",
+    "spearman": "rank correlation of the judge's and the humans' win rates of five of the sandbox's writers",
+    "no_verdict": "the judge gave no verdict that could be read (live only; n counts pairs)",
+    SPENT: "US dollars paid for this study (live only; n counts verdicts with a known price)",
+    "prefers_1": "output_1, as it is stored, won (recorded only)",
+    "agreement_with_X": "equals the verdict of judge X (recorded only)",
+    "kappa_with_X": "the same, corrected for chance: Cohen's kappa (recorded only)",
+}
+"""Figure -> what it says; a share of pairs, but for costs, the rank correlation and kappa."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the paper reports of a figure: a share in [0, 1], or US dollars for costs."""
+
+    paper: float
+    tolerance: float | None = None
+    """None: stands beside the value, and nothing is asked of it."""
+    upper_bound: bool = False
+    """The paper gives no value but "less than"."""
+
+    def holds(self, value: float) -> bool | None:
+        """Whether a value is within the tolerance; None without one."""
+        if self.tolerance is None:
+            return None
+        return value - self.paper <= self.tolerance and (self.upper_bound or self.paper - value <= self.tolerance)
+
+    def text(self) -> str:
+        """As the paper says it."""
+        return f"{'< ' if self.upper_bound else ''}{self.paper:.2f}"
+
+
+TARGETS: Final = {
+    ("human", "agreement"): Target(0.66, 0.03),
+    ("sim_eval", "agreement"): Target(0.65, 0.03),
+    ("sim_gpt4", "agreement"): Target(0.65, 0.03),
+    ("human", "variance"): Target(0.35, 0.05),
+    ("sim_eval", "variance"): Target(0.26, 0.05),
+    ("sim_ann", "variance"): Target(0.43, 0.05),
+    (SINGLE, "variance"): Target(0.20, 0.05, upper_bound=True),
+    ("sim_gpt4", "variance"): Target(0.10, 0.05),
+    ("human", "prefers_longer"): Target(0.62, 0.05),
+    ("sim_eval", "prefers_longer"): Target(0.64, 0.05),
+    ("human", "prefers_lists"): Target(0.69, 0.05),
+    ("sim_eval", "prefers_lists"): Target(0.63, 0.05),
+    ("human", COST): Target(300.0),
+    ("sim_eval", COST): Target(12.0),
+    ("sim_ann", COST): Target(6.0),
+}
+"""(judge, figure) -> the paper's value. Figures of a judge that are not here are measured too, beside nothing."""
+ALONE: Final = TARGETS[SINGLE, "variance"]
+"""What the paper says of the variance of every single annotator."""
+
+
+def make_row(judge: str, figure: str, by_seed: Sequence[Array], level: str, target: Target | None = None) -> Row | None:
+    """A row of the table, or None where no pair has a value.
+
+    Args:
+        judge: Whose.
+        figure: Which.
+        by_seed: The figure's values for each pair [n], NaN where it is not about the pair; one array a seed.
+        level: sandbox, recorded or live.
+        target: The value to stand beside.
+
+    Returns:
+        The mean over the pairs of their means over the seeds, with a 95 % interval over the pairs; `seed_min` and
+        `seed_max` are the least and the greatest mean of one seed. The interval is Student's, but Wilson's for a share
+        of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several opinions, Wilson's is too
+        wide rather than too narrow: such values vary less than verdicts of 0 or 1.
+    """
+    per_pair = mean_known(np.array(by_seed))
+    known = per_pair[~np.isnan(per_pair)]
+    if not len(known):
+        return None
+    found = interval(known)
+    bounds: Sequence[float] = (found.low, found.high)
+    if figure != COST:
+        certain = min(found.mean, 1 - found.mean) <= 0
+        bounds = wilson(known.sum(), len(known)) if certain or len(known) < SMALL else np.clip(bounds, 0, 1).tolist()
+    means = [float(np.nanmean(values)) for values in by_seed if not np.isnan(values).all()]
+    seeds = () if level == "recorded" else means  # what is recorded was asked once and for all
+    return complete(judge, figure, found.mean, bounds, found.num, level, seeds, target)
+
+
+def complete(
+    judge: str,
+    figure: str,
+    value: float,
+    bounds: Sequence[float],
+    num: int,
+    level: str,
+    seeds: Sequence[float] = (),
+    target: Target | None = None,
+) -> Row:
+    """A row of the table from a value and its interval; NaN bounds become empty cells."""
+    low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
+    return {
+        "judge": judge,
+        "figure": figure,
+        "value": value,
+        "low": low,
+        "high": high,
+        "paper": target.paper if target else None,
+        "tolerance": target.tolerance if target else None,
+        "within": target.holds(value) if target else None,
+        "n": num,
+        "level": level,
+        "seeds": len(seeds) or None,
+        "seed_min": min(seeds) if seeds else None,
+        "seed_max": max(seeds) if seeds else None,
+    }
+
+
+def rows_of(
+    judge: str, by_seed: Sequence[Mapping[str, Array]], level: str, targets: Mapping[str, Target] | None = None
+) -> list[Row]:
+    """The rows of a judge from its figures of each seed, without those that no pair has a value for."""
+    known = targets or {}
+    made = (make_row(judge, name, [found[name] for found in by_seed], level, known.get(name)) for name in by_seed[0])
+    return [row for row in made if row is not None]
+
+
+def targets_of(judge: str) -> dict[str, Target]:
+    """Figure -> target of a judge."""
+    return {figure: target for (name, figure), target in TARGETS.items() if name == judge}

@@ -1,0 +1,1 @@
+"""What every study shares: cells and their storage, one runner, options, statistics, plots, report."""

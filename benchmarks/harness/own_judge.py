@@ -1,0 +1,130 @@
+"""A judge of one's own, `--judge`: whose win rate against the data's references is measured beside all else.
+
+It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a JSON object with the oracle's keywords:
+{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}. An oracle that gives a reward and no
+win rate prefers the response of higher reward: its win rate is the share of responses that it scores above the
+reference (0.5 for equal scores).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ... import sandbox
+from ...api.endpoint import Endpoint
+from ...data import Dataset
+from ...errors import AlpacaFarmError, DataError
+from ...folders import Content, hash_model
+from ...oracles.base import RewardOracle
+from ...oracles.judges import HigherReward, WinRate
+from ...oracles.recorded import Recorded
+from ...oracles.registry import References, Spec, make_oracle
+
+_UNDECIDING: Final = frozenset(
+    ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
+) | {"attempt_timeout_s", "deadline_s"}
+"""Keywords of a pool that may change while a study goes on: they decide no verdict."""
+
+
+def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
+    """The oracle that `--judge` stands for: credits in [0, 1] against the references of the dataset's eval split.
+
+    Raises:
+        DataError: There is no such oracle, it cannot be made here, or eval has no references.
+    """
+    spec = read_judge(text)
+    try:
+        dataset.references("eval")
+        made = make_oracle(spec, dataset=dataset, seed=seed)
+    except (AlpacaFarmError, TypeError, ValueError) as error:
+        raise DataError(f"--judge: {error}") from error
+    if isinstance(made, WinRate | Recorded):
+        return made
+    return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")
+
+
+def judge_name(text: str, dataset: Dataset) -> str:
+    """What a reader calls the judge."""
+    return make_own_judge(text, dataset).name.removeprefix("win_rate:")
+
+
+def read_judge(text: str) -> Spec:
+    """The name or mapping that `--judge` holds.
+
+    Raises:
+        DataError: It begins like a JSON object and is none.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise DataError(
+            f"--judge: expected an oracle's name or a JSON object in single quotes, got {text!r} ({error})."
+        ) from error
+    return found
+
+
+def has_references(dataset: Dataset, split: str) -> bool:
+    """Whether the responses to a split have something to beat."""
+    try:
+        return bool(dataset.references(split))
+    except DataError:
+        return False
+
+
+def judge_settings(text: str | None) -> Any:
+    """What of `--judge` decides its verdicts, JSON-able; where a reward model lies does not, see `judge_content`."""
+    return None if text is None else _deciding(read_judge(text))
+
+
+def judge_content(text: str) -> Content:
+    """The content of the files behind `--judge`: reward models', also those of an ensemble; a pool's prompts."""
+    found = _contents(read_judge(text))
+    if len(found) == 1:
+        return found[0]
+    return {f"{number}/{file}": mark for number, content in enumerate(found) for file, mark in content.items()}
+
+
+def refuse_trained_on(text: str, reward_model: Content) -> None:
+    """Refuses a judge that is, or has as a member, the reward model that training maximises.
+
+    Raises:
+        DataError: It does.
+    """
+    if reward_model in _contents(read_judge(text)):
+        raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
+
+
+def _deciding(spec: Any) -> Any:
+    if isinstance(spec, list):
+        return [_deciding(member) for member in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
+    if "pool" in kept:  # its files are content; who answers is known by an address alone
+        kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
+        kept = {
+            key: value
+            for key, value in kept.items()
+            if key != "pool" and not (key == "models" and isinstance(value, str))
+        }
+    return {key: "a folder" if key == "reward_model" else _deciding(value) for key, value in kept.items()}
+
+
+def _contents(spec: Any) -> list[Content]:
+    if spec == "surrogate":
+        return [hash_model(sandbox.REWARD_MODEL)]
+    if isinstance(spec, list):
+        return [content for member in spec for content in _contents(member)]
+    if not isinstance(spec, Mapping):
+        return []
+    if "reward_model" in spec:
+        return [hash_model(spec["reward_model"])]
+    if "pool" in spec:
+        from ...annotators.make import content
+
+        return [{"annotators": content(spec)}]
+    return [content for value in spec.values() for content in _contents(value)]

@@ -1,0 +1,330 @@
+"""What every benchmark command shares: its options, resumable cells, atomic files, a manifest and the exit status.
+
+A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table. A
+finished cell is stored at once, so a command that was interrupted continues where it stopped when it is called again.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
+
+from ...arguments import environment_number
+from ...data.files import write_atomic
+from ...errors import AlpacaFarmError, CheckpointError, WorldError
+from ...folders import LOCK
+from ...progress import make_bar
+from .sources import Sources, changed, contents
+from .stored import (
+    ANOTHER_OUT,
+    MANIFEST,
+    Shape,
+    cell_file,
+    differences,
+    make_folder,
+    read_stored,
+    refuse_taken,
+    take_folder,
+)
+
+Row = dict[str, Any]
+"""One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+PACKAGES = (
+    "alpacafarm-env",
+    "gymnasium",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "scikit-learn",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
+
+    repeats: ClassVar[bool] = True
+    """Whether seeds make a difference."""
+
+    out: Path | None = None
+    """Folder for table.csv, manifest.json, figures and report.html. Default: results/<command>, with --quick
+    results/<command>-quick."""
+    quick: bool = False
+    """A smaller study of the same shape, to see that everything works."""
+    seeds: int = 5
+    """Number of independent repetitions: seeds 0 .. N-1."""
+    data: str | None = None
+    """Data folder (or dataset name) to use instead of the command's own."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
+        if not self.repeats and self.seeds != 1:
+            raise ValueError(
+                f"--seeds: expected 1, got {self.seeds!r}: whatever is drawn here is always the same, so a repetition "
+                "would say the same again."
+            )
+
+    def folder(self, name: str) -> Path:
+        """The output folder: `out`, or results/<name>; a quick study has a folder of its own, results/<name>-quick."""
+        return self.out if self.out is not None else Path("results") / (f"{name}-quick" if self.quick else name)
+
+
+class Study:
+    """The folder of one benchmark command: cells that are run once, the table, the manifest.
+
+    Args:
+        out: Output folder, created if missing.
+        name: Name of the command.
+        config: JSON-able values that change a cell's rows. A folder that was made with another config is refused.
+        seeds: The seeds, recorded in the manifest. They may grow between calls: cells are keyed, finished ones are
+            kept.
+        sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
+            they lie; so is a cell during which they change.
+        row: Columns that every stored row has, for folders that others have had in hand.
+
+    Raises:
+        CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
+            somebody else's files; another study is writing it; or it cannot be made, because `out` is a file, for
+            instance.
+    """
+
+    def __init__(
+        self,
+        out: Path | str,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        seeds: Sequence[int] = (),
+        sources: Sources | None = None,
+        row: Sequence[str] = (),
+    ) -> None:
+        self.out = Path(out)
+        refuse_taken(self.out)
+        self.name = name
+        self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
+        self.seeds = list(seeds)
+        self._sources: Sources = sources or {}
+        self._contents = contents(self._sources)
+        self.done: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.finished = False
+        self._facts: dict[str, Any] = {}
+        self._shape: Shape = {"rows": [dict.fromkeys(row, object)]}
+        self._claim = take_folder(self.out, name)
+        try:
+            self._check_manifest()
+            make_folder(self.out, "cells")
+            self.write_manifest()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets others write into the folder; the end of a `with` block does so too."""
+        self._claim.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def exit_status(self) -> int:
+        """0 only when `finish` was reached and no cell failed."""
+        return 0 if self.finished and not self.failed else 1
+
+    def run(self, cells: Mapping[str, Callable[[], Sequence[Row]]], *, unit: str = "cell") -> list[Row]:
+        """Runs the cells that are not stored yet, with progress and ETA on stderr, and returns the rows of all of them.
+
+        A cell that raises is reported and listed in the manifest; the others still run, and the exit status becomes 1.
+        """
+        rows: list[Row] = []
+        with make_bar(len(cells), self.name, show=bool(cells), unit=unit) as bar:
+            for key, work in cells.items():
+                try:
+                    rows += self.cell(key, work)
+                except Exception as error:  # noqa: BLE001  # a cell fails in any way; others run, the status says so
+                    self.failed[key] = f"{type(error).__name__}: {error}"
+                    # The first failure in full; the same cause often fails every cell: one line each is enough then.
+                    where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
+                    bar.write(f"{self.name}: {unit} {key!r} failed: {self.failed[key]}{where}", file=sys.stderr)
+                bar.update()
+        self.write_manifest()
+        return rows
+
+    def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
+        """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
+
+        Raises:
+            CheckpointError: The stored cell is damaged, or the study's sources are not what they were at its start.
+        """
+        path = cell_file(self.out, key)
+        if path.exists():
+            rows = read_stored(path, "rows", shape=self._shape)["rows"]
+        else:
+            self._refuse_changed()
+            # Through JSON here too, so that a fresh and a resumed run return the same values.
+            text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
+            self._refuse_changed()
+            rows = json.loads(text)["rows"]
+            write_atomic(path, text)
+        self.done.append(key)
+        return list(rows)
+
+    def write_table(self, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
+        """Writes table.csv: `columns` (default: those of the first row) of every row; floats keep every digit."""
+        return write_csv(self.out / "table.csv", rows, columns)
+
+    def note(self, **facts: Any) -> None:
+        """Adds facts (judge, reference, level, n ...) to the manifest."""
+        self._facts.update(facts)
+        self.write_manifest()
+
+    def finish(self) -> int:
+        """To be called when every output file is written: marks the study complete and returns the exit status."""
+        self.finished = True
+        self.write_manifest()
+        return self.exit_status
+
+    def write_manifest(self) -> None:
+        """Writes manifest.json: name, complete or not, config, seeds, cells, facts, versions."""
+        cells = {"done": self.done, "failed": self.failed}
+        manifest = {
+            "name": self.name,
+            "complete": self.exit_status == 0,
+            "config": self.config,
+            "contents": self._contents,
+            "seeds": self.seeds,
+            "cells": cells,
+            "facts": self._facts,
+            "versions": versions(),
+        }
+        write_atomic(self.out / MANIFEST, json.dumps(manifest, default=_plain, indent=1) + "\n")
+
+    def _check_manifest(self) -> None:
+        objects: Shape = dict.fromkeys(("config", "contents", "versions"), dict)
+        stored = read_stored(self.out / MANIFEST, shape=objects, remedy=ANOTHER_OUT)
+        made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
+        if "config" not in stored or not any(made):
+            return  # a call that ended before it did anything
+        package, old, new = PACKAGES[0], stored.get("versions", {}), versions()
+        found = differences({**stored["config"], package: old.get(package)}, {**self.config, package: new.get(package)})
+        before = stored.get("contents", {})
+        if self._contents and not before:
+            found.append("it does not say from which models and data (an earlier version made it)")
+        else:
+            found += [f"other content: {', '.join(files)}"] if (files := changed(before, self._contents)) else []
+        if found:
+            raise CheckpointError(
+                f"{self.out} holds a study made with other settings: {'; '.join(found)}. {ANOTHER_OUT}"
+            )
+        if others := differences(old, new):
+            text = "was begun with other versions, so that digits may differ between its cells"
+            warnings.warn(f"{self.out} {text}: {'; '.join(others)}.", stacklevel=3)
+
+    def _refuse_changed(self) -> None:
+        if files := changed(self._contents, contents(self._sources)):
+            raise CheckpointError(
+                f"expected the models and data that the study began with, but this has changed: {', '.join(files)}. "
+                "Put back what was there and call again, or choose another --out."
+            )
+
+
+def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
+    """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted.
+
+    Args:
+        command: The body.
+        joins: Whether processes that torchrun starts may do it together; else they are refused.
+    """
+    try:
+        if not joins and environment_number("WORLD_SIZE", 1) > 1:
+            raise WorldError(
+                "expected one process, got several (WORLD_SIZE): this command starts the processes it needs by itself. "
+                "Start it without torchrun or accelerate launch."
+            )
+        return command()
+    except AlpacaFarmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        said = f"error: {error.strerror} (errno {error.errno}). What is stored is kept: make room, and call again."
+        print(said, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what is stored is kept, the same command continues from there.", file=sys.stderr)
+        return 130
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the installed packages that matter to a result."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
+    """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell) beside `path` and renames.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, which makes it text there too.
+
+    Raises:
+        ValueError: A row lacks a column or has one more (columns taken from the first row).
+    """
+    header = list(columns if columns is not None else rows[0] if rows else ())
+    lines: list[str] = []
+    # Its own line ends are \r\n, since it quotes no other character of a text that ends a line for some reader.
+    writer = csv.writer(SimpleNamespace(write=lines.append))
+    writer.writerow(header)
+    for number, row in enumerate(rows):
+        if columns is None and set(row) != set(header):
+            raise ValueError(f"row {number}: expected the columns {header}, got {list(row)}")
+        writer.writerow([_csv_value(row[column]) for column in header])
+    write_atomic(path, "".join(line.removesuffix("\r\n") + "\n" for line in lines))
+    return path
+
+
+def number_of(value: object) -> float:
+    """A table's number, from a row or read from its CSV; NaN where the cell is empty."""
+    return math.nan if value is None or value == "" else float(str(value))
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return "" if value is None else _plain(value) if hasattr(value, "item") else value
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as the Python value it is; a path as text."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"expected a JSON-able value, got {value!r}")

@@ -1,0 +1,243 @@
+"""Every method of the paper, trained, decoded and ranked by simulated and by human feedback.
+
+    python -m alpacafarm_env.benchmarks.method_ranking [--preset quick|full|paper] [--seeds N] [--methods NAME ...]
+
+All methods start from the same SFT policy and learn from the same 10k pairs of its samples: once as p_sim^ann labels
+them (25 % flips), once as human raters do. Each answers the eval instructions at temperature 0.7 (best-of-n: 1.0); the
+answers are compared with the reference's by p_sim^eval and by human raters. The table stands beside the paper's, with
+the rank correlation of the two columns. `--preset paper` runs nothing: it writes the plan for LLaMA 7B.
+
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, Self
+
+import tyro
+
+from ...errors import UnknownNameError
+from ...sandbox.dataset import SIZES
+from ..harness.provenance import Provenance
+from ..harness.report import Section, write_report
+from ..harness.report_text import settings_table, text_table
+from ..harness.runner import run_cells
+from ..harness.sources import sandbox_sources
+from ..harness.stored import cell_file, read_stored, refuse_taken
+from ..harness.study import Row, Study, StudyOptions, run_command, versions
+from ..methods.catalogue import ABLATIONS, METHODS, find_method
+from ..methods.methods import Feedback, Method
+from ..methods.runs import COLUMNS, FEEDBACKS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
+from . import plan as method_plan
+from .report import write
+from .summary import BASELINE, Credits
+
+NAME = "method_ranking"
+QUICK = (
+    "Quick run: to see that everything works, not to compare methods. PPO and Quark make 6 steps, best-of-n has 8 "
+    "samples, expert iteration 400 instructions, the others learn from 2,000 of the 10,000 pairs in one epoch. The "
+    "reward model of simulated feedback is the shipped one; that of human feedback is trained on 2,000 pairs."
+)
+KNOWN = {method.name for method in (*METHODS, *ABLATIONS)}
+
+
+@dataclass(frozen=True)
+class MethodRankingOptions(StudyOptions):
+    """Options of the ranking."""
+
+    seeds: int = 3
+    """Number of independent runs of each method: seeds 0 .. N-1, of training and of the annotators' labels."""
+    preset: Literal["quick", "full", "paper"] | None = None
+    """full: the study. quick (or --quick): one small run of each. paper: writes the plan for LLaMA 7B, runs nothing.
+    Default: full."""
+    methods: tuple[str, ...] = ()
+    """Which methods, by name or as module:attribute of a Method of your own; SFT joins them. Default: all."""
+    feedback: tuple[Feedback, ...] = ("simulated", "human")
+    """Whose labels to train on."""
+    num_eval: int = 805
+    """Instructions of eval that every method answers."""
+    processes: int = 2
+    """Cells at a time, each in a process with one torch thread."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quick and self.preset not in (None, "quick"):
+            raise ValueError(f"--quick: expected no other --preset beside it, got {self.preset!r}")
+        if self.preset == "quick":
+            object.__setattr__(self, "quick", True)  # one flag for all that follows, the folder's name among it
+        for name in ("num_eval", "processes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
+        object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
+        if self.data not in (None, "sandbox"):
+            raise ValueError(
+                f"--data: expected none, since the ranking needs the sandbox's judges and demonstrations, got "
+                f"{self.data!r}. On your own data train one method at a time: python -m alpacafarm_env.benchmarks.train"
+            )
+        if not self.feedback or len(set(self.feedback)) != len(self.feedback):
+            raise ValueError(f"--feedback: expected simulated, human or both, got {self.feedback!r}")
+
+    @property
+    def chosen(self) -> tuple[Method, ...]:
+        """The methods, SFT among them, each once."""
+        return tuple(find_method(spec) for spec in self.specs.values())
+
+    @property
+    def specs(self) -> dict[str, str]:
+        """Name of each chosen method -> how it was asked for.
+
+        Raises:
+            UnknownNameError: Two methods have one name, or a method of one's own has the name of one of ours.
+        """
+        specs: dict[str, str] = {}
+        for spec in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
+            name = find_method(spec).name
+            if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
+                raise UnknownNameError(f"--methods {spec}: expected a name of its own, got {name!r}, which is taken.")
+        return specs
+
+    @classmethod
+    def parse(cls, args: Sequence[str] | None = None) -> Self:
+        """Options from the command line; --quick (or --preset quick) changes what is not given."""
+        given = list(sys.argv[1:] if args is None else args)
+        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+        options = tyro.cli(cls, prog=prog, args=given, default=cls(), description=__doc__)
+        if options.quick:
+            default = cls(quick=True, seeds=1, num_eval=201)
+            options = tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
+        return options
+
+
+def run(options: MethodRankingOptions) -> int:
+    """Runs the study, writes its folder, prints the table and returns the exit status."""
+    if options.preset == "paper":
+        _ = options.chosen  # an unknown name is told here too, though the plan is of all methods
+        return method_plan.run(options.folder(f"{NAME}-paper"))
+    refuse_taken(options.folder(NAME))
+    out, methods = options.folder(NAME), options.chosen
+    config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
+    with Study(
+        out, NAME, config, seeds=range(options.seeds), sources=sandbox_sources(), row=("feedback", "seed")
+    ) as study:
+        reward_plans, plans = make_reward_plans(options), make_plans(options)
+        at_a_time = min(options.processes, len(plans))
+        shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
+        print(f"{NAME} into {out}: {shape}", file=sys.stderr)
+        if reward_plans:
+            print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
+            cells = {plan.cell: partial(run_reward_model, plan) for plan in reward_plans}
+            units = {plan.cell: plan.units for plan in reward_plans}
+            study.note(reward_models=run_cells(study, cells, units, processes=at_a_time))
+            print("2 of 2: methods", file=sys.stderr)
+        # The longest first: what is left for the end fills both processes.
+        plans.sort(key=lambda plan: -plan.units)
+        work = {plan.cell: partial(run_method, plan) for plan in plans}
+        rows = run_cells(study, work, {plan.cell: plan.units for plan in plans}, processes=at_a_time)
+        if rows:
+            write_results(study, options, methods, plans, rows)
+        return study.finish() if rows else study.exit_status
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """The settings of every agent, so that a folder of results that came from others is refused."""
+    from ... import agents
+
+    others = ("APIPolicyConfig", "PolicyConfig")
+    configs = [name for name in agents.__all__ if name.endswith("Config") and name not in others]
+    return {name: asdict(getattr(agents, name).sandbox()) for name in configs}
+
+
+def make_plans(options: MethodRankingOptions) -> list[MethodPlan]:
+    """A plan a cell: method, feedback and seed; of a method that needs no feedback one a seed."""
+    plans = []
+    for spec in options.specs.values():
+        method = find_method(spec)
+        for seed in range(options.seeds):
+            for feedback in options.feedback if method.needs != "nothing" else options.feedback[:1]:
+                reward = RewardPlan(feedback, seed, options.folder(NAME), options.quick)
+                plans.append(
+                    MethodPlan(
+                        method=spec,
+                        feedback=feedback,
+                        seed=seed,
+                        out=options.folder(NAME),
+                        quick=options.quick,
+                        num_eval=options.num_eval,
+                        reward=str(reward.folder) if method.needs == "reward" else None,
+                    )
+                )
+    return plans
+
+
+def make_reward_plans(options: MethodRankingOptions) -> list[RewardPlan]:
+    """The reward models that the chosen methods need."""
+    if all(method.needs != "reward" for method in options.chosen):
+        return []
+    out, quick = options.folder(NAME), options.quick
+    return [RewardPlan(feedback, seed, out, quick) for seed in range(options.seeds) for feedback in options.feedback]
+
+
+def read_credits(plans: Sequence[MethodPlan], done: Sequence[str]) -> Credits:
+    """The judges' verdicts on each answer of the finished cells."""
+    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    for plan in plans:
+        if plan.cell in done:
+            method = find_method(plan.method)
+            remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
+            content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
+            for feedback in FEEDBACKS if method.needs == "nothing" else (plan.feedback,):
+                found[method.name, feedback, plan.seed] = content
+    return found
+
+
+def write_results(
+    study: Study,
+    options: MethodRankingOptions,
+    methods: Sequence[Method],
+    plans: Sequence[MethodPlan],
+    rows: Sequence[Row],
+) -> None:
+    """table.csv, figures, report.html and manifest, and the table on stdout."""
+    order = {method.name: place for place, method in enumerate(methods)}
+    rows = sorted(rows, key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
+    study.write_table(rows, COLUMNS)
+    where = Provenance(
+        level="sandbox",
+        dataset="sandbox",
+        policy="sandbox",
+        reward_model="of the same feedback and seed",
+        num_val=0,
+        num_eval=options.num_eval,
+        num_seeds=options.seeds,
+        temperature=0.7,
+        temperature_note=", best-of-n 1" if any(m.name.startswith("best_of") for m in methods) else "",
+    )
+    words = ["The agents' presets; settings of a cell are beside its checkpoints."] + ([QUICK] if options.quick else [])
+    used = settings_table({**study.config["presets"], **versions()})
+    settings = [Section("Configuration and versions", words, used)]
+    credits = read_credits(plans, study.done)
+    sections, table, sentences = write(
+        study.out,
+        rows,
+        credits,
+        methods,
+        where,
+        settings,
+        feedbacks=options.feedback,
+        num_seeds=options.seeds,
+    )
+    if options.quick:
+        sections, sentences = [Section("A quick run", [QUICK]), *sections], [QUICK, *sentences]
+    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=sentences)
+    write_report(study.out / "report.html", "The methods of AlpacaFarm, ranked", sections)
+    print(text_table(table), *sentences, where.label(), where.judges(), sep="\n")
+    print(f"Written to {study.out}: report.html, table.csv, manifest.json, figures (PNG) and evaluations.")
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(MethodRankingOptions.parse()))

@@ -1,0 +1,387 @@
+"""One cell of the method ranking: makes the agent, trains it, lets it answer eval, and asks the judges.
+
+An agent keeps checkpoints in its cell's folder, so a cell that was interrupted continues; its seconds and tokens are
+those of all its calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ... import sandbox
+from ...data import load_dataset
+from ...data.files import write_atomic
+from ...errors import DataError
+from ...folders import hash_model
+from ...instructions import Instruction
+from ...oracles.reward_model import num_positions
+from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, evaluate, judges_of, subset
+from ..harness.own_judge import judge_content, judge_settings
+from ..harness.plugins import refuse_edited, source_mark
+from ..harness.runner import News, Tell, quiet
+from ..harness.sources import data_content
+from ..harness.spent import Spent
+from ..harness.stored import SETTINGS, check_settings, file_name, read_stored
+from ..harness.study import Row
+from .catalogue import find_method
+from .methods import Actor, Feedback, Job
+
+COLUMNS = (
+    "method",
+    "feedback",
+    "seed",
+    "win_rate_simulated",
+    "win_rate_human",
+    "gold",
+    "length",
+    "seconds",
+    "tokens",
+)
+"""Columns of table.csv: one row a method, feedback and seed."""
+FEEDBACKS = ("simulated", "human")
+"""Whose labels a method was trained on; also the two columns of the paper's Table 2."""
+ANSWERED_AT_ONCE = 161
+"""Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
+ANSWERS = {"responses": [str], "tokens": int}
+"""What is kept of answers, and its shape."""
+VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
+"""What is kept of each answer's evaluation."""
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """All that decides one cell; picklable, so that it can be sent to a process."""
+
+    method: str
+    """Name, or module:attribute."""
+    feedback: Feedback
+    seed: int
+    out: Path
+    """The study's folder."""
+    quick: bool
+    num_eval: int
+    preset: Literal["sandbox", "paper"] = "sandbox"
+    dataset: str = "sandbox"
+    sft: str = "sandbox"
+    reward: str | None = None
+    """Folder of the reward model, for methods that need one."""
+    template: str | None = None
+    lora: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_prompt_tokens: int | None = None
+    changed: tuple[tuple[str, float], ...] = ()
+    allow_overlap: bool = False
+    """As of `Job`."""
+    judge: str | None = None
+    """One's own, as `own_judge` reads it."""
+    mark: str = field(init=False)
+    """Of a method of one's own, as it was loaded where the plan was made."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mark", source_mark(self.method))
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell. A method without feedback has one cell for both."""
+        method = find_method(self.method)
+        middle = "" if method.needs == "nothing" else f"{self.labels}, "
+        return f"{method.name}{self.mark}, {middle}seed {self.seed}"
+
+    @property
+    def labels(self) -> str:
+        """Whose labels the method learns from: a feedback of the sandbox, or those that one's own data has."""
+        return self.feedback if self.dataset == "sandbox" else "own labels"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report."""
+        return find_method(self.method).effort
+
+    @property
+    def evaluation_file(self) -> Path:
+        """Where the answers and verdicts are kept."""
+        return self.out / "evaluations" / f"{file_name(self.cell)}.json"
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
+        left_out = {"out", "mark", "allow_overlap"} | {"dataset", "sft", "reward", "judge"}  # the latter by content
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        models = {"policy": sandbox.POLICY if self.sft == "sandbox" else self.sft, "reward_model": self.reward}
+        made_from = {name: hash_model(folder) for name, folder in models.items() if folder is not None}
+        found["changed"] = {name: value for name, value in self.changed if name != "micro_batch_tokens"}
+        if self.judge is not None:
+            made_from |= {"--judge": judge_content(self.judge)}
+        data = data_content(self.dataset, allow_overlap=self.allow_overlap)
+        return {**found, "judge": judge_settings(self.judge), "dataset": data, **made_from}
+
+    def job(self) -> Job:
+        """What the method makes its agent from."""
+        return Job(
+            seed=self.seed,
+            folder=self.out / "runs" / file_name(self.cell),
+            feedback=self.feedback,
+            quick=self.quick,
+            preset=self.preset,
+            dataset=self.dataset,
+            sft=self.sft,
+            reward=self.reward,
+            template=self.template,
+            lora=self.lora,
+            dtype=self.dtype,
+            max_prompt_tokens=self.max_prompt_tokens,
+            changed=self.changed,
+            allow_overlap=self.allow_overlap,
+        )
+
+
+def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
+    """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
+
+    In a world of processes all train and answer together; the main one alone judges, writes and has rows.
+
+    Raises:
+        CheckpointError: The cell's folder was made with other settings, or the method was edited after the start.
+    """
+    from ...agents.processes import Processes
+
+    world = Processes()
+    tell = tell if world.is_main else _silent
+    quiet()
+    refuse_edited(plan.method, plan.mark)
+    tell(News(plan.cell, 0))
+    method, job = find_method(plan.method), plan.job()
+    begun = (job.folder / SETTINGS).is_file()
+    world.together(lambda: prepare(plan) if world.is_main else None)
+    spent = Spent(job.folder)
+    instructions = evaluated(plan)
+    judges = judges_of(job.data, proxy=None, own=plan.judge) if world.is_main else Judges()
+    try:
+        actor = method.make(job)
+        longest = longest_asked(actor, instructions)
+    except BaseException:
+        if world.is_main and not begun:  # nothing was done by these settings: others may take the folder
+            (job.folder / SETTINGS).unlink(missing_ok=True)
+        raise
+    learns = hasattr(actor, "updates")
+
+    def progress(training: float, answering: float) -> None:
+        if world.is_main:
+            spent.keep()
+        share = 0.9 * training + 0.1 * answering if learns else answering
+        tell(News(plan.cell, int(share * plan.units)))
+
+    tokens = train(actor, lambda share: progress(share, 0.0))
+    if learns and hasattr(actor, "save") and world.is_main:
+        actor.save(job.folder / "policy")
+    if longest > 0:
+        actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
+    responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
+    if not world.is_main:
+        return []
+    spent.keep(now=True)
+    check_settings(job.folder, plan.settings())  # models and data are still what they were at the start
+    found = evaluate(instructions, responses, judges)
+    write_atomic(plan.evaluation_file, json.dumps(verdicts(found)) + "\n")
+    own = () if plan.judge is None else (OWN_WIN_RATE,)
+    measured = {name: found.means()[name] for name in (*COLUMNS[3:7], *own)}
+    sampled = max(tokens, _tokens(job.folder)) + answered
+    row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
+    tell(News(plan.cell, plan.units, describe(plan.cell, row)))
+    feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
+    return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in feedbacks]
+
+
+def prepare(plan: MethodPlan) -> None:
+    """Makes the folders of a cell, and compares its settings with those it was begun with."""
+    folder = plan.job().folder
+    for each in (folder / "answers", plan.evaluation_file.parent):
+        each.mkdir(parents=True, exist_ok=True)
+    check_settings(folder, plan.settings())
+
+
+def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
+    """Does what the agent still has to learn; returns the tokens that its metrics say it sampled."""
+    updates, total = getattr(actor, "updates", None), getattr(actor, "num_steps", 0)
+    if updates is None:
+        return 0
+    tokens = 0.0
+    for metrics in updates():
+        tokens += metrics.get("tokens", 0)
+        tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
+    return int(tokens)
+
+
+def evaluated(plan: MethodPlan) -> list[Instruction]:
+    """The instructions of eval that every method answers."""
+    instructions = load_dataset(plan.dataset, allow_overlap=plan.allow_overlap).instructions("eval")
+    return [instructions[index] for index in subset(len(instructions), plan.num_eval)]
+
+
+def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
+    """Tokens of the longest prompt to answer; 0 for what has no policy. Training may leave out what is answered here.
+
+    Raises:
+        DataError: The policy's positions do not hold a prompt beside a response.
+    """
+    policy: Any = getattr(actor, "policy", None)
+    if not hasattr(policy, "max_response_tokens"):
+        return 0
+    from ...agents.control_tokens import own_control_token
+    from ...agents.fitting import prompt_lengths
+
+    width = policy.max_response_tokens + (own_control_token(policy.model) is not None)
+    room = num_positions(policy.model.config) - width
+    lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
+    if too_long := [length for length in lengths if length > room]:
+        raise DataError(
+            f"{len(too_long)} of {len(lengths)} prompts of eval do not fit the policy beside a response of {width} "
+            f"tokens, the longest has {max(too_long)} and there is room for {room:g}. Leave them out of the data (a "
+            "prompt is never cut)."
+        )
+    return max(lengths)
+
+
+def answer(
+    actor: Actor, instructions: Sequence[Instruction], folder: Path, tell_share: Callable[[float], None]
+) -> tuple[tuple[str, ...], int]:
+    """One response an instruction and the tokens sampled for all; what an earlier call has stored is not asked again.
+
+    Processes of a world share the files that are missing; a response is the same whichever gives it. Best-of-n says
+    itself how many instructions it works on at a time: 161 times 1024 samples of a large model would be hours between
+    two files.
+    """
+    from ...agents.processes import Processes
+
+    world, size = Processes(), getattr(actor, "instructions_at_once", ANSWERED_AT_ONCE)
+    starts = range(0, len(instructions), size)
+    blocks = {folder / f"{first:06}-{size}.json": instructions[first : first + size] for first in starts}
+    missing = world.from_main([file for file in blocks if not file.is_file()])
+    for first in range(0, len(missing), world.count):
+        files = missing[first : first + world.count]
+        done = world.spread(files, lambda file: respond(actor, blocks[file]))
+        for file, block in zip(files, done, strict=True):
+            if world.is_main:
+                write_atomic(file, json.dumps(block))
+        left = sum(len(blocks[file]) for file in missing[first + world.count :])
+        tell_share(1 - left / len(instructions))
+    stored = world.from_main([read_stored(file, *ANSWERS, shape=ANSWERS) for file in blocks if world.is_main])
+    responses = tuple(response for block in stored for response in block["responses"])
+    return responses, sum(block["tokens"] for block in stored)
+
+
+def respond(actor: Actor, instructions: Sequence[Instruction]) -> dict[str, Any]:
+    """The responses to some instructions, and the tokens sampled for them."""
+    before = getattr(actor, "num_tokens", 0)
+    found = list(actor.act(instructions))
+    if len(found) != len(instructions):
+        raise ValueError(
+            f"{type(actor).__name__}.act: expected a response to each of {len(instructions)} instructions, got "
+            f"{len(found)} responses"
+        )
+    return {"responses": found, "tokens": getattr(actor, "num_tokens", 0) - before}
+
+
+def verdicts(found: Evaluation) -> dict[str, list[Any]]:
+    """Answers and what the judges say of each, JSON-able; NaN as null."""
+    names = (*VERDICTS, *(name for name in found.scores if name == OWN_WIN_RATE))
+    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in names}
+    return {"instructions": list(found.instructions), "responses": list(found.responses), **scores}
+
+
+def describe(cell: str, row: Row) -> str:
+    """One line about a finished cell."""
+    names = {
+        "win_rate_simulated": "win rate {:.1f} % simulated",
+        "win_rate_human": "{:.1f} % human",
+        "win_rate": "win rate {:.1f} % by the judge",
+        "gold": "gold {:.2f}",
+        "length": "length {:.0f}",
+        "seconds": "{:.0f} s",
+    }
+    # Outside the sandbox there is no judge: what was not measured is left out.
+    known = {name: row[name] for name in names if name in row and row[name] == row[name]}
+    return f"{cell}: " + ", ".join(names[name].format(value) for name, value in known.items())
+
+
+# -------------------------------------------------------------------------------------------------------- reward models
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """The reward model of one feedback and seed."""
+
+    feedback: Feedback
+    seed: int
+    out: Path
+    quick: bool
+
+    units = 70
+
+    @property
+    def cell(self) -> str:
+        """Name of the study's cell."""
+        return f"reward model, {self.feedback}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where the reward model is; of a quick study's simulated feedback the shipped one."""
+        if self.quick and self.feedback == "simulated":
+            return sandbox.REWARD_MODEL
+        name = f"{self.feedback}-seed-{self.seed}" + ("-quick" if self.quick else "")
+        return self.out / "reward_models" / name
+
+    @property
+    def done(self) -> bool:
+        """Whether the reward model is whole."""
+        from ..harness.reward_models import LAST_FILE
+
+        return (self.folder / LAST_FILE).is_file()
+
+
+def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
+    """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
+    from ...agents import RewardModelingConfig
+    from ...agents.processes import Processes
+    from ..harness.reward_models import fit
+
+    quiet()
+    job = Job(seed=plan.seed, folder=plan.out / "runs" / file_name(plan.cell), feedback=plan.feedback, quick=plan.quick)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    spent = Spent(job.folder)
+
+    world = Processes()
+    tell = tell if world.is_main else _silent
+
+    def progress(share: float) -> None:
+        if world.is_main:
+            spent.keep()
+        tell(News(plan.cell, int(share * plan.units)))
+
+    tell(News(plan.cell, 0))
+    if plan.folder != sandbox.REWARD_MODEL and not plan.done:
+        fit(
+            sandbox.POLICY,
+            job.preferences(),
+            plan.folder,
+            val=job.data.instructions("val"),
+            config=RewardModelingConfig.sandbox(),
+            seed=plan.seed,
+            out=job.folder,
+            tell=progress,
+        )
+    tell(News(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
+    return [{"feedback": plan.feedback, "seed": plan.seed, "seconds": round(spent.seconds, 2)}]
+
+
+def _silent(news: News) -> None:
+    """Tells nobody: the main process does."""
+
+
+def _tokens(folder: Path) -> int:
+    """What a run has sampled by its metrics.jsonl, those of earlier calls included."""
+    lines = [line for file in folder.rglob("metrics.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
+    return int(sum(json.loads(line).get("tokens") or 0 for line in lines))

@@ -1,0 +1,204 @@
+"""The over-optimization study: what a noisy reward does to a policy that is optimized against it for too long.
+
+    python -m alpacafarm_env.benchmarks.overoptimization [--quick] [--seeds N] [--treatments NAME ...] [--methods ...]
+
+For each reward treatment (who labels the pairs, with how much noise, how many, one reward model or an ensemble) PPO is
+run past its peak and best-of-n up to n = 1024, everything else held fixed: the same prompts, samples and draws. Proxy,
+gold, win rates, KL and length are measured on the way. A treatment of your own joins by --treatments module:attribute:
+a `Treatment`, an oracle, or a wrapper of batched environments.
+
+Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (arXiv 2310.02743); Dubois et al. 2023,
+AlpacaFarm (arXiv 2305.14387), section 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Self
+
+import tyro
+
+from ...errors import UnknownNameError
+from ..harness.plugins import refuse_edited
+from ..harness.runner import Tell, run_cells
+from ..harness.sources import sandbox_sources
+from ..harness.stored import refuse_taken
+from ..harness.study import Row, Study, StudyOptions, run_command
+from .plans import BestOfNPlan, Kind, Plans, PPOPlan, RewardModelPlan, SamplesPlan, Sizes, TreatmentPlan
+from .treatments import TREATMENTS, find_treatment
+
+NAME = "overoptimization"
+QUICK = ("none", "ann", "uwo_3")
+"""Treatments of --quick."""
+KNOWN = {treatment.name for treatment in TREATMENTS}
+
+
+@dataclass(frozen=True)
+class OveroptimizationOptions(StudyOptions):
+    """Options of the over-optimization study. With --quick there are 2 seeds, 3 treatments and small sizes."""
+
+    seeds: int = 5
+    """Number of independent runs: seeds 0 .. N-1, of the labels, the reward models, the samples and PPO."""
+    treatments: tuple[str, ...] = ()
+    """Which reward treatments, by name or as module:attribute of your own. Default: all, with --quick none, ann and
+    uwo_3."""
+    methods: tuple[Kind, ...] = ("ppo", "best_of_n")
+    """What optimizes against them."""
+    kl_coef: float | None = None
+    """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
+    less, the farther PPO goes. Default: 0.05."""
+    processes: int = 2
+    """Cells at a time, each in a process with one torch thread."""
+    sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
+    """Other sizes, for tests."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 1:
+            raise ValueError(f"--processes: expected 1 or more, got {self.processes!r}")
+        if self.kl_coef is not None and not 0 <= self.kl_coef < math.inf:
+            raise ValueError(f"--kl-coef: expected 0 or more, got {self.kl_coef!r}")
+        if self.data not in (None, "sandbox"):
+            raise ValueError(f"--data: expected none, since only the sandbox knows the true reward, got {self.data!r}.")
+        if not self.methods or len(set(self.methods)) != len(self.methods):
+            raise ValueError(f"--methods: expected ppo, best_of_n or both, got {self.methods!r}")
+
+    @property
+    def chosen_sizes(self) -> Sizes:
+        """The sizes of the cells."""
+        sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
+        return sizes if self.kl_coef is None else replace(sizes, kl_coef=self.kl_coef)
+
+    @property
+    def specs(self) -> dict[str, str]:
+        """Name of each chosen treatment -> how it was asked for.
+
+        Raises:
+            UnknownNameError: There is no such treatment, or two have one name.
+        """
+        names = self.treatments or (QUICK if self.quick else [treatment.name for treatment in TREATMENTS])
+        specs: dict[str, str] = {}
+        for spec in names:
+            name = find_treatment(spec).name
+            if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
+                taken = "the study itself" if name in KNOWN else specs[name]
+                raise UnknownNameError(
+                    f"--treatments {spec}: expected a name of its own, got {name!r}, which is taken by {taken}."
+                )
+        return specs
+
+    @classmethod
+    def parse(cls, args: Sequence[str] | None = None) -> Self:
+        """Options from the command line; --quick changes what is not given."""
+        given = list(sys.argv[1:] if args is None else args)
+        default = cls(quick=True, seeds=2) if "--quick" in given else cls()
+        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+        return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
+
+
+Runner = Callable[[Any, Tell], Sequence[Row]]
+
+
+def run(options: OveroptimizationOptions) -> int:
+    """Runs the study, writes its folder, prints the summary and returns the exit status."""
+    refuse_taken(options.folder(NAME))
+    sizes, seeds = options.chosen_sizes, range(options.seeds)
+    plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
+    plans.refuse_changed()
+    with Study(options.folder(NAME), NAME, settings(sizes), seeds=seeds, sources=sandbox_sources()) as study:
+        counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
+        print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
+        models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
+        run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
+        rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
+        if not rows:
+            why = f"no run was finished, why is above. No report is written; one in {study.out} is of an earlier call."
+            print(f"error: {why}", file=sys.stderr)
+            return study.exit_status
+        from .writing import write_results
+
+        write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
+        if study.failed:
+            print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
+        return study.finish()
+
+
+def quick_note(sizes: Sizes) -> str:
+    """What a quick study is good for, and its sizes."""
+    return (
+        "Quick run: to see that everything works, not to tell treatments apart. Reward models learn from at most "
+        f"{sizes.num_labels:,} labelled pairs, PPO makes {sizes.ppo_steps} steps, best-of-n has {sizes.num_samples} "
+        "samples."
+    )
+
+
+def settings(sizes: Sizes) -> dict[str, Any]:
+    """What decides the rows of every treatment, so that a folder of results that came from others is refused."""
+    from ...agents import RewardModelingConfig
+    from .ppo import ppo_config
+
+    return {
+        "sizes": asdict(sizes),
+        "ppo": asdict(ppo_config(sizes)),
+        "reward_modeling": asdict(RewardModelingConfig.sandbox()),
+    }
+
+
+def run_plans(
+    study: Study,
+    title: str,
+    plans: Sequence[RewardModelPlan | SamplesPlan | TreatmentPlan],
+    runner: Runner,
+    processes: int,
+) -> list[Row]:
+    """Runs the cells of one part, the longest first: what is left for the end fills all processes."""
+    if not plans:
+        return []
+    print(f"{title} ({len(plans)})", file=sys.stderr)
+    longest_first = sorted(plans, key=lambda plan: -plan.units)
+    cells = {plan.cell: partial(runner, plan) for plan in longest_first}
+    units = {plan.cell: plan.units for plan in longest_first}
+    return run_cells(study, cells, units, processes=min(processes, len(plans)))
+
+
+# The doors to the modules that import torch: --help and the error about a mistyped option do not wait for it.
+
+
+def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
+    """Trains and measures a reward model."""
+    from . import reward_models as cells
+
+    return cells.run_reward_model(plan, tell)
+
+
+def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
+    """Draws the samples of a seed."""
+    from . import samples as cells
+
+    return cells.run_samples(plan, tell)
+
+
+def run_treatment(plan: TreatmentPlan, tell: Tell) -> list[Row]:
+    """Runs PPO or best-of-n on one treatment and seed.
+
+    Raises:
+        CheckpointError: The treatment is one of one's own and was edited after the study began.
+    """
+    refuse_edited(plan.treatment, plan.mark)
+    if isinstance(plan, PPOPlan):
+        from .ppo import run_ppo
+
+        return run_ppo(plan, tell)
+    from .best_of_n import run_best_of_n
+
+    assert isinstance(plan, BestOfNPlan)
+    return run_best_of_n(plan, tell)
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(OveroptimizationOptions.parse()))

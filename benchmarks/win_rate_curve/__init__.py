@@ -1,0 +1,1 @@
+"""The main job: PPO in AlpacaFarm, and its win-rate curve."""
