@@ -1,11 +1,11 @@
 """Every method of the paper, trained, decoded and ranked by simulated and by human feedback.
 
-    python -m alpacafarm_env.benchmarks.method_ranking [--preset quick|full|paper] [--seeds N] [--methods NAME ...]
+    python -m alpacafarm_env.benchmarks.method_ranking [--quick] [--seeds N] [--methods NAME ...]
 
 All methods start from the same SFT policy and learn from the same 10k pairs of its samples: once as p_sim^ann labels
 them (25 % flips), once as human raters do. Each answers the eval instructions at temperature 0.7 (best-of-n: 1.0); the
 answers are compared with the reference's by p_sim^eval and by human raters. The table stands beside the paper's, with
-the rank correlation of the two columns. `--preset paper` runs nothing: it writes the plan for LLaMA 7B.
+the rank correlation of the two columns.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2.
 """
@@ -32,7 +32,6 @@ from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from ..methods.catalogue import ABLATIONS, METHODS, find_method
 from ..methods.methods import Feedback, Method
 from ..methods.runs import COLUMNS, FEEDBACKS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
-from . import plan as method_plan
 from .report import write
 from .summary import BASELINE, Credits
 
@@ -51,9 +50,8 @@ class MethodRankingOptions(StudyOptions):
 
     seeds: int = 3
     """Number of independent runs of each method: seeds 0 .. N-1, of training and of the annotators' labels."""
-    preset: Literal["quick", "full", "paper"] | None = None
-    """full: the study. quick (or --quick): one small run of each. paper: writes the plan for LLaMA 7B, runs nothing.
-    Default: full."""
+    preset: Literal["quick", "full"] | None = None
+    """full: the study. quick (or --quick): one small run of each. Default: full."""
     methods: tuple[str, ...] = ()
     """Which methods, by name or as module:attribute of a Method of your own; SFT joins them. Default: all."""
     feedback: tuple[Feedback, ...] = ("simulated", "human")
@@ -114,9 +112,6 @@ class MethodRankingOptions(StudyOptions):
 
 def run(options: MethodRankingOptions) -> int:
     """Runs the study, writes its folder, prints the table and returns the exit status."""
-    if options.preset == "paper":
-        _ = options.chosen  # an unknown name is told here too, though the plan is of all methods
-        return method_plan.run(options.folder(f"{NAME}-paper"))
     refuse_taken(options.folder(NAME))
     out, methods = options.folder(NAME), options.chosen
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}

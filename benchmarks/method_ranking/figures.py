@@ -17,8 +17,9 @@ from ..harness.labels import _zero_for_nan, place_labels
 from ..harness.plots import COLORS, titled, write_png
 from ..harness.provenance import Provenance
 from ..harness.report import Figure
+from ..methods.methods import Method
 from ..methods.runs import FEEDBACKS
-from .summary import JUDGED_BY, MethodFacts, Summary
+from .summary import JUDGED_BY, Summary
 
 WORDS = {
     "simulated": "simulated: trained on and judged by simulated feedback",
@@ -27,13 +28,13 @@ WORDS = {
 """Feedback -> its label in a legend."""
 
 
-def in_order(summary: Summary, methods: Sequence[MethodFacts], feedback: str | None = None) -> list[MethodFacts]:
+def in_order(summary: Summary, methods: Sequence[Method], feedback: str | None = None) -> list[Method]:
     """The best win rate of a column (None: the first) first; methods without one last, in their own order."""
     order = {name: place for place, name in enumerate(summary.ranking(feedback or summary.feedbacks[0]))}
     return sorted(methods, key=lambda method: order.get(method.name, len(order)))
 
 
-def write_figures(out: Path, summary: Summary, methods: Sequence[MethodFacts], where: Provenance) -> tuple[Figure, ...]:
+def write_figures(out: Path, summary: Summary, methods: Sequence[Method], where: Provenance) -> tuple[Figure, ...]:
     """Writes win_rates.png and human_against_simulated.png and returns them with captions.
 
     The second needs three methods that have both win rates: with fewer it is not drawn, and one that an earlier call
@@ -57,7 +58,7 @@ def write_figures(out: Path, summary: Summary, methods: Sequence[MethodFacts], w
     )
 
 
-def with_both(summary: Summary, methods: Sequence[MethodFacts]) -> dict[str, tuple[Estimate, Estimate]]:
+def with_both(summary: Summary, methods: Sequence[Method]) -> dict[str, tuple[Estimate, Estimate]]:
     """Title -> simulated and human win rate, of the methods that have both."""
     simulated, human = FEEDBACKS
     found = {
@@ -70,7 +71,7 @@ def with_both(summary: Summary, methods: Sequence[MethodFacts]) -> dict[str, tup
     return {title: (one, two) for title, (one, two) in found.items() if one.num and two.num}
 
 
-def draw_win_rates(summary: Summary, methods: Sequence[MethodFacts], note: str) -> Drawing:
+def draw_win_rates(summary: Summary, methods: Sequence[Method], note: str) -> Drawing:
     """A row a method, the best of the first column on top: means with 95 % t-intervals, and the published values."""
     shown = [method for method in in_order(summary, methods) if _has_any(summary, method)]
     figure = Drawing(figsize=(9.4, 2.0 + 0.4 * len(shown)), dpi=150, layout="constrained")
@@ -115,7 +116,7 @@ def draw_win_rates(summary: Summary, methods: Sequence[MethodFacts], note: str) 
     return figure
 
 
-def draw_scatter(summary: Summary, methods: Sequence[MethodFacts], note: str) -> Drawing:
+def draw_scatter(summary: Summary, methods: Sequence[Method], note: str) -> Drawing:
     """A point a method: human against simulated win rate, bars of one standard error, labels beside the points."""
     both = with_both(summary, methods)
     figure = Drawing(figsize=(8.2, 7.4), dpi=150, layout="constrained")
@@ -143,7 +144,7 @@ def draw_scatter(summary: Summary, methods: Sequence[MethodFacts], note: str) ->
     return figure
 
 
-def _has_any(summary: Summary, method: MethodFacts) -> bool:
+def _has_any(summary: Summary, method: Method) -> bool:
     return any(summary.mean(JUDGED_BY[feedback], method.name, feedback).num for feedback in FEEDBACKS)
 
 

@@ -12,9 +12,10 @@ from ..harness.provenance import Provenance
 from ..harness.report import Section, Table
 from ..harness.report_text import SIMULATION, interval_text, number, signed
 from ..harness.study import Row
+from ..methods.methods import Method
 from ..methods.runs import FEEDBACKS
 from .figures import in_order, with_both, write_figures
-from .summary import BASELINE, JUDGED_BY, Credits, MethodFacts, Reversal, Summary, summarize
+from .summary import BASELINE, JUDGED_BY, Credits, Reversal, Summary, summarize
 
 JUDGES = {"win_rate_simulated": "p_sim^eval", "win_rate_human": "human raters"}
 """Measure -> who judges."""
@@ -31,7 +32,7 @@ def write(
     study_out: Path,
     rows: Sequence[Row],
     credits: Credits,
-    methods: Sequence[MethodFacts],
+    methods: Sequence[Method],
     where: Provenance,
     extra_sections: Sequence[Section] = (),
     *,
@@ -79,7 +80,7 @@ def write(
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def summary_table(summary: Summary, methods: Sequence[MethodFacts], where: Provenance) -> Table:
+def summary_table(summary: Summary, methods: Sequence[Method], where: Provenance) -> Table:
     """One row a method, as the paper's Table 2, the best of the first column on top, its columns beside ours."""
     shown = summary.feedbacks
     header = ("method", *(name for feedback in shown for name in (f"{feedback}, %", "paper")), *COSTS, "n")
@@ -117,7 +118,7 @@ NOT_TIMED = (
 """What `seconds` leaves out."""
 
 
-def cross_table(summary: Summary, methods: Sequence[MethodFacts], where: Provenance) -> Table:
+def cross_table(summary: Summary, methods: Sequence[Method], where: Provenance) -> Table:
     """Every method and feedback under both judges, with intervals; methods that need no feedback have one row."""
     rows = []
     for method in in_order(summary, methods):
@@ -133,7 +134,7 @@ def cross_table(summary: Summary, methods: Sequence[MethodFacts], where: Provena
     return Table(header, rows, caption)
 
 
-def difference_table(summary: Summary, methods: Sequence[MethodFacts], where: Provenance) -> Table:
+def difference_table(summary: Summary, methods: Sequence[Method], where: Provenance) -> Table:
     """Each method less SFT, paired by seed, in win rate and gold, and its length over SFT's: a row a column."""
     rows = []
     for method in in_order(summary, methods):
@@ -171,7 +172,7 @@ def agreement_table(summary: Summary) -> Table | None:
     return Table(("rankings", "Spearman", "Kendall tau-b", "methods"), rows) if rows else None
 
 
-def reversal_table(summary: Summary, methods: Sequence[MethodFacts]) -> Table | None:
+def reversal_table(summary: Summary, methods: Sequence[Method]) -> Table | None:
     """Pairs in another order than in the paper, the clear ones first; None where there is none."""
     titles = _titles(methods)
     rows = [
@@ -198,7 +199,7 @@ def reversal_table(summary: Summary, methods: Sequence[MethodFacts]) -> Table | 
 # -------------------------------------------------------------------------------------------------------------- words
 
 
-def findings(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def findings(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """What the numbers say, in sentences computed from them."""
     return [
         *_missing(summary, methods),
@@ -211,7 +212,7 @@ def findings(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
     ]
 
 
-def order_sentences(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def order_sentences(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """Where the order differs from the paper's: the clear pairs by name, the others by number."""
     titles = _titles(methods)
     sentences = []
@@ -258,7 +259,7 @@ def published(value: float | None) -> str:
     return "–" if value is None else number(value, "%")
 
 
-def _missing(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def _missing(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """What was meant to run and has no row: columns, seeds, and cells of the columns and seeds that are there."""
     found, wanted = summary.cells.seeds, summary.num_seeds
     told = []
@@ -280,12 +281,12 @@ def _missing(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
     return told + ([f"Not all cells are there; seeds found: {', '.join(lacking)}."] if lacking else [])
 
 
-def _learned(summary: Summary, methods: Sequence[MethodFacts], feedback: str) -> bool:
+def _learned(summary: Summary, methods: Sequence[Method], feedback: str) -> bool:
     """Whether any method that needs feedback has a cell of this kind."""
     return any(summary.mean("length", method.name, feedback).num for method in methods if method.needs != "nothing")
 
 
-def _not_compared(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def _not_compared(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """Why human and simulated win rates are not set against each other, where they are not."""
     if len(summary.feedbacks) == 1:
         here = summary.feedbacks[0]
@@ -297,7 +298,7 @@ def _not_compared(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]
     return []
 
 
-def _against_sft(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def _against_sft(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """Which trained methods are clearly above, clearly below and not clearly apart from SFT, or have no error."""
     sentences = []
     for feedback in summary.feedbacks if summary.has_baseline else ():
@@ -322,7 +323,7 @@ def _against_sft(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
     return sentences
 
 
-def _first(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def _first(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """The best trained method of each column, and how far it is from the second."""
     by_name = {method.name: method for method in methods}
     sentences = []
@@ -360,7 +361,7 @@ def _coefficients(found: Agreement) -> str:
     )
 
 
-def _lengths(summary: Summary, methods: Sequence[MethodFacts]) -> list[str]:
+def _lengths(summary: Summary, methods: Sequence[Method]) -> list[str]:
     """Responses' length over SFT's of every method that has a published ratio, beside it."""
     told = []
     for method in methods if summary.has_baseline else ():
@@ -385,5 +386,5 @@ def _reversal_text(each: Reversal, titles: Mapping[str, str]) -> str:
     )
 
 
-def _titles(methods: Sequence[MethodFacts]) -> dict[str, str]:
+def _titles(methods: Sequence[Method]) -> dict[str, str]:
     return {method.name: method.title for method in methods}

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from ...statistics import PERCENT, POSITIVE, UNBOUNDED
 from ..harness.agreement import Agreement, Bootstrap, agreement
 from ..harness.estimates import Estimate
 from ..harness.study import Row, number_of
+from ..methods.methods import Method
 from ..methods.runs import COLUMNS, FEEDBACKS
 
 MEASURES = COLUMNS[3:]
@@ -35,34 +36,6 @@ Key = tuple[str, str, int]
 Credits = Mapping[Key, Mapping[str, Any]]
 """(method, feedback, seed) -> {"win_rate_simulated": [B], "win_rate_human": [B]}: credits in [0, 1], NaN = no
 verdict."""
-
-
-class MethodFacts(Protocol):
-    """What a summary needs to know of a method."""
-
-    @property
-    def name(self) -> str:
-        """As in table.csv."""
-
-    @property
-    def title(self) -> str:
-        """For people."""
-
-    @property
-    def paper(self) -> tuple[float | None, float | None]:
-        """Published win rates in percent, simulated and human; None where unpublished."""
-
-    @property
-    def paper_note(self) -> str:
-        """In what the published row differs from ours; may be empty."""
-
-    @property
-    def needs(self) -> str:
-        """nothing, preferences or reward."""
-
-    @property
-    def trained(self) -> bool:
-        """Whether it is one of the methods that learn from feedback."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +147,7 @@ class Summary:
 def summarize(
     rows: Sequence[Row],
     credits: Credits,
-    methods: Sequence[MethodFacts],
+    methods: Sequence[Method],
     *,
     feedbacks: Sequence[str] = FEEDBACKS,
     num_seeds: int | None = None,
@@ -286,7 +259,7 @@ def _reversals(compared: Sequence[Reversal]) -> list[Reversal]:
     return sorted(found, key=lambda reversal: (not reversal.here.clear, reversal.here.mean))
 
 
-def _learned_from(rows: Sequence[Row], methods: Sequence[MethodFacts]) -> set[str]:
+def _learned_from(rows: Sequence[Row], methods: Sequence[Method]) -> set[str]:
     """The kinds of feedback under which a method that needs feedback has a row."""
     needy = {method.name for method in methods if method.needs != "nothing"}
     return {str(row["feedback"]) for row in rows if row["method"] in needy}

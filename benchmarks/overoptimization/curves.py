@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,38 +35,6 @@ POSITION = {"ppo": "step", "best_of_n": "n"}
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]
-
-
-class TreatmentFacts(Protocol):
-    """What the summary, figures and report need to know of a reward treatment."""
-
-    @property
-    def name(self) -> str:
-        """As in table.csv."""
-
-    @property
-    def title(self) -> str:
-        """For people."""
-
-    @property
-    def judge(self) -> str:
-        """Who labels the pairs."""
-
-    @property
-    def flip(self) -> float:
-        """Share of labels that are flipped, in [0, 1]."""
-
-    @property
-    def num_labels(self) -> int:
-        """Labelled pairs that a reward model is trained on."""
-
-    @property
-    def members(self) -> int:
-        """Reward models; more than one is an ensemble."""
-
-    @property
-    def combine(self) -> str:
-        """How the members' scores make one reward: mean, min or uwo."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from ..harness.report import Section, Table
 from ..harness.report_text import SIMULATION, interval_text, number, settings_table, signed
 from ..harness.study import Row
 from .claims import KLS, VERDICTS, Claim, claims
-from .curves import MEASURES, METHOD_WORDS, TreatmentFacts
+from .curves import MEASURES, METHOD_WORDS
 from .figures import FRESH, Setting, write_figures
 from .fits import FORMS, change_after, drop, gain_at, peak
 from .gallery import Run, gallery_table
 from .results import Results, gold_text
 from .summary import beside, missing, others, warnings
+from .treatments import Treatment
 from .trends import by_seed, length_residual
 from .tried import HOW_TRIED, Tried
 
@@ -50,7 +51,7 @@ FIGURES = {
 def write(
     out: Path,
     rows: Sequence[Row],
-    treatments: Sequence[TreatmentFacts],
+    treatments: Sequence[Treatment],
     where: Setting,
     *,
     reward_models: Sequence[Row] = (),

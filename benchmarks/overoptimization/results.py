@@ -10,8 +10,9 @@ import numpy as np
 from ..harness.estimates import Estimate
 from ..harness.report_text import interval_text, number, signed
 from ..harness.study import Row
-from .curves import METHODS, Curves, Key, TreatmentFacts, all_curves, paired
+from .curves import METHODS, Curves, Key, all_curves, paired
 from .fits import Array, Drop, Fit, change_after, drop, fit, peak, rises
+from .treatments import Treatment
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class Results:
     """The curves of a study and what they are of."""
 
     curves: Mapping[Key, Curves]
-    facts: Mapping[str, TreatmentFacts] = field(default_factory=dict)
+    facts: Mapping[str, Treatment] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Sequence[Row], treatments: Sequence[TreatmentFacts]) -> Results:
+    def of(cls, rows: Sequence[Row], treatments: Sequence[Treatment]) -> Results:
         """From the rows of table.csv and all treatments that were meant to run.
 
         Raises:
