@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Self, get_args
 
-from ..api.client import Client, ClientConfig
-from ..api.endpoint import Endpoint
-from ..api.replies import Reply
-from ..api.requests import Kind, Request
-from ..api.running import run
 from ..errors import APIError, PolicyError, did_you_mean
+from ..llm.client import Client, ClientConfig
+from ..llm.endpoint import Endpoint
+from ..llm.replies import Reply
+from ..llm.requests import Kind, Request
+from ..llm.run_sync import run
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate

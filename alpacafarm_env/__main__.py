@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from .annotators.commands import Report, add_commands
 from .arguments import whole_number
+from .cli.commands import Report, add_commands
 from .errors import AlpacaFarmError
 
 
@@ -56,7 +56,7 @@ def _show(options: argparse.Namespace) -> Report:
 
 
 def _serve(options: argparse.Namespace) -> Report:
-    from .annotators.server import run_server
+    from .judge_server.server import run_server
 
     given = {name: value for name, value in vars(options).items() if name not in ("command", "run")}
     return Report("", status=run_server(**given))
@@ -82,7 +82,7 @@ def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     serve = commands.add_parser("judge-server", help=text, description=text)
     serve.set_defaults(run=_serve)
     if "judge-server" in chosen:  # its options come from a module that takes a while to load
-        from .annotators.server import add_arguments
+        from .judge_server.server import add_arguments
 
         add_arguments(serve)
     return parser

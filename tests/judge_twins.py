@@ -4,7 +4,7 @@ from collections import Counter
 from copy import copy
 from dataclasses import replace
 
-from alpacafarm_env.annotators.judging import Judging
+from alpacafarm_env.judge_server.sandbox_judge import Judging
 
 _ANSWER = Judging.answer
 

@@ -8,16 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..judge_server.server import JudgeServer as JudgeServer
     from .config import load_pool as load_pool
-    from .make import make_pool as make_pool
+    from .factory import make_pool as make_pool
     from .pool import AnnotatorPool as AnnotatorPool
-    from .server import JudgeServer as JudgeServer
 
-_HOMES = {"AnnotatorPool": "pool", "JudgeServer": "server", "load_pool": "config", "make_pool": "make"}
+_HOMES = {
+    "AnnotatorPool": ".pool",
+    "JudgeServer": "..judge_server.server",
+    "load_pool": ".config",
+    "make_pool": ".factory",
+}
 __all__ = ["AnnotatorPool", "JudgeServer", "load_pool", "make_pool"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(_HOMES[name], __name__), name)

@@ -20,16 +20,16 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api.client import Client, ClientConfig
-from ..api.endpoint import OPENAI_KEY, Endpoint, require_key_variable
-from ..api.ledger import Ledger, shared_ledger
-from ..api.ledger_sql import check_budget
-from ..api.limits import Limiter
-from ..api.prices import Prices
-from ..api.running import run
 from ..errors import PoolError, did_you_mean
+from ..llm.client import Client, ClientConfig
+from ..llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
+from ..llm.ledger.operations import check_budget
+from ..llm.ledger.store import Ledger, shared_ledger
+from ..llm.limits import Limiter
+from ..llm.pricing import Prices
+from ..llm.run_sync import run
 from ..oracles.base import UNSCORED_REASON, Shared, Verdicts
-from .asking import Answer, Asking, Progress, Question, Served
+from .batch import Answer, Asking, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws, KeyedDraws
 from .prompts import Item, check_item
@@ -53,7 +53,7 @@ class AnnotatorPool(Shared):
         api_key_env: The environment variable that holds the key; one that you name must be set, unless it is a replay.
         allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
-            `api.ledger.default_path`.
+            `llm.ledger.store.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
         replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have
@@ -146,7 +146,7 @@ class AnnotatorPool(Shared):
         """
         questions = self.questions(instructions, a, b)
         wanted = {question.key: question for question in questions if question is not None}
-        answers = run(self._asking(wanted).run()) if wanted else {}
+        answers = run(self.asking(wanted).run()) if wanted else {}
         scores = np.full(len(questions), 0.5)
         told: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
         for row, question in enumerate(questions):
@@ -187,7 +187,8 @@ class AnnotatorPool(Shared):
             limiter=self._limiter,
         )
 
-    def _asking(self, questions: Mapping[str, Question]) -> Asking:
+    def asking(self, questions: Mapping[str, Question]) -> Asking:
+        """One call that answers questions, by key; `judge` runs it."""
         return Asking(
             questions,
             self.served,

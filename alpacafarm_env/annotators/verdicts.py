@@ -26,7 +26,7 @@ from ..errors import UnparsableVerdictError, did_you_mean
 from ..oracles.base import shorten
 
 if TYPE_CHECKING:
-    from ..api.replies import Reply
+    from ..llm.replies import Reply
 
 # ASCII: letters that merely look like a label's are none. `\Z`, as `$` would let a newline follow.
 _LABEL: Final = r"output \(([ab])\)\.?"

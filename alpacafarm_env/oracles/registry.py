@@ -13,7 +13,7 @@
 A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "recorded", "generator": "gpt4"}`;
 `{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
 "seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
-the win rate by LLM annotators behind a server, with the keywords of `annotators.make.make_pool`;
+the win rate by LLM annotators behind a server, with the keywords of `annotators.factory.make_pool`;
 `{"ensemble": [oracle, ...], "combine": "uwo", "weight": 0.1}` makes one reward of several oracles, as `Ensemble` does.
 Members that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
@@ -97,7 +97,7 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
     check_judge(spec)
     if isinstance(spec, Mapping):
         if "pool" in spec:
-            from ..annotators.make import make_pool
+            from ..annotators.factory import make_pool
 
             return make_pool(**{"seed": seed, **spec})
         return _judge(**{"seed": seed, **spec}, dataset=dataset)
@@ -195,7 +195,7 @@ def check_judge(spec: object) -> None:
             raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
         if "pool" in spec:
             from ..annotators.config import load_pool
-            from ..annotators.make import make_pool
+            from ..annotators.factory import make_pool
 
             load_pool(spec["pool"])
             _check_options(make_pool, spec)
@@ -353,7 +353,7 @@ def _key(spec: Spec | RewardOracle) -> str | None:
     if isinstance(spec, Mapping) and "ensemble" in spec:
         return json.dumps([key, *map(_key, _members(spec))])
     if isinstance(spec, Mapping) and "pool" in spec:
-        from ..annotators.make import fingerprint
+        from ..annotators.factory import fingerprint
 
         return json.dumps([key, fingerprint(spec)])
     if not isinstance(spec, Mapping) or "reward_model" not in spec:

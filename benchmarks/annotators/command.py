@@ -42,10 +42,10 @@ from typing import Final
 
 import tyro
 
-from ...api.endpoint import OPENAI_KEY
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...errors import AlpacaFarmError, DataError
 from ...folders import hash_folder
+from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
 from ..harness import plots, report
 from ..harness.evaluation import subset

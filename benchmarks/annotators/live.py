@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...api.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...errors import DataError, PoolError, PriceError
+from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
 from .sandbox import Question, human_majority
@@ -25,7 +25,7 @@ from .votes import Opinions, figures
 
 if TYPE_CHECKING:
     from ...annotators.config import ModelConfig, PoolConfig
-    from ...api.ledger import Ledger
+    from ...llm.ledger.store import Ledger
 
 LEVEL: Final = "live"
 OF_MEMBERS: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists", COST)
@@ -54,8 +54,8 @@ class LivePool:
             AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a price that the budget
                 needs, or the ledger.
         """
-        from ...api.ledger import Ledger
-        from ...api.prices import Prices
+        from ...llm.ledger.store import Ledger
+        from ...llm.pricing import Prices
 
         try:
             endpoint = Endpoint(self.base_url, api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
@@ -77,7 +77,7 @@ class LivePool:
 
     def judge_of(self, seed: int, ledger: Ledger) -> PreferenceOracle:
         """The pool's opinion of a seed; keys are read from the environment, answers kept in the ledger."""
-        from ...annotators.make import make_pool
+        from ...annotators.factory import make_pool
 
         return make_pool(
             self.pool,
@@ -141,7 +141,7 @@ class LivePool:
             PoolError: A file of the pool, a prompt or the models is missing or not well written.
         """
         from ...annotators.config import load_prompt
-        from ...api.requests import content_key
+        from ...llm.requests import content_key
 
         pool = self.config
         members = [
@@ -159,7 +159,7 @@ class LivePool:
             LedgerError: The budget is reached.
             DataError: Not one verdict could be read.
         """
-        from ...api.ledger import Ledger
+        from ...llm.ledger.store import Ledger
 
         human = human_majority(question.pairs, question.seeds(0))
         with Ledger(self.ledger) as ledger:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ... import sandbox
-from ...api.endpoint import Endpoint
 from ...data import Dataset
 from ...errors import AlpacaFarmError, DataError
 from ...folders import Content, hash_model
+from ...llm.endpoint import Endpoint
 from ...oracles.base import RewardOracle
 from ...oracles.judges import HigherReward, WinRate
 from ...oracles.recorded import Recorded
@@ -124,7 +124,7 @@ def _contents(spec: Any) -> list[Content]:
     if "reward_model" in spec:
         return [hash_model(spec["reward_model"])]
     if "pool" in spec:
-        from ...annotators.make import content
+        from ...annotators.factory import content
 
         return [{"annotators": content(spec)}]
     return [content for value in spec.values() for content in _contents(value)]

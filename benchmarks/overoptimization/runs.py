@@ -1,7 +1,7 @@
 """What the cells of the over-optimization study share: how responses are judged, and the rows and files of evaluations.
 
-In order: reward models (`overoptimization_reward_models`), samples of the SFT policy (`overoptimization_samples`), then
-best-of-n and PPO on each treatment (`overoptimization_best_of_n`, `overoptimization_ppo`). All treatments of a seed see
+In order: reward models (`reward_models`), samples of the SFT policy (`samples`), then
+best-of-n and PPO on each treatment (`best_of_n`, `ppo`). All treatments of a seed see
 the same prompts, the same samples and the same draws (common random numbers).
 """
 

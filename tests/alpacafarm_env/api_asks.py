@@ -6,11 +6,11 @@ import time
 import openai.resources.chat
 import stamina
 
-from alpacafarm_env.api.client import Client, ClientConfig
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.requests import Request
-from alpacafarm_env.api.running import run
 from alpacafarm_env.errors import APIError
+from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.requests import Request
+from alpacafarm_env.llm.run_sync import run
 
 KEY = "sk-canary-0123456789abcdef"
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from alpacafarm_env.annotators.config import load_models, load_pool, load_prompt
-from alpacafarm_env.annotators.judging import JudgeQuestion
 from alpacafarm_env.annotators.prompts import Item, render
+from alpacafarm_env.judge_server.sandbox_judge import JudgeQuestion
 from alpacafarm_env.sandbox import SANDBOX
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}

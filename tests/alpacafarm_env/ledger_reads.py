@@ -3,7 +3,7 @@
 from sqlite3 import Connection
 from typing import NamedTuple
 
-from alpacafarm_env.api.ledger_sql import NANO
+from alpacafarm_env.llm.ledger.operations import NANO
 
 
 class Attempt(NamedTuple):

@@ -22,9 +22,9 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.errors import BudgetExceededError
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 HERE = Path(__file__)
 

@@ -4,9 +4,9 @@ import numpy as np
 from judge_requests import chances
 
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig
-from alpacafarm_env.annotators.judging import Judging
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.prompts import Item
+from alpacafarm_env.judge_server.sandbox_judge import Judging
 from alpacafarm_env.sandbox import SANDBOX
 
 SINGLE = PoolConfig(

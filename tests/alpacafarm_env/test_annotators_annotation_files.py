@@ -9,8 +9,8 @@ import pytest
 from command_files import make_call, make_pairs, outputs, read, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.annotation_files import FIELDS, Pairs, annotate
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.cli.annotation_files import FIELDS, Pairs, annotate
+from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles import BothOrders
 from alpacafarm_env.oracles.base import Verdicts
 

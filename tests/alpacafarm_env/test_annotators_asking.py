@@ -5,12 +5,11 @@ import asyncio
 import numpy as np
 from pool_worlds import SINGLE, cut, truth
 
-from alpacafarm_env.annotators import asking
-from alpacafarm_env.annotators.asking import Asking
+from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import PoolConfig
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.server import JudgeServer
-from alpacafarm_env.api.client import Client, ClientConfig
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.client import Client, ClientConfig
 
 PRICES = {"sandbox-gpt4": (1000.0, 1000.0)}
 SHARED = PoolConfig(
@@ -73,7 +72,7 @@ def asked_at_once(pool, rows, monkeypatch, ahead):
     with monkeypatch.context() as patch:
         patch.setattr(asking, "AHEAD", ahead)
         patch.setattr(Client, "ask", counted)
-        answers = asyncio.run(asyncio.wait_for(Asking(pool, wanted).run(), 30))
+        answers = asyncio.run(asyncio.wait_for(pool.asking(wanted).run(), 30))
     return order, most, [answers[key].score for key in wanted]
 
 

@@ -14,7 +14,7 @@ from attacks import ATTACKS, BY_KIND
 from alpacafarm_env.annotators.config import load_prompt, names
 from alpacafarm_env.annotators.prompts import Item, read, render
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.api.replies import Reply
+from alpacafarm_env.llm.replies import Reply
 from alpacafarm_env.seeding import keyed_rng
 
 PROMPTS = [load_prompt(name) for name in names("prompts")]

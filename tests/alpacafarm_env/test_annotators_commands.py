@@ -14,10 +14,10 @@ import pytest
 from command_files import make_call, make_pairs, read, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators import annotation_files
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.make import make_pool
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.cli import annotation_files
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.statistics import credits_from_preferences, win_rate
 
@@ -210,7 +210,7 @@ class Wavering:
 
 
 def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.annotators.judged.make_pool", lambda **options: Wavering())
+    monkeypatch.setattr("alpacafarm_env.cli.annotation_report.make_pool", lambda **options: Wavering())
     pairs = write(tmp_path / "pairs.json", make_pairs(5, start=4))
     assert call("annotate", pairs, "--out", "out.json") == 1
     out, err = capsys.readouterr()

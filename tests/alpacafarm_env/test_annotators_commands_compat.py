@@ -6,9 +6,9 @@ import pytest
 from command_files import make_call, read, write
 from test_annotators_draws import POOL, needs_data, records
 
-from alpacafarm_env.annotators import annotation_files
 from alpacafarm_env.annotators.draws import AlpacaFarmDraws
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.cli import annotation_files
+from alpacafarm_env.judge_server.server import JudgeServer
 
 pytestmark = needs_data
 DATA = os.environ.get("ALPACAFARM_DATA", "")

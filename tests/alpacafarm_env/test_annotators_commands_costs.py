@@ -6,8 +6,8 @@ import pytest
 from command_files import make_call, make_pairs, read, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from command_files import make_call, outputs, read, requests, write
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.annotators import annotation_files
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.sandbox import SANDBOX
 from alpacafarm_env.statistics import credits_from_preferences, leaderboard_row
 

@@ -8,10 +8,10 @@ import pytest
 from command_files import make_call, make_pairs, outputs, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators import judged
-from alpacafarm_env.annotators.commands import _LIMITS
-from alpacafarm_env.annotators.make import make_pool
-from alpacafarm_env.annotators.server import JudgeServer
+from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.cli import annotation_report as judged
+from alpacafarm_env.cli.commands import _LIMITS
+from alpacafarm_env.judge_server.server import JudgeServer
 
 ELSEWHERE = "192.0.2.1"
 """An address that no machine has (RFC 5737)."""

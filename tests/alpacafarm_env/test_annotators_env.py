@@ -10,9 +10,9 @@ import pytest
 
 import alpacafarm_env
 from alpacafarm_env.annotators import AnnotatorPool, JudgeServer
-from alpacafarm_env.annotators.faults import Faults
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import PermanentAPIError, PoolError, UnknownNameError, UnscoredError
+from alpacafarm_env.judge_server.faults import Faults
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from pool_worlds import SINGLE, truth
 
-from alpacafarm_env.annotators import asking
+from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import PoolConfig
-from alpacafarm_env.annotators.faults import Faults
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.annotators.server import JudgeServer
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.client import ClientConfig
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.replies import Reply
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.client import ClientConfig
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.replies import Reply
 from alpacafarm_env.sandbox import SANDBOX
 
 RATES = {
@@ -135,7 +135,7 @@ def test_shared_requests_survive_the_same_faults(tmp_path):
 def test_broken_twins_that_read_leniently_give_wrong_labels(tmp_path, monkeypatch, twin):
     monkeypatch.setattr(asking, "parse", _lenient)
     if twin == "reader":
-        monkeypatch.setattr("alpacafarm_env.api.client.read_reply", _lenient_reply)
+        monkeypatch.setattr("alpacafarm_env.llm.client.read_reply", _lenient_reply)
         monkeypatch.setattr(asking, "read_reply", _lenient_reply)
     fault = "wrong_count" if twin == "parser" else "null_content"
     assert shared_run(tmp_path, {fault: 0.3})[1] > 0
@@ -145,9 +145,9 @@ def test_broken_twins_that_read_leniently_give_wrong_labels(tmp_path, monkeypatc
 
 SCRIPT = """
 import sys
-from alpacafarm_env.api.client import ClientConfig
+from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.api.ledger import Ledger
+from alpacafarm_env.llm.ledger.store import Ledger
 sys.path.insert(0, {folder!r})
 from pool_worlds import SINGLE
 from test_annotators_fault_run import rows

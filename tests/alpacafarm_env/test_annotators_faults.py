@@ -9,11 +9,11 @@ import pytest
 from judge_requests import exchange, make_body, pairs, text_of
 from scipy.stats import binom
 
-from alpacafarm_env.annotators import faults as faults_module
 from alpacafarm_env.annotators.config import load_prompt
-from alpacafarm_env.annotators.faults import FAULTS, Faults
-from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.errors import PoolError
+from alpacafarm_env.judge_server import faults as faults_module
+from alpacafarm_env.judge_server.faults import FAULTS, Faults
+from alpacafarm_env.judge_server.server import JudgeServer
 
 RETRY_S, DRIP_S, HANG_S = 1.5, 0.001, 0.3
 KEY = "sk-canary-5e1f"

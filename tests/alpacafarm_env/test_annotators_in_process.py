@@ -6,7 +6,7 @@ from judge_twins import draw_by_request, ignore_the_requests_seed
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.annotators import JudgeServer, make_pool
-from alpacafarm_env.annotators.faults import Faults
+from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.oracles import compare
 
 NUM = 400

@@ -9,13 +9,13 @@ from judge_requests import MEMBERS, PATHS, chances, connect, make_body, pairs, p
 from scipy.stats import binom
 
 from alpacafarm_env.annotators.config import load_prompt
-from alpacafarm_env.annotators.judging import Judging
 from alpacafarm_env.annotators.prompts import Item
-from alpacafarm_env.annotators.server import JudgeServer
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.api.replies import read_reply, told_usage
-from alpacafarm_env.api.tokens import TokenBounds
 from alpacafarm_env.errors import PoolError
+from alpacafarm_env.judge_server.sandbox_judge import Judging
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.replies import read_reply, told_usage
+from alpacafarm_env.llm.tokens import TokenBounds
 from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 

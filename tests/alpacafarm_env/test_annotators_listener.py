@@ -11,9 +11,9 @@ from contextlib import ExitStack, closing
 import pytest
 from judge_requests import connect, exchange, make_body, pairs, port_of, post
 
-from alpacafarm_env.annotators import listener
-from alpacafarm_env.annotators.server import JudgeServer
-from alpacafarm_env.api.endpoint import Endpoint
+from alpacafarm_env.judge_server import http as listener
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.endpoint import Endpoint
 
 IDLE_S = 0.6
 COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server", "--host"]

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 from pool_worlds import SINGLE, cut
 
-from alpacafarm_env.annotators.asking import Asking
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.make import make_pool
+from alpacafarm_env.annotators.factory import make_pool
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.annotators.server import JudgeServer
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.client import ClientConfig
-from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.errors import (
     BudgetExceededError,
     InvalidResponseError,
@@ -26,6 +20,11 @@ from alpacafarm_env.errors import (
     ReplayMissError,
     UnknownNameError,
 )
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.client import ClientConfig
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 
 def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):
@@ -87,7 +86,7 @@ def test_an_interrupt_frees_what_was_claimed(make, pairs):
         pool = make(server, SINGLE)
 
         async def interrupted():
-            ask = Asking(pool, {question.key: question for question in pool.questions(*rows)})
+            ask = pool.asking({question.key: question for question in pool.questions(*rows)})
             ask._do = claim_and_cancel(ask._do)
             await ask.run()
 

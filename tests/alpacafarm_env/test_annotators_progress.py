@@ -8,8 +8,8 @@ import time
 import pytest
 import tqdm.auto
 
-from alpacafarm_env.annotators.asking import Progress
-from alpacafarm_env.annotators.progress import progress_bar
+from alpacafarm_env.annotators.batch import Progress
+from alpacafarm_env.cli.progress import progress_bar
 
 TOTAL, STORED = 60, 48
 

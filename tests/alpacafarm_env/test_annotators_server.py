@@ -17,9 +17,9 @@ import pytest
 from judge_requests import PATHS, connect, exchange, make_body, pairs, port_of, post, text_of
 from judge_twins import draw_by_arrivals
 
-from alpacafarm_env.annotators.faults import FAULTS, Faults
-from alpacafarm_env.annotators.server import KINDS, JudgeServer
-from alpacafarm_env.api.requests import content_key
+from alpacafarm_env.judge_server.faults import FAULTS, Faults
+from alpacafarm_env.judge_server.server import KINDS, JudgeServer
+from alpacafarm_env.llm.requests import content_key
 
 MIX = {"retry_after_seconds": 0.1, "server_error": 0.1, "cut_json": 0.1, "null_content": 0.1, "absurd_usage": 0.1}
 COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server"]

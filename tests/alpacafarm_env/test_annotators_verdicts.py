@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.api.replies import Reply
 from alpacafarm_env.errors import UnknownNameError, UnparsableVerdictError
+from alpacafarm_env.llm.replies import Reply
 from alpacafarm_env.seeding import keyed_rng
 
 

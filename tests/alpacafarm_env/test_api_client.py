@@ -10,16 +10,16 @@ import pytest
 from api_asks import KEY, ask, chat, first
 from wire_server import WireServer, failed, http, ok, said
 
-from alpacafarm_env.api.client import Client
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.requests import Request
-from alpacafarm_env.api.running import run
 from alpacafarm_env.errors import TransientAPIError
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.requests import Request
+from alpacafarm_env.llm.run_sync import run
 
 
 @pytest.fixture(autouse=True)
 def _no_environment_and_short_waits(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_INITIAL_S", 0.02)
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -176,7 +176,7 @@ def test_retry_after_is_obeyed_and_never_earlier(form):
 
 
 def test_twin_with_its_own_backoff_is_earlier_than_told(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.failures.retry_after", lambda headers: 0.0)
+    monkeypatch.setattr("alpacafarm_env.llm.failures.retry_after", lambda headers: 0.0)
     _, (waited,) = waits(RETRY_AFTER["seconds"][0])
     assert waited < 1
 
@@ -223,8 +223,8 @@ def test_crowded_servers_get_fewer_requests_at_once():
 
 
 def test_twin_with_a_fixed_limit_sends_most_in_vain(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.failures.Failure.crowded", False)
-    monkeypatch.setattr("alpacafarm_env.api.limits.OUTAGE", 10**6)
+    monkeypatch.setattr("alpacafarm_env.llm.failures.Failure.crowded", False)
+    monkeypatch.setattr("alpacafarm_env.llm.limits.OUTAGE", 10**6)
     _, sent = crowd()
 
     assert sent > 250

@@ -10,11 +10,11 @@ import pytest
 from api_asks import ask, chat
 from wire_server import WireServer, failed, http, ok
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.booking import Booking
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.prices import Prices
 from alpacafarm_env.errors import ContentRefusedError, TransientAPIError
+from alpacafarm_env.llm.attempts import Booking
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.pricing import Prices
 
 PRICES = Prices.load({"m-1": [1.0, 2.0]})
 BILLED = 13e-6
@@ -23,7 +23,7 @@ RESERVE = PRICES.upper_bound("m-1", chat("", "Question 0?").bounds)
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_INITIAL_S", 0.02)
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -129,5 +129,5 @@ def test_twin_that_remembers_no_model_tells_all(caplog, monkeypatch):
         def add(self, model):
             pass
 
-    monkeypatch.setattr("alpacafarm_env.api.booking.set", Forgetful, raising=False)
+    monkeypatch.setattr("alpacafarm_env.llm.attempts.set", Forgetful, raising=False)
     assert len(warned(caplog, (0, 3))[0]) == 20

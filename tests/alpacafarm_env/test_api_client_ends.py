@@ -7,16 +7,16 @@ import pytest
 from api_asks import ask, chat
 from wire_server import WireServer, failed, http, ok
 
-from alpacafarm_env.api.client import Client
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.running import run
-from alpacafarm_env.api.sending import Sender
 from alpacafarm_env.errors import ContentRefusedError, OutageError, PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.run_sync import run
+from alpacafarm_env.llm.transport import Sender
 
 
 @pytest.fixture(autouse=True)
 def _no_environment_and_short_waits(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_INITIAL_S", 0.02)
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -63,7 +63,7 @@ def test_an_attempt_ends_at_its_deadline(fault):
 
 
 def test_twin_with_the_librarys_time_out_drips_on(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.Sender", PerRead)
+    monkeypatch.setattr("alpacafarm_env.llm.client.Sender", PerRead)
     with WireServer(drip) as server:
         _, seconds = ask(server, config={"attempt_timeout_s": 1.0, "max_attempts": 1})
     assert seconds > 1.5
@@ -178,7 +178,7 @@ def test_a_text_that_is_refused_ends_no_other(server):
 
 
 def test_twin_that_reads_codes_alone_ends_all(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.failures.refused_text", lambda *_: "")
+    monkeypatch.setattr("alpacafarm_env.llm.failures.refused_text", lambda *_: "")
     for server in ("vLLM", "OpenRouter"):
         with pytest.raises(AssertionError):
             refused_once(ONE_TEXT[server])
@@ -207,8 +207,8 @@ def test_half_characters_are_not_sent():
 
 
 def outage(monkeypatch, count, **settings):
-    monkeypatch.setattr("alpacafarm_env.api.limits.PROBES_S", (0.05, 0.1, 0.2))
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_MAX_S", 0.3)
+    monkeypatch.setattr("alpacafarm_env.llm.limits.PROBES_S", (0.05, 0.1, 0.2))
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_MAX_S", 0.3)
     with WireServer(lambda seen, number: [None]) as server:
         results, seconds = ask(server, count, config={"max_concurrency": 32}, **settings)
     return results, seconds, len(server.seen)
@@ -229,7 +229,7 @@ def test_twin_without_an_end_asks_on(monkeypatch):
 
 
 def test_a_server_that_comes_back_in_time_loses_nothing(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.limits.PROBES_S", (0.2, 0.4, 0.8))
+    monkeypatch.setattr("alpacafarm_env.llm.limits.PROBES_S", (0.2, 0.4, 0.8))
     start = time.monotonic()
     with WireServer(lambda seen, number: [None] if time.monotonic() < start + 0.5 else ok()) as server:
         answers, _ = ask(server, 100)

@@ -9,13 +9,13 @@ import pytest
 from api_asks import ask
 from wire_server import WireServer, failed, ok
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api import sending
-from alpacafarm_env.api.client import Client
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.limits import Limiter
-from alpacafarm_env.api.prices import Prices
+from alpacafarm_env.llm import transport as sending
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.limits import Limiter
+from alpacafarm_env.llm.pricing import Prices
 
 PRICES = Prices.load({"m-1": [1.0, 2.0]})
 

@@ -11,21 +11,21 @@ from api_asks import ask, chat
 from ledger_reads import attempts
 from wire_server import WireServer, failed, http, ok, said
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.booking import Booking
-from alpacafarm_env.api.client import Client
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.prices import Prices
-from alpacafarm_env.api.running import run
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
+from alpacafarm_env.llm.attempts import Booking
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.pricing import Prices
+from alpacafarm_env.llm.run_sync import run
 
 PRICES = Prices.load({"m-1": [1.0, 2.0]})
 
 
 @pytest.fixture(autouse=True)
 def _no_environment_and_short_waits(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_INITIAL_S", 0.02)
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 

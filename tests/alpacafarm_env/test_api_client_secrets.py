@@ -12,13 +12,13 @@ from api_asks import KEY, chat
 from ledger_reads import attempts
 from wire_server import WireServer, failed, http, ok, said
 
-from alpacafarm_env.api import client as client_module
-from alpacafarm_env.api.client import Client, ClientConfig
-from alpacafarm_env.api.endpoint import Endpoint
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.running import run
-from alpacafarm_env.api.sending import Sender
 from alpacafarm_env.errors import APIError, PermanentAPIError
+from alpacafarm_env.llm import client as client_module
+from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.run_sync import run
+from alpacafarm_env.llm.transport import Sender
 
 CUT = f"{KEY[:8]}****{KEY[-4:]}"
 
@@ -165,7 +165,7 @@ def test_twin_that_follows_reaches_the_other_host(monkeypatch):
             http.follow_redirects = True
             return http
 
-    monkeypatch.setattr("alpacafarm_env.api.client.Sender", Following)
+    monkeypatch.setattr("alpacafarm_env.llm.client.Sender", Following)
     _, seen = visits(307, Client)
     assert len(seen) == 1  # with the texts, if not with the key
 

@@ -13,9 +13,9 @@ from api_asks import ask, first
 from ledger_reads import attempts
 from wire_server import WireServer, http, ok, said
 
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.replies import LONGEST_REPLY
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.replies import LONGEST_REPLY
 
 MOST_KB = 300_000
 """What a client's memory may grow by; the bodies below have 400 MB."""
@@ -24,7 +24,7 @@ HEAD = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\n%s\r\n"
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.api.client.WAIT_INITIAL_S", 0.02)
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
 
 
 def endless(status=200, piece=b" " * 2**16):

@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from alpacafarm_env.api.endpoint import OPENAI, Endpoint
 from alpacafarm_env.errors import PermanentAPIError
+from alpacafarm_env.llm.endpoint import OPENAI, Endpoint
 
 KEY = "sk-canary-0123456789/abcdef"
 LOCAL = "http://127.0.0.1:8000/v1"

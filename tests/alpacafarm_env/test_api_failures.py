@@ -4,7 +4,7 @@ import email.utils
 
 import pytest
 
-from alpacafarm_env.api.failures import Failure, retry_after
+from alpacafarm_env.llm.failures import Failure, retry_after
 
 NOW = 1_900_000_000
 

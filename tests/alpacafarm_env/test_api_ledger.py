@@ -9,9 +9,9 @@ import pytest
 from ledger_reads import attempts
 from ledger_workers import answer, begin, read_beside, succeed, together
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger, default_path, shared_ledger
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger, default_path, shared_ledger
 
 
 def names(folder: Path) -> list[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from alpacafarm_env.api import ledger_file
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.errors import LedgerError
+from alpacafarm_env.llm.ledger import file as ledger_file
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 KEYS = [f"question {i}" for i in range(60)]

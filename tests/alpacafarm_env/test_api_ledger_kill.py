@@ -13,8 +13,8 @@ import pytest
 from ledger_reads import attempts
 from ledger_workers import billed, finish, lines, question_keys, start, true_label
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 THREADS = 8
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from ledger_workers import billed, finish, lines, question_keys, start
 
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger
 from alpacafarm_env.errors import BudgetExceededError
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 LEASE_S = 0.6
 

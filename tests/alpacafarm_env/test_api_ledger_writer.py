@@ -10,11 +10,11 @@ from contextlib import closing
 import pytest
 from ledger_workers import answer, begin, read_beside, succeed, together
 
-from alpacafarm_env.api import ledger as ledger_module
-from alpacafarm_env.api import ledger_file
-from alpacafarm_env.api import ledger_sql as sql
-from alpacafarm_env.api.ledger import Ledger, shared_ledger
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
+from alpacafarm_env.llm.ledger import file as ledger_file
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger import store as ledger_module
+from alpacafarm_env.llm.ledger.store import Ledger, shared_ledger
 
 # Newer Pythons warn of every fork beside threads; that it is safe here is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

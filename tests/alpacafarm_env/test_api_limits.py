@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from alpacafarm_env.api.limits import OUTAGE, PROBES_S, ClientConfig, Limiter, Slot
 from alpacafarm_env.errors import OutageError, PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm.limits import OUTAGE, PROBES_S, ClientConfig, Limiter, Slot
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr("alpacafarm_env.api.limits.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("alpacafarm_env.llm.limits.time.monotonic", lambda: self.now)
 
     def slot(self, later=1.0):
         """A slot that starts `later` than now."""

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from alpacafarm_env.annotators.strict_yaml import read_yaml
-from alpacafarm_env.api.prices import SHIPPED, Prices
-from alpacafarm_env.api.tokens import TokenBounds
 from alpacafarm_env.errors import PoolError
+from alpacafarm_env.llm.pricing import SHIPPED, Prices
+from alpacafarm_env.llm.tokens import TokenBounds
 
 BODY = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "日本 “now” 🙂" * 50}], "max_tokens": 100}
 BYTES = len(json.dumps(BODY, ensure_ascii=False).encode())

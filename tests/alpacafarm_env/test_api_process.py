@@ -6,10 +6,15 @@ import sys
 
 import pytest
 
-from alpacafarm_env.api.process import identity, is_gone
+from alpacafarm_env.llm.ledger.process import identity, is_gone
 
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")  # noqa: PTH110
-TELL = "import sys; from alpacafarm_env.api.process import identity; print(identity(), flush=True); sys.stdin.read()"
+TELL = """
+import sys
+from alpacafarm_env.llm.ledger.process import identity
+print(identity(), flush=True)
+sys.stdin.read()
+"""
 
 
 def test_this_process_is_here():

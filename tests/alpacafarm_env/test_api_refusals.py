@@ -2,7 +2,7 @@
 
 import pytest
 
-from alpacafarm_env.api.refusals import FILTERED, TOO_LONG, refused_text
+from alpacafarm_env.llm.refusals import FILTERED, TOO_LONG, refused_text
 
 LONG = {
     "vLLM": "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.",

@@ -7,8 +7,8 @@ from math import exp, inf, log
 import pytest
 from wire_server import said
 
-from alpacafarm_env.api.replies import FinalReplyError, Reply, raw_usage, read_reply
 from alpacafarm_env.errors import InvalidReplyError
+from alpacafarm_env.llm.replies import FinalReplyError, Reply, raw_usage, read_reply
 
 FULL = Reply("Yes.", "stop", None, 7, 3)
 

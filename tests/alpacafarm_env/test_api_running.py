@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from alpacafarm_env.api.running import run
+from alpacafarm_env.llm.run_sync import run
 
 
 async def double(value):

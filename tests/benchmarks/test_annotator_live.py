@@ -5,15 +5,15 @@ import json
 import pytest
 from annotator_worlds import Fake, make_assets, read, run, shut_off
 
-from alpacafarm_env.annotators.asking import Progress
-from alpacafarm_env.annotators.faults import Faults
-from alpacafarm_env.annotators.server import JudgeServer
-from alpacafarm_env.api.ledger import Ledger
-from alpacafarm_env.api.ledger_sql import spending
+from alpacafarm_env.annotators.batch import Progress
 from alpacafarm_env.benchmarks.annotators import command as annotators
 from alpacafarm_env.benchmarks.annotators.live import LivePool, _Printer
 from alpacafarm_env.benchmarks.annotators.targets import COST, TARGETS
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.ledger.operations import spending
+from alpacafarm_env.llm.ledger.store import Ledger
 
 
 @pytest.fixture(scope="module")

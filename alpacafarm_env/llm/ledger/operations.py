@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from sqlite3 import Connection
 from typing import Any, Literal
 
-from ..errors import BudgetExceededError, LedgerError, PriceError
-from .ledger_rows import Owner, Spending, Stored, Tally
+from ...errors import BudgetExceededError, LedgerError, PriceError
 from .process import is_gone
+from .schema import Owner, Spending, Stored, Tally
 
 __all__ = [
     "MAX_USD", "READS", "Owner", "Spending", "Stored", "Tally",

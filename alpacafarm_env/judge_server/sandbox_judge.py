@@ -16,14 +16,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..annotators.config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
+from ..annotators.prompts import Item, read
 from ..data.schema import shown
 from ..errors import PoolError
 from ..oracles.draws import KeyedDraws, probability
 from ..sandbox import tasks
 from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
-from .answers import JudgeAnswer, Verdict, count_tokens
-from .config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
-from .prompts import Item, read
+from .completions import JudgeAnswer, Verdict, count_tokens
 
 POOLS: Final = ("alpaca_farm", "greedy", "weighted")
 """The pools whose prompts are always understood."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..api.endpoint import OPENAI_KEY, require_key_variable
-from ..api.limits import ClientConfig
 from ..arguments import positive_number, real_number, whole_number
 from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
+from ..llm.endpoint import OPENAI_KEY, require_key_variable
+from ..llm.limits import ClientConfig
 
 if TYPE_CHECKING:
-    from .judged import Judged
+    from .annotation_report import Judged
 
 
 _DEFAULTS: Final = ClientConfig()
@@ -125,8 +125,8 @@ def ledger(options: argparse.Namespace) -> Report:
     Raises:
         LedgerError: There is no such ledger, or it cannot be read.
     """
-    from ..api import ledger_sql as sql
-    from ..api.ledger import Ledger, default_path
+    from ..llm.ledger import operations as sql
+    from ..llm.ledger.store import Ledger, default_path
     from ..tables import format_table
 
     path = options.ledger or default_path()
@@ -160,7 +160,7 @@ def ledger(options: argparse.Namespace) -> Report:
 
 
 def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
-    from .judged import judge_pairs
+    from .annotation_report import judge_pairs
 
     if not options.replay:
         require_key_variable(options.api_key_env, "--api-key-env")
@@ -266,7 +266,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 def _dollars(text: str) -> float:
     """A type for a budget, as far as a ledger can count."""
-    from ..api.ledger_sql import MAX_USD
+    from ..llm.ledger.operations import MAX_USD
 
     return real_number(0, MAX_USD)(text)
 

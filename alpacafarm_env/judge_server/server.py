@@ -29,15 +29,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
-from ..api.requests import content_key
+from ..annotators.config import ROLES, load_models
 from ..arguments import real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
-from .config import ROLES, load_models
+from ..llm.requests import content_key
 from .faults import FAULTS, Faults
-from .judging import BY_TASTE, Judging
-from .listener import Listener
+from .http import Listener
+from .responses import HttpReply, as_error, as_json, spoiled
+from .sandbox_judge import BY_TASTE, Judging
 from .stats import Stats
-from .wire import HttpReply, as_error, as_json, spoiled
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, TypeVar
 
-from . import ledger_sql as sql
 from .endpoint import Endpoint
 from .failures import Failure
-from .ledger import Ledger
-from .prices import Prices
+from .ledger import operations as sql
+from .ledger.store import Ledger
+from .pricing import Prices
 from .replies import Reply, raw_usage, told_usage
 from .requests import Request
 

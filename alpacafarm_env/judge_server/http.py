@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from ..errors import AlpacaFarmError
 from .faults import Faults
-from .wire import HttpReply, as_error
+from .responses import HttpReply, as_error
 
 IDLE_S: Final = 30.0
 """Seconds that a connection has for its next whole request, and to take the reply to the last one."""

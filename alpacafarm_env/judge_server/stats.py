@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .faults import FAULTS
-from .wire import HttpReply
+from .responses import HttpReply
 
 
 class Stats:

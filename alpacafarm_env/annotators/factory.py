@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api.client import ClientConfig
-from ..api.endpoint import OPENAI_KEY
-from ..api.requests import content_key
 from ..errors import PoolError
+from ..llm.client import ClientConfig
+from ..llm.endpoint import OPENAI_KEY
+from ..llm.requests import content_key
 from ..oracles.base import PreferenceOracle
 from ..oracles.judges import BothOrders, Flip
-from .asking import Progress
+from .batch import Progress
 from .config import PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws
 from .pool import AnnotatorPool, Compat
 
 if TYPE_CHECKING:
-    from ..api.ledger import Ledger
+    from ..llm.ledger.store import Ledger
 
 
 def make_pool(

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from ..api import ledger_sql as sql
-from ..api.client import Client
-from ..api.ledger import Ledger
-from ..api.ledger_rows import Stored
-from ..api.replies import read_reply
-from ..api.requests import Request
 from ..errors import ContentRefusedError, InvalidReplyError, ReplayMissError, TransientAPIError, UnparsableVerdictError
+from ..llm.client import Client
+from ..llm.ledger import operations as sql
+from ..llm.ledger.schema import Stored
+from ..llm.ledger.store import Ledger
+from ..llm.replies import read_reply
+from ..llm.requests import Request
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from .config import AnnotatorConfig, ModelConfig, Prompt

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..api import ledger_sql as sql
-from ..api.endpoint import NO_KEY, OPENAI_KEY, Endpoint
-from ..api.ledger import Ledger
+from ..annotators.config import load_models, load_pool
+from ..annotators.factory import make_pool, model_spec
 from ..errors import AlpacaFarmError, PermanentAPIError, PoolError, PriceError, UnparsableVerdictError
+from ..llm.endpoint import NO_KEY, OPENAI_KEY, Endpoint
+from ..llm.ledger import operations as sql
+from ..llm.ledger.store import Ledger
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
 from ..oracles.judges import NO_VERDICT
 from ..statistics import WinRateSummary, win_rate
 from .annotation_files import Pairs
-from .config import load_models, load_pool
-from .make import make_pool, model_spec
 from .progress import progress_bar
 
 
@@ -107,8 +107,8 @@ class Judged:
 
     def _by_taste(self) -> list[str]:
         """That the sandbox's annotators, started with --anyway, did not understand what they judged."""
+        from ..judge_server.sandbox_judge import BY_TASTE
         from ..sandbox import tasks
-        from .judging import BY_TASTE
 
         asked = any(model.startswith("sandbox-") for model in self.models.values())
         judged = self._detail("annotator", "") != ""  # the others are noise or identical: nobody judged them

@@ -13,7 +13,7 @@ How a call asks its questions, so that no question is paid twice:
 A lease lives as long as its owner beats, however long its requests take; that of a process which is seen to be gone
 ends at once. A process that was stopped for longer than `lease_s` loses its leases to others, and its questions may
 then be paid twice; both attempts are in the ledger. For later calls the answer that came first stands, unless the late
-one is to a request with the question alone (see `ledger_sql.link`).
+one is to a request with the question alone (see `operations.link`).
 
 What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
 written. SQLite itself drops a damaged end of its log (`-wal`) without an error: answers in it are asked for again.
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
-from ..errors import LedgerError, ReplayMissError
-from . import ledger_sql as sql
-from .ledger_file import begin, connect, default_path, explain, inode, ledger_path, prepare
+from ...errors import LedgerError, ReplayMissError
+from . import operations as sql
+from .file import begin, connect, default_path, explain, inode, ledger_path, prepare
 from .process import identity
 
 __all__ = ["Ledger", "default_path", "shared_ledger"]
@@ -51,7 +51,7 @@ MAX_GROUP = 512
 
 class _Job(NamedTuple):
     future: Future[Any]
-    what: Callable[..., Any]  # the function of `ledger_sql`
+    what: Callable[..., Any]  # the function of `operations`
     operation: Callable[[sqlite3.Connection], Any]  # the same with its arguments
 
 
@@ -115,7 +115,7 @@ class Ledger:
         return sql.Owner(self._handle, next(self._calls), self.lease_s)
 
     def do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """Runs an operation of `ledger_sql` on the writer thread.
+        """Runs an function of `operations` on the writer thread.
 
         Args:
             operation: One of its functions.

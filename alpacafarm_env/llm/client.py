@@ -25,16 +25,16 @@ from ..errors import (
     PermanentAPIError,
     TransientAPIError,
 )
-from . import ledger_sql as sql
-from .booking import Booking, Job, committed
+from .attempts import Booking, Job, committed
 from .endpoint import Endpoint
 from .failures import Failure
-from .ledger import Ledger
+from .ledger import operations as sql
+from .ledger.store import Ledger
 from .limits import ClientConfig, Limiter, Slot
-from .prices import Prices
+from .pricing import Prices
 from .replies import FinalReplyError, Reply, read_reply
 from .requests import Request
-from .sending import Sender
+from .transport import Sender
 
 __all__ = ["Answer", "Client", "ClientConfig"]
 
@@ -82,7 +82,7 @@ class Client:
             knows how many requests at once the server takes, and until when to wait.
 
     Raises:
-        ValueError: A budget without a ledger, or one that is no amount (see `ledger_sql.check_budget`).
+        ValueError: A budget without a ledger, or one that is no amount (see `ledger.operations.check_budget`).
     """
 
     def __init__(

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from ..annotators.strict_yaml import MAX_BYTES, hint, mistakes_error, read_yaml
 from ..errors import PoolError
 from ..seeding import keyed_uniforms
-from .strict_yaml import MAX_BYTES, hint, mistakes_error, read_yaml
 
 
 class Kind(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..progress import make_bar
 
 if TYPE_CHECKING:
-    from .asking import Progress
+    from ..annotators.batch import Progress
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"
 

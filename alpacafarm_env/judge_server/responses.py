@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, Final, Literal
 
-from .answers import JudgeAnswer
+from .completions import JudgeAnswer
 from .faults import Draw, Faults
 
 _GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")

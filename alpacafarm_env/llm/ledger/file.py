@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import LedgerError
-from .ledger_rows import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from ...errors import LedgerError
+from .schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 
 BUSY_S = 60.0
 """Seconds to wait for other processes before giving up."""
