@@ -4,9 +4,9 @@ from collections import Counter
 from copy import copy
 from dataclasses import replace
 
-from alpacafarm_env.judge_server.sandbox_judge import Judging
+from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 
-_ANSWER = Judging.answer
+_ANSWER = SandboxJudge.answer
 
 
 def draw_by_request(monkeypatch):
@@ -17,7 +17,7 @@ def draw_by_request(monkeypatch):
         twin._streams = dict.fromkeys(self._streams, key)
         return _ANSWER(twin, question, key)
 
-    monkeypatch.setattr(Judging, "answer", answer)
+    monkeypatch.setattr(SandboxJudge, "answer", answer)
 
 
 def draw_by_arrivals(monkeypatch):
@@ -28,9 +28,9 @@ def draw_by_arrivals(monkeypatch):
         arrived[id(self), key] += 1
         return _ANSWER(self, replace(question, seed=arrived[id(self), key]), key)
 
-    monkeypatch.setattr(Judging, "answer", answer)
+    monkeypatch.setattr(SandboxJudge, "answer", answer)
 
 
 def ignore_the_requests_seed(monkeypatch):
     """Verdicts depend on the server's seed alone."""
-    monkeypatch.setattr(Judging, "answer", lambda self, asked, key: _ANSWER(self, replace(asked, seed=None), key))
+    monkeypatch.setattr(SandboxJudge, "answer", lambda self, asked, key: _ANSWER(self, replace(asked, seed=None), key))

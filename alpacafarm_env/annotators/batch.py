@@ -117,7 +117,7 @@ def make_request(served: Served, items: Sequence[Item], *, base_url: str, seed: 
     return Request(base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
 
 
-class Asking:
+class BatchRun:
     """One call of a pool: `run` answers its questions.
 
     Args:

@@ -29,7 +29,7 @@ from ..llm.limits import Limiter
 from ..llm.pricing import Prices
 from ..llm.run_sync import run
 from ..oracles.base import UNSCORED_REASON, Shared, Verdicts
-from .batch import Answer, Asking, Progress, Question, Served
+from .batch import Answer, BatchRun, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws, KeyedDraws
 from .prompts import Item, check_item
@@ -187,9 +187,9 @@ class AnnotatorPool(Shared):
             limiter=self._limiter,
         )
 
-    def asking(self, questions: Mapping[str, Question]) -> Asking:
+    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
         """One call that answers questions, by key; `judge` runs it."""
-        return Asking(
+        return BatchRun(
             questions,
             self.served,
             ledger=self.ledger,

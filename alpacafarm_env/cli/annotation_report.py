@@ -29,7 +29,7 @@ from .progress import progress_bar
 
 
 @dataclass(frozen=True)
-class Judged:
+class AnnotationReport:
     """A file's verdicts.
 
     Attributes:
@@ -144,7 +144,7 @@ class Judged:
         return f"pairs by model: {by_model or 'none'}; at {self.host}"
 
 
-def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: Any) -> Judged:
+def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: Any) -> AnnotationReport:
     """Judges pairs with a progress bar on stderr.
 
     Args:
@@ -179,7 +179,7 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
                 ) from None
         usd = opened.do(sql.spending).result().total.usd
         played = {member.name: roles[member.role].model for member in pool.annotators}
-        return Judged(pairs, verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
+        return AnnotationReport(pairs, verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
 
 
 def _endpoint(options: Mapping[str, Any]) -> Endpoint:

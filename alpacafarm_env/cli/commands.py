@@ -20,7 +20,7 @@ from ..llm.endpoint import OPENAI_KEY, require_key_variable
 from ..llm.limits import ClientConfig
 
 if TYPE_CHECKING:
-    from .annotation_report import Judged
+    from .annotation_report import AnnotationReport
 
 
 _DEFAULTS: Final = ClientConfig()
@@ -159,7 +159,7 @@ def ledger(options: argparse.Namespace) -> Report:
     return Report("\n".join(lines))
 
 
-def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
+def _judge(options: argparse.Namespace, pairs: Any) -> AnnotationReport:
     from .annotation_report import judge_pairs
 
     if not options.replay:
@@ -184,7 +184,7 @@ def _judge(options: argparse.Namespace, pairs: Any) -> Judged:
     )
 
 
-def _bounds(judged: Judged) -> list[str]:
+def _bounds(judged: AnnotationReport) -> list[str]:
     rate = judged.win_rate
     if not rate.num_unscored:
         return []
@@ -195,7 +195,7 @@ def _bounds(judged: Judged) -> list[str]:
     ]
 
 
-def _report(lines: Sequence[str], judged: Judged, notes: list[str], out: Path | None) -> Report:
+def _report(lines: Sequence[str], judged: AnnotationReport, notes: list[str], out: Path | None) -> Report:
     missing = judged.win_rate.num_unscored
     if missing:
         where = f"; unscored_reason in {out} says why" if out else ""
@@ -203,7 +203,7 @@ def _report(lines: Sequence[str], judged: Judged, notes: list[str], out: Path | 
     return Report("\n".join(lines), tuple(notes), 1 if missing else 0)
 
 
-def _again(judged: Judged) -> str:
+def _again(judged: AnnotationReport) -> str:
     """What giving the same command once more would do about the pairs that have no verdict."""
     again, missing = judged.asked_again, judged.win_rate.num_unscored
     num = sum(again.values())

@@ -74,7 +74,7 @@ class JudgeQuestion:
     top_logprobs: int | None
 
 
-class Judging:
+class SandboxJudge:
     """The sandbox's annotators as served models.
 
     Args:

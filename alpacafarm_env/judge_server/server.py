@@ -36,7 +36,7 @@ from ..llm.requests import content_key
 from .faults import FAULTS, Faults
 from .http import Listener
 from .responses import HttpReply, as_error, as_json, spoiled
-from .sandbox_judge import BY_TASTE, Judging
+from .sandbox_judge import BY_TASTE, SandboxJudge
 from .stats import Stats
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -57,9 +57,9 @@ class JudgeServer:
         allow_remote: Take a `host` that other machines can reach, such as "0.0.0.0" or "::". Anybody on the way can
             read what is asked and answered.
 
-    A verdict depends on the seed and its own pair alone, see `Judging.answer`: a request that failed is given, when it
-    is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often it came
-    before. So neither depends on the order or the number of connections.
+    A verdict depends on the seed and its own pair alone, see `SandboxJudge.answer`: a request that failed is given,
+    when it is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often
+    it came before. So neither depends on the order or the number of connections.
 
     Raises:
         AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
@@ -80,7 +80,7 @@ class JudgeServer:
         allow_remote: bool = False,
     ) -> None:
         self.seed, self.faults = seed, faults or Faults()
-        self.judging = Judging(seed, pools, anyway=anyway)
+        self.judging = SandboxJudge(seed, pools, anyway=anyway)
         self._api_key = api_key
         self._stats = Stats()
         self._arrived: Counter[str] = Counter()

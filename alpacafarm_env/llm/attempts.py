@@ -48,7 +48,7 @@ class Job:
     cost_usd: float = 0.0
 
 
-class Booking:
+class AttemptRecorder:
     """Writes the rows of one client's attempts; without a ledger it only adds up.
 
     Args:

@@ -25,7 +25,7 @@ from ..errors import (
     PermanentAPIError,
     TransientAPIError,
 )
-from .attempts import Booking, Job, committed
+from .attempts import AttemptRecorder, Job, committed
 from .endpoint import Endpoint
 from .failures import Failure
 from .ledger import operations as sql
@@ -100,7 +100,7 @@ class Client:
         sql.check_budget(budget_usd)
         self.endpoint, self.config, self.ledger = endpoint, config or ClientConfig(), ledger
         self.limiter = limiter or Limiter.of(self.config)
-        self._booking = Booking(endpoint, ledger, prices, budget_usd)
+        self._booking = AttemptRecorder(endpoint, ledger, prices, budget_usd)
         self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: sql.Owner | None = None

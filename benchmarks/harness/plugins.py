@@ -34,7 +34,7 @@ def find_attribute(kind: str, name: str) -> Any:
         raise UnknownNameError(f"{kind} {name!r}: expected module:attribute that can be imported, got {why}") from error
 
 
-def source_mark(spec: str) -> str:
+def source_hash(spec: str) -> str:
     """Marks what is one's own by a hash of its attribute and of the source that this process has loaded.
 
     Edited, it is another one. "" for names of ours.
@@ -45,13 +45,13 @@ def source_mark(spec: str) -> str:
     return f" ({hashlib.sha256((_SOURCES[_loaded(name)][1] + attribute).encode()).hexdigest()[:8]})"
 
 
-def refuse_edited(spec: str, mark: str) -> None:
+def check_unchanged(spec: str, mark: str) -> None:
     """Keeps a cell to the source that its study began with, also where another process has loaded it later.
 
     Raises:
         CheckpointError: This process has another one than that of `mark`.
     """
-    if source_mark(spec) != mark:
+    if source_hash(spec) != mark:
         raise CheckpointError(
             f"{spec} was edited after the study began: expected what it began with. Call the command again: what was "
             "edited is run anew, and all else goes on."

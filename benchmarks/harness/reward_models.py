@@ -36,7 +36,7 @@ def fit(
     out: Path,
     sft: Path | None = None,
     num_samples: int = 1,
-    tell: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, float]:
     """Trains a reward model from a policy's trunk, calibrates it and saves it.
 
@@ -51,7 +51,7 @@ def fit(
         sft: Folder of the policy whose answers set the scale, if it is another one.
         num_samples: Of its answers to each instruction. With 2 or more a unit of reward is their standard deviation
             within an instruction; with 1, that of all answers.
-        tell: Is told the share of the steps that is done.
+        on_progress: Called with the share of the steps that is done.
 
     Returns:
         The last step's metrics, and the mean and standard deviation of SFT responses' scores before the calibration.
@@ -59,7 +59,7 @@ def fit(
     agent = RewardModeling(policy, preferences, config=config, seed=seed, out=out)
     metrics: dict[str, float] = {}
     for metrics in agent.updates():
-        tell(metrics["step"] / agent.num_steps)
+        on_progress(metrics["step"] / agent.num_steps)
     answering = LanguageModel.from_pretrained(sft or policy, max_response_tokens=MAX_RESPONSE_TOKENS)
     answers = sample(answering, val, "calibration", num_samples)
     asked = [instruction for instruction in val for _ in range(num_samples)]

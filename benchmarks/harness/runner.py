@@ -45,7 +45,7 @@ def quiet() -> None:
 
 
 @dataclass(frozen=True)
-class News:
+class ProgressUpdate:
     """What a running cell tells: how many of its units of work are done, and perhaps a line worth reading."""
 
     cell: str
@@ -75,8 +75,8 @@ class CellError(Exception):
         self.failure = failure
 
 
-Tell = Callable[[News], None]
-Work = Callable[[Tell], Sequence[Row]]
+ProgressFn = Callable[[ProgressUpdate], None]
+Work = Callable[[ProgressFn], Sequence[Row]]
 """A cell's work. For several processes it must be picklable: a module's function, or a `functools.partial` of one."""
 
 
@@ -104,10 +104,10 @@ class Progress:
         self._start = self._began = clock()
         self._first: dict[str, int] = {}
         self._done = dict.fromkeys(units, 0)
-        self._lock = threading.Lock()  # each running cell has a thread that tells
+        self._lock = threading.Lock()  # each running cell has a thread of its own
 
-    def tell(self, news: News) -> None:
-        """Takes news of a cell in; the first of a cell is what an earlier call had left done."""
+    def update(self, news: ProgressUpdate) -> None:
+        """Takes in how far a cell is; the first update of a cell is what an earlier call had left done."""
         with self._lock:
             if not self._first:  # loading what a cell needs, once, says nothing of its pace
                 self._began = self._clock()
@@ -159,10 +159,10 @@ def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int],
 
     def settle(key: str, work: Work) -> list[Row]:
         def run() -> Sequence[Row]:
-            return work(progress.tell) if processes == 1 else _run_in_process(work, progress.tell, running)
+            return work(progress.update) if processes == 1 else _run_in_process(work, progress.update, running)
 
         rows = study.cell(key, run)
-        progress.tell(News(key, units[key]))  # the only news of a cell that an earlier call has stored
+        progress.update(ProgressUpdate(key, units[key]))  # the only news of a cell that an earlier call has stored
         return rows
 
     if processes == 1:
@@ -188,12 +188,12 @@ def lead(world: Processes, study: Study, cells: Mapping[str, Work], units: Mappi
 
     def together(key: str) -> Sequence[Row]:
         world.from_main(key)
-        return cells[key](progress.tell)
+        return cells[key](progress.update)
 
     rows = []
     for key in cells:
         rows += study.cell(key, partial(together, key))
-        progress.tell(News(key, units[key]))
+        progress.update(ProgressUpdate(key, units[key]))
     world.from_main("")
     return rows
 
@@ -217,7 +217,7 @@ def _rows_or_failure(study: Study, key: str, rows: Callable[[], list[Row]]) -> l
         return []
 
 
-def _run_in_process(work: Work, tell: Tell, running: set[BaseProcess]) -> list[Row]:
+def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProcess]) -> list[Row]:
     """Does the work in a process of its own.
 
     Each process has its own pipe: a queue that several share has a lock, and a process that is killed while it holds
@@ -230,8 +230,8 @@ def _run_in_process(work: Work, tell: Tell, running: set[BaseProcess]) -> list[R
     running.add(process)
     sender.close()  # the child's end is then the only one: its death ends the pipe
     try:
-        while isinstance(message := receiver.recv(), News):
-            tell(message)
+        while isinstance(message := receiver.recv(), ProgressUpdate):
+            on_progress(message)
     except EOFError:
         process.join()
         died = f"its process died without an answer, exit status {process.exitcode}"

@@ -19,12 +19,12 @@ from ...errors import DataError
 from ...folders import hash_model
 from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
+from ..harness.elapsed_time import ElapsedTime
 from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
-from ..harness.plugins import refuse_edited, source_mark
-from ..harness.runner import News, Tell, quiet
+from ..harness.plugins import check_unchanged, source_hash
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
-from ..harness.spent import Spent
 from ..harness.stored import SETTINGS, check_settings, file_name, read_stored
 from ..harness.study import Row
 from .catalogue import find_method
@@ -82,7 +82,7 @@ class MethodPlan:
     """Of a method of one's own, as it was loaded where the plan was made."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mark", source_mark(self.method))
+        object.__setattr__(self, "mark", source_hash(self.method))
 
     @property
     def cell(self) -> str:
@@ -138,7 +138,7 @@ class MethodPlan:
         )
 
 
-def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
+def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
 
     In a world of processes all train and answer together; the main one alone judges, writes and has rows.
@@ -149,14 +149,14 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     from ...agents.processes import Processes
 
     world = Processes()
-    tell = tell if world.is_main else _silent
+    on_progress = on_progress if world.is_main else _silent
     quiet()
-    refuse_edited(plan.method, plan.mark)
-    tell(News(plan.cell, 0))
+    check_unchanged(plan.method, plan.mark)
+    on_progress(ProgressUpdate(plan.cell, 0))
     method, job = find_method(plan.method), plan.job()
     begun = (job.folder / SETTINGS).is_file()
     world.together(lambda: prepare(plan) if world.is_main else None)
-    spent = Spent(job.folder)
+    spent = ElapsedTime(job.folder)
     instructions = evaluated(plan)
     judges = judges_of(job.data, proxy=None, own=plan.judge) if world.is_main else Judges()
     try:
@@ -172,7 +172,7 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
         if world.is_main:
             spent.keep()
         share = 0.9 * training + 0.1 * answering if learns else answering
-        tell(News(plan.cell, int(share * plan.units)))
+        on_progress(ProgressUpdate(plan.cell, int(share * plan.units)))
 
     tokens = train(actor, lambda share: progress(share, 0.0))
     if learns and hasattr(actor, "save") and world.is_main:
@@ -190,7 +190,7 @@ def run_method(plan: MethodPlan, tell: Tell) -> list[Row]:
     measured = {name: found.means()[name] for name in (*COLUMNS[3:7], *own)}
     sampled = max(tokens, _tokens(job.folder)) + answered
     row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
-    tell(News(plan.cell, plan.units, describe(plan.cell, row)))
+    on_progress(ProgressUpdate(plan.cell, plan.units, describe(plan.cell, row)))
     feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
     return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in feedbacks]
 
@@ -342,7 +342,7 @@ class RewardPlan:
         return (self.folder / LAST_FILE).is_file()
 
 
-def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
+def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
     from ...agents import RewardModelingConfig
     from ...agents.processes import Processes
@@ -351,17 +351,17 @@ def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
     quiet()
     job = Job(seed=plan.seed, folder=plan.out / "runs" / file_name(plan.cell), feedback=plan.feedback, quick=plan.quick)
     job.folder.mkdir(parents=True, exist_ok=True)
-    spent = Spent(job.folder)
+    spent = ElapsedTime(job.folder)
 
     world = Processes()
-    tell = tell if world.is_main else _silent
+    on_progress = on_progress if world.is_main else _silent
 
     def progress(share: float) -> None:
         if world.is_main:
             spent.keep()
-        tell(News(plan.cell, int(share * plan.units)))
+        on_progress(ProgressUpdate(plan.cell, int(share * plan.units)))
 
-    tell(News(plan.cell, 0))
+    on_progress(ProgressUpdate(plan.cell, 0))
     if plan.folder != sandbox.REWARD_MODEL and not plan.done:
         fit(
             sandbox.POLICY,
@@ -371,13 +371,13 @@ def run_reward_model(plan: RewardPlan, tell: Tell) -> list[Row]:
             config=RewardModelingConfig.sandbox(),
             seed=plan.seed,
             out=job.folder,
-            tell=progress,
+            on_progress=progress,
         )
-    tell(News(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
+    on_progress(ProgressUpdate(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
     return [{"feedback": plan.feedback, "seed": plan.seed, "seconds": round(spent.seconds, 2)}]
 
 
-def _silent(news: News) -> None:
+def _silent(news: ProgressUpdate) -> None:
     """Tells nobody: the main process does."""
 
 

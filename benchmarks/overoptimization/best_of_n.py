@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...agents import best_of_k, best_of_n_kl
 from ..harness.evaluation import SCORES, WIN_RATES
-from ..harness.runner import News, Tell, quiet
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import check_settings
 from ..harness.study import Row
 from .plans import BestOfNPlan, SamplesPlan
@@ -18,7 +18,7 @@ from .samples import StoredSamples, read_samples
 from .treatments import DISAGREEMENT
 
 
-def run_best_of_n(plan: BestOfNPlan, tell: Tell) -> list[Row]:
+def run_best_of_n(plan: BestOfNPlan, on_progress: ProgressFn) -> list[Row]:
     """Asks the treatment's reward about all samples; rows of `COLUMNS` for n = 1, 2, 4 ... and the largest.
 
     Each is the mean over instructions of the unbiased estimator from all samples that the reward has a verdict on
@@ -26,7 +26,7 @@ def run_best_of_n(plan: BestOfNPlan, tell: Tell) -> list[Row]:
     KL is the upper bound log n - (n - 1) / n. Stored beside each is what is chosen of the first n samples.
     """
     quiet()
-    tell(News(plan.cell, 0))
+    on_progress(ProgressUpdate(plan.cell, 0))
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_settings(plan.folder, plan.settings())
     samples = read_samples(SamplesPlan(plan.seed, plan.out, plan.sizes))
@@ -35,7 +35,7 @@ def run_best_of_n(plan: BestOfNPlan, tell: Tell) -> list[Row]:
     rows = best_rows(plan, samples, scores, spread)
     for n, row in zip(plan.sizes.ns, rows, strict=True):
         write_evaluation(plan, n, row, content(samples, scores, spread, n))
-    tell(News(plan.cell, plan.units, describe(plan.cell, rows)))
+    on_progress(ProgressUpdate(plan.cell, plan.units, describe(plan.cell, rows)))
     return rows
 
 

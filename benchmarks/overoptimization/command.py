@@ -23,8 +23,8 @@ from typing import Annotated, Any, Self
 import tyro
 
 from ...errors import UnknownNameError
-from ..harness.plugins import refuse_edited
-from ..harness.runner import Tell, run_cells
+from ..harness.plugins import check_unchanged
+from ..harness.runner import ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import refuse_taken
 from ..harness.study import Row, Study, StudyOptions, run_command
@@ -100,7 +100,7 @@ class OveroptimizationOptions(StudyOptions):
         return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
 
 
-Runner = Callable[[Any, Tell], Sequence[Row]]
+Runner = Callable[[Any, ProgressFn], Sequence[Row]]
 
 
 def run(options: OveroptimizationOptions) -> int:
@@ -168,35 +168,35 @@ def run_plans(
 # The doors to the modules that import torch: --help and the error about a mistyped option do not wait for it.
 
 
-def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
+def run_reward_model(plan: RewardModelPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains and measures a reward model."""
     from . import reward_models as cells
 
-    return cells.run_reward_model(plan, tell)
+    return cells.run_reward_model(plan, on_progress)
 
 
-def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
+def run_samples(plan: SamplesPlan, on_progress: ProgressFn) -> list[Row]:
     """Draws the samples of a seed."""
     from . import samples as cells
 
-    return cells.run_samples(plan, tell)
+    return cells.run_samples(plan, on_progress)
 
 
-def run_treatment(plan: TreatmentPlan, tell: Tell) -> list[Row]:
+def run_treatment(plan: TreatmentPlan, on_progress: ProgressFn) -> list[Row]:
     """Runs PPO or best-of-n on one treatment and seed.
 
     Raises:
         CheckpointError: The treatment is one of one's own and was edited after the study began.
     """
-    refuse_edited(plan.treatment, plan.mark)
+    check_unchanged(plan.treatment, plan.mark)
     if isinstance(plan, PPOPlan):
         from .ppo import run_ppo
 
-        return run_ppo(plan, tell)
+        return run_ppo(plan, on_progress)
     from .best_of_n import run_best_of_n
 
     assert isinstance(plan, BestOfNPlan)
-    return run_best_of_n(plan, tell)
+    return run_best_of_n(plan, on_progress)
 
 
 def main() -> int:

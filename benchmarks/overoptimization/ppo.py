@@ -21,7 +21,7 @@ from ...agents.rollouts import micro_batches, segment_sum
 from ...oracles.base import RewardOracle
 from ..harness.answers import answer
 from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
-from ..harness.runner import News, Tell, quiet
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import check_settings
 from ..harness.study import Row
 from .plans import TEMPERATURE, PPOPlan, Sizes
@@ -43,7 +43,7 @@ def ppo_config(sizes: Sizes) -> PPOConfig:
     )
 
 
-def run_ppo(plan: PPOPlan, tell: Tell) -> list[Row]:
+def run_ppo(plan: PPOPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains and evaluates; a row of `COLUMNS` at each evaluated step."""
     quiet()
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -60,11 +60,11 @@ def run_ppo(plan: PPOPlan, tell: Tell) -> list[Row]:
     )
     proxy = treatment.proxy(cell)
     for step in completed_steps(agent, plan):
-        tell(News(plan.cell, int(plan.units * step / (plan.sizes.ppo_steps + 1))))
+        on_progress(ProgressUpdate(plan.cell, int(plan.units * step / (plan.sizes.ppo_steps + 1))))
         if step in plan.sizes.evaluated_steps and not plan.evaluation_file(step).exists():
             evaluate_policy(plan, agent, proxy, step)
     rows = [read_evaluation(plan, step)["row"] for step in plan.sizes.evaluated_steps]
-    tell(News(plan.cell, plan.units, describe(plan.cell, rows)))
+    on_progress(ProgressUpdate(plan.cell, plan.units, describe(plan.cell, rows)))
     return rows
 
 

@@ -17,30 +17,35 @@ from ...sandbox.dataset import Sandbox, label
 from ..harness.accuracy import hits, predicted, reliability
 from ..harness.fresh_pairs import fresh_pairs
 from ..harness.reward_models import fit
-from ..harness.runner import News, Tell, quiet
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import check_settings, file_name
 from ..harness.study import Row
 from .plans import RewardModelPlan
 from .sft import NUM_SAMPLES
 
 
-def run_reward_model(plan: RewardModelPlan, tell: Tell) -> list[Row]:
+def run_reward_model(plan: RewardModelPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains the reward model unless it is there, and measures it on fresh pairs; one row.
 
     The row's accuracies are shares of the pairs: against gold, and against the labels of its own judge, noise included;
     `calibration_error` is the mean distance between P(b preferred) and those labels, by bins of confidence.
     """
     quiet()
-    tell(News(plan.cell, 0))
+    on_progress(ProgressUpdate(plan.cell, 0))
     folder = plan.out / "runs" / file_name(plan.cell)
     folder.mkdir(parents=True, exist_ok=True)
     check_settings(folder, {**asdict(plan.sizes), **asdict(plan.labels), "seed": plan.seed, "member": plan.member})
     preferences = labelled(plan)
     if not plan.done:
-        train(plan, preferences, folder, lambda share: tell(News(plan.cell, int(0.8 * share * plan.units))))
+        train(
+            plan,
+            preferences,
+            folder,
+            lambda share: on_progress(ProgressUpdate(plan.cell, int(0.8 * share * plan.units))),
+        )
     row = measure(plan, len(preferences))
     shares = f"{row['accuracy_gold']:.1%} against gold, {row['accuracy_judge']:.1%} against its judge"
-    tell(News(plan.cell, plan.units, f"{plan.cell}: {shares}"))
+    on_progress(ProgressUpdate(plan.cell, plan.units, f"{plan.cell}: {shares}"))
     return [row]
 
 
@@ -53,7 +58,7 @@ def labelled(plan: RewardModelPlan) -> tuple[Preference, ...]:
 
 
 def train(
-    plan: RewardModelPlan, preferences: Sequence[Preference], folder: Path, tell: Callable[[float], None]
+    plan: RewardModelPlan, preferences: Sequence[Preference], folder: Path, on_progress: Callable[[float], None]
 ) -> None:
     """Trains and saves into the plan's folder.
 
@@ -74,7 +79,7 @@ def train(
         out=folder,
         sft=sandbox.POLICY,
         num_samples=NUM_SAMPLES,
-        tell=tell,
+        on_progress=on_progress,
     )
 
 

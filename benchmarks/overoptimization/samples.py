@@ -23,7 +23,7 @@ from ...oracles.base import Constant
 from ...sandbox.dataset import read_rows, write_rows
 from ..harness.evaluation import evaluate, judges_of
 from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
-from ..harness.runner import News, Tell, quiet
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, check_settings
 from ..harness.study import Row
 from .plans import TEMPERATURE, SamplesPlan
@@ -53,10 +53,10 @@ class StoredSamples:
         return [self.instructions[number] for number in self.prompt.tolist()]
 
 
-def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
+def run_samples(plan: SamplesPlan, on_progress: ProgressFn) -> list[Row]:
     """Samples, judges and stores; one row about them."""
     quiet()
-    tell(News(plan.cell, 0))
+    on_progress(ProgressUpdate(plan.cell, 0))
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_settings(plan.folder, {"seed": plan.seed, **asdict(plan.sizes)})
     policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
@@ -68,7 +68,7 @@ def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
     for first, part in BestOfN(policy, Constant(), config=config, seed=plan.seed).sample_chunks(instructions):
         for row, texts in enumerate(part.responses, start=first):
             index[row] = [numbers.setdefault((row, text), len(numbers)) for text in texts]
-        tell(News(plan.cell, int(0.9 * plan.units * first / len(instructions))))
+        on_progress(ProgressUpdate(plan.cell, int(0.9 * plan.units * first / len(instructions))))
     prompts, responses = zip(*numbers, strict=True)
     found = evaluate([instructions[i] for i in prompts], responses, judges_of(sandbox.SANDBOX, proxy=None))
     scores = [[None if x != x else x for x in found.scores[name].tolist()] for name in JUDGED]
@@ -81,7 +81,7 @@ def run_samples(plan: SamplesPlan, tell: Tell) -> list[Row]:
     np.save(content, index, allow_pickle=False)
     write_atomic(plan.folder / "index.npy", content.getvalue())
     shape = f"{index.size} samples, {len(rows)} of them distinct"
-    tell(News(plan.cell, plan.units, f"{plan.cell}: {shape}"))
+    on_progress(ProgressUpdate(plan.cell, plan.units, f"{plan.cell}: {shape}"))
     return [{"seed": plan.seed, "num_samples": index.size, "num_distinct": len(rows)}]
 
 

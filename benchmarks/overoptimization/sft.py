@@ -33,7 +33,7 @@ def answers(instructions: Sequence[str], num_samples: int) -> list[list[str]]:
     return [list(known[str(each)]) for each in instructions]
 
 
-class Scaled(Shared):
+class StandardizedOracle(Shared):
     """An oracle in units of SFT: 0 is its answers' mean score, 1 their standard deviation within an instruction.
 
     As the study's reward models are, so that one KL penalty pulls equally hard against both.

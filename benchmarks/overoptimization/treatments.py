@@ -173,10 +173,10 @@ class Treatment:
         """What is maximised, as an oracle of responses to instructions of eval."""
         if self.wrap is None:
             return self.reward(cell)
-        return Stepped(self.name, lambda num_envs: self.env(cell, num_envs, "eval"))
+        return EnvOracle(self.name, lambda num_envs: self.env(cell, num_envs, "eval"))
 
 
-class Stepped(Shared):
+class EnvOracle(Shared):
     """The reward of a (wrapped) environment as an oracle: asks it the instructions by id and steps it.
 
     Args:
@@ -234,9 +234,9 @@ class _Given:
 
 
 def _greedy_utility(cell: Cell) -> RewardOracle:
-    from .sft import Scaled
+    from .sft import StandardizedOracle
 
-    return Scaled(sandbox.utility_oracle("sim_gpt4"))
+    return StandardizedOracle(sandbox.utility_oracle("sim_gpt4"))
 
 
 TREATMENTS: Final = (

@@ -131,7 +131,11 @@ def read_scores(out: Path, protocol: str, name: str) -> Array:
 
 
 def write(
-    study: Study, judged: Judged, scores: Mapping[tuple[str, str], Array], judge: str, costs: Mapping[str, float]
+    study: Study,
+    judged: Judged,
+    scores: Mapping[tuple[str, str], Array],
+    judge: str,
+    costs: Mapping[str, float],
 ) -> None:
     """Prints the tables and what they say; writes table.csv, models.csv, best_of_n.csv, the figures and the report."""
     tested = {key: found for key, found in scores.items() if key[0] in PROTOCOLS}

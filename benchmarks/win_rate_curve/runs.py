@@ -21,7 +21,7 @@ from ..harness.answers import answer, sequence_kl
 from ..harness.evaluation import Evaluation, Judges, evaluate, judges_of, subset
 from ..harness.own_judge import has_references
 from ..harness.report_text import number
-from ..harness.runner import News, Tell, quiet
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row
 from .inputs import prompt_limit, prompt_room
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...agents import PPO
 
 
-def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
+def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step.
 
     In a world of processes all train and answer together; the main one alone judges, writes and has rows.
@@ -46,9 +46,9 @@ def run_seed(plan: RunPlan, tell: Tell) -> list[Row]:
     judges = judges_of(plan.data, proxy=plan.proxy, own=plan.judge) if world.is_main else Judges()
     for step in completed_steps(agent, plan):
         due = world.from_main(step in plan.evaluated_steps and not plan.evaluation_file(step).exists())
-        tell(News(plan.cell, plan.units_done(step) - due * plan.evaluation_units))
+        on_progress(ProgressUpdate(plan.cell, plan.units_done(step) - due * plan.evaluation_units))
         if due:
-            tell(News(plan.cell, plan.units_done(step), evaluate_policy(plan, agent, judges, step)))
+            on_progress(ProgressUpdate(plan.cell, plan.units_done(step), evaluate_policy(plan, agent, judges, step)))
     steps = plan.evaluated_steps if world.is_main else ()
     return [row for step in steps for row in read_evaluation(plan, step)["rows"]]
 

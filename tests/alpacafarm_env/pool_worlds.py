@@ -6,7 +6,7 @@ from judge_requests import chances
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.prompts import Item
-from alpacafarm_env.judge_server.sandbox_judge import Judging
+from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.sandbox import SANDBOX
 
 SINGLE = PoolConfig(
@@ -45,5 +45,5 @@ def truth(verdicts, instructions, a, b):
         Item(str(i), y, x) if swap else Item(str(i), x, y)
         for i, x, y, swap in zip(instructions, a, b, b_first, strict=True)
     ]
-    second = chances(Judging(0), "greedy_gpt4", items) > 0.5
+    second = chances(SandboxJudge(0), "greedy_gpt4", items) > 0.5
     return np.where(b_first, ~second, second) == (verdicts.scores == 1)

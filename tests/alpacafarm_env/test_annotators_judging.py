@@ -12,7 +12,7 @@ from alpacafarm_env.annotators.config import load_prompt
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.annotators.verdicts import parse
 from alpacafarm_env.errors import PoolError
-from alpacafarm_env.judge_server.sandbox_judge import Judging
+from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.replies import read_reply, told_usage
 from alpacafarm_env.llm.tokens import TokenBounds
@@ -53,7 +53,7 @@ def connection(server):
 @pytest.mark.parametrize("name", ALL)
 def test_probabilities_are_the_annotators_own(name):
     items = pairs(200)
-    np.testing.assert_allclose(chances(Judging(), name, items), own_chances(name, items), rtol=1e-12)
+    np.testing.assert_allclose(chances(SandboxJudge(), name, items), own_chances(name, items), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -123,7 +123,7 @@ def test_settings_that_are_no_part_of_the_question_change_no_verdict(connection)
 
 @pytest.mark.parametrize("temperature", [0, 5e-324, 1e-300, 1e-9])
 def test_next_to_temperature_zero_the_likelier_verdict_is_certain(temperature):
-    judging, items = Judging(), pairs(60)
+    judging, items = SandboxJudge(), pairs(60)
     chances = own_chances("chatgpt_4", items)
     for item, chance in zip(items, chances.tolist(), strict=True):
         question = judging.read("chat", make_body("chatgpt_4", [item], temperature=temperature)[1])
@@ -168,7 +168,7 @@ def test_logprobs_cover_the_text(connection, name):
 
 
 def test_shared_prompt_is_told_apart_by_the_model():
-    judging = Judging()
+    judging = SandboxJudge()
     assert judging.annotator("gpt4_4", "sandbox-gpt4") == "gpt4_4"
     assert judging.annotator("gpt4_4", "sandbox-chatgpt") == "chatgpt_3"
     assert judging.annotator("gpt4_4", "something-else") == "gpt4_4"
@@ -186,13 +186,13 @@ def surface_gap(annotator, first, second):
     ("first", "second"), [("Air.", "Because of the air. " * 9), ("- a\n- b", "a b"), ("", "x" * 999)]
 )
 def test_instructions_of_another_world_are_judged_by_taste(annotator, first, second):
-    got = chances(Judging(), annotator.name, [Item(FOREIGN, first, second)])[0]
+    got = chances(SandboxJudge(), annotator.name, [Item(FOREIGN, first, second)])[0]
     assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
 
 
 def test_batches_may_mix_worlds_if_asked(connection):
     items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
-    found = chances(Judging(), "gpt4_5", items)
+    found = chances(SandboxJudge(), "gpt4_5", items)
     status, _, content = post(connection, *make_body("gpt4_5", items))
     assert status == 400
     assert FOREIGN in content["error"]["message"]
@@ -205,7 +205,7 @@ def test_batches_may_mix_worlds_if_asked(connection):
 def test_equal_responses_tie_to_the_position_and_then_to_a():
     names = {annotator.name: annotator.position for annotator in (*POOL, *GREEDY)}
     items = [Item(str(pairs(1)[0].instruction), "Same.", "Same.")]
-    judging = Judging()
+    judging = SandboxJudge()
     for name, position in names.items():
         assert chances(judging, name, items)[0] == pytest.approx(1 / (1 + math.exp(position / 0.3)))
 
@@ -290,14 +290,14 @@ def test_a_pool_of_ones_own_is_read_anew(tmp_path):
         file.write_text(
             f"{{name: p, annotators: [{{name: {name}, role: mine, prompt: gpt4_4, max_tokens: 9}}]}}", encoding="utf-8"
         )
-        assert Judging(pools=[file]).annotator("gpt4_4", "model-of-mine") == name
+        assert SandboxJudge(pools=[file]).annotator("gpt4_4", "model-of-mine") == name
 
 
 def test_a_changed_prompt_is_not_understood():
     _, body = make_body("gpt4_4", pairs(1))
     last = body["messages"][-1]
     twin = {**body, "messages": [*body["messages"][:-1], {**last, "content": last["content"] + " Be quick."}]}
-    judging = Judging()
+    judging = SandboxJudge()
     assert judging.read("chat", body).annotator == "gpt4_4"
     with pytest.raises(PoolError, match="not a request made from one of the prompts"):
         judging.read("chat", twin)

@@ -11,7 +11,7 @@ from api_asks import ask, chat
 from wire_server import WireServer, failed, http, ok
 
 from alpacafarm_env.errors import ContentRefusedError, TransientAPIError
-from alpacafarm_env.llm.attempts import Booking
+from alpacafarm_env.llm.attempts import AttemptRecorder
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.store import Ledger
 from alpacafarm_env.llm.pricing import Prices
@@ -71,14 +71,14 @@ def test_what_never_left_costs_nothing(tmp_path, listens):
 
 
 def test_twin_that_tells_the_last_attempt_alone(tmp_path, monkeypatch):
-    failed_row = Booking.failed
+    failed_row = AttemptRecorder.failed
 
     def forgets(self, job, *args):
         row = failed_row(self, job, *args)
         job.cost_usd = 0.0
         return row
 
-    monkeypatch.setattr(Booking, "failed", forgets)
+    monkeypatch.setattr(AttemptRecorder, "failed", forgets)
     result, counted = costs(tmp_path, ENDS["a billed failure first"][0])
     assert result.cost_usd < counted
 

@@ -12,7 +12,7 @@ from ledger_reads import attempts
 from wire_server import WireServer, failed, http, ok, said
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
-from alpacafarm_env.llm.attempts import Booking
+from alpacafarm_env.llm.attempts import AttemptRecorder
 from alpacafarm_env.llm.client import Client
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.ledger import operations as sql
@@ -100,7 +100,7 @@ def test_absurd_usage_is_charged_within_the_bound(ledger):
 
 def test_twin_that_forgets_leaves_rows_open(ledger, monkeypatch):
     """The twin forgets the rows of attempts that failed."""
-    monkeypatch.setattr(Booking, "failed", lambda *_: None)
+    monkeypatch.setattr(AttemptRecorder, "failed", lambda *_: None)
     with WireServer(lambda seen, number: failed(500, retry_after_ms=1) if number == 1 else ok()) as server:
         ask_one(server, ledger, prices=PRICES)
     assert [row[0] for row in rows(ledger)] == ["running", "answered"]

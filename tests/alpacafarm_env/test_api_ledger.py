@@ -123,7 +123,7 @@ def test_attempts_of_a_closed_ledger_are_unknown(tmp_path):
 
 def test_an_attempt_taken_for_dead_may_still_end(ledger):
     attempt = begin(ledger).result()
-    ledger.do(sql.bury, ledger._handle).result()  # as another process would after this one had been stopped
+    ledger.do(sql.reap, ledger._handle).result()  # as another process would after this one had been stopped
     assert ledger.do(sql.spending).result().total.unknown == 1
     succeed(ledger, attempt).result()
     assert ledger.do(sql.spending).result().total.answered_usd == 0.05

@@ -17,8 +17,8 @@ from alpacafarm_env.benchmarks.overoptimization.sft import answers
 from alpacafarm_env.benchmarks.overoptimization.treatments import (
     TREATMENTS,
     Cell,
+    EnvOracle,
     Labels,
-    Stepped,
     Treatment,
     find_treatment,
 )
@@ -198,12 +198,12 @@ def test_stepping_scores_each_response_to_its_own_instruction(slots):
         sizes.append(num_envs)
         return treatment.env(Cell(0, ()), num_envs, "eval")
 
-    found = judge(Stepped("x", make, slots=slots), EVAL * 2, TEXTS * 2)
+    found = judge(EnvOracle("x", make, slots=slots), EVAL * 2, TEXTS * 2)
     np.testing.assert_array_equal(found.scores, [len(text) for text in TEXTS * 2])
     np.testing.assert_array_equal(found.details["disagreement"], found.scores / 10)
     assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
     gold = Treatment("x", "X", members=0, oracle=lambda cell: sandbox.gold_oracle(), wrap=VectorWrapper)
-    asked = Stepped("gold", lambda num: gold.env(Cell(0, ()), num, "eval"), slots=slots)
+    asked = EnvOracle("gold", lambda num: gold.env(Cell(0, ()), num, "eval"), slots=slots)
     # Sums over a batch of one and of several may differ in the last bit, by processor.
     np.testing.assert_allclose(asked.score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS), rtol=1e-12)
 

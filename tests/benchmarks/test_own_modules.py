@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from alpacafarm_env.benchmarks.harness.plugins import refuse_edited, source_mark
+from alpacafarm_env.benchmarks.harness.plugins import check_unchanged, source_hash
 from alpacafarm_env.benchmarks.methods.runs import MethodPlan
 from alpacafarm_env.errors import CheckpointError
 
@@ -26,29 +26,29 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_mark_is_of_the_loaded_source_and_of_the_attribute(file, monkeypatch):
-    before = [source_mark(f"marked_methods:{name}") for name in "AB"]
+    before = [source_hash(f"marked_methods:{name}") for name in "AB"]
     file.write_text(SOURCE + "# edited\n")
-    assert before == [source_mark(f"marked_methods:{name}") for name in "AB"]  # what was loaded is what is run
+    assert before == [source_hash(f"marked_methods:{name}") for name in "AB"]  # what was loaded is what is run
     monkeypatch.delitem(sys.modules, "marked_methods")
-    assert len({*before, *(source_mark(f"marked_methods:{name}") for name in "AB")}) == 4
-    assert source_mark("ppo") == ""
-    assert source_mark("sys:path") == source_mark("sys:path") != ""  # no file
+    assert len({*before, *(source_hash(f"marked_methods:{name}") for name in "AB")}) == 4
+    assert source_hash("ppo") == ""
+    assert source_hash("sys:path") == source_hash("sys:path") != ""  # no file
 
 
 def test_a_mark_follows_a_reload(file):
     """As in a notebook."""
-    before = source_mark("marked_methods:A")
+    before = source_hash("marked_methods:A")
     file.write_text(SOURCE.replace('"A"', '"another"'))
-    assert source_mark("marked_methods:A") == before
+    assert source_hash("marked_methods:A") == before
     importlib.reload(sys.modules["marked_methods"])
-    assert source_mark("marked_methods:A") != before
+    assert source_hash("marked_methods:A") != before
 
 
 def test_a_mark_is_of_the_script_that_is_run(tmp_path):
     script = tmp_path / "script.py"
     lines = [
-        "from alpacafarm_env.benchmarks.harness.plugins import source_mark",
-        'print(source_mark("__main__:source_mark"))',
+        "from alpacafarm_env.benchmarks.harness.plugins import source_hash",
+        'print(source_hash("__main__:source_hash"))',
     ]
 
     def printed(*more):
@@ -61,11 +61,11 @@ def test_a_mark_is_of_the_script_that_is_run(tmp_path):
 def test_what_is_edited_after_a_plan_was_made_is_refused_elsewhere(file, tmp_path, monkeypatch):
     plan = MethodPlan("marked_methods:A", "simulated", 0, tmp_path, quick=True, num_eval=5)
     cell = plan.cell
-    refuse_edited(plan.method, plan.mark)
+    check_unchanged(plan.method, plan.mark)
     file.write_text(SOURCE + "# edited\n")
     assert plan.cell == cell
     assert "mark" not in plan.settings()
-    refuse_edited(plan.method, plan.mark)
+    check_unchanged(plan.method, plan.mark)
     monkeypatch.delitem(sys.modules, "marked_methods")  # as a process that is started now
     with pytest.raises(CheckpointError, match="marked_methods:A was edited after the study began"):
-        refuse_edited(plan.method, plan.mark)
+        check_unchanged(plan.method, plan.mark)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.harness.runner import News, Progress, clock_text, run_cells
+from alpacafarm_env.benchmarks.harness.runner import Progress, ProgressUpdate, clock_text, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study
 
 
 def count(cell, length, tell):
     """A cell's work: as many rows as units."""
     for done in range(length + 1):
-        tell(News(cell, done, f"{cell} at {done}" if done == length else ""))
+        tell(ProgressUpdate(cell, done, f"{cell} at {done}" if done == length else ""))
     return [{"cell": cell, "value": value / 3} for value in range(length)]
 
 
@@ -41,7 +41,7 @@ def refuse(tell):
 
 
 def die(tell):
-    tell(News("bad", 0))
+    tell(ProgressUpdate("bad", 0))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -97,11 +97,11 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
         textwrap.dedent("""
             import sys, time
             from functools import partial
-            from alpacafarm_env.benchmarks.harness.runner import News, run_cells
+            from alpacafarm_env.benchmarks.harness.runner import ProgressUpdate, run_cells
             from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
             def wait(cell, tell):
-                tell(News(cell, 0, f"{cell} runs"))
+                tell(ProgressUpdate(cell, 0, f"{cell} runs"))
                 for _ in range(600):
                     time.sleep(0.1)
                 return []
@@ -137,17 +137,17 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
 def test_time_left_knows_that_the_last_wave_leaves_a_process_idle():
     now = [0.0]
     progress = Progress({"a": 10, "b": 10, "c": 10}, 2, io.StringIO(), clock=lambda: now[0])
-    progress.tell(News("a", 0))
-    progress.tell(News("b", 0))
+    progress.update(ProgressUpdate("a", 0))
+    progress.update(ProgressUpdate("b", 0))
     assert math.isnan(progress.seconds_left())
     now[0] = 5.0
-    progress.tell(News("a", 5))
-    progress.tell(News("b", 5))
+    progress.update(ProgressUpdate("a", 5))
+    progress.update(ProgressUpdate("b", 5))
     # One second a unit and process; left: c (10) on one process, a and b (5 + 5) on the other.
     assert progress.seconds_left() == 10.0
     now[0] = 10.0
-    progress.tell(News("a", 10))
-    progress.tell(News("b", 10))
+    progress.update(ProgressUpdate("a", 10))
+    progress.update(ProgressUpdate("b", 10))
     assert progress.seconds_left() == 10.0
     assert progress.status() == "[ 67%, 0:10 passed, about 0:10 left]"
 
@@ -155,9 +155,9 @@ def test_time_left_knows_that_the_last_wave_leaves_a_process_idle():
 def test_what_an_earlier_call_left_done_does_not_count_as_speed():
     now = [0.0]
     progress = Progress({"a": 10}, 1, io.StringIO(), clock=lambda: now[0])
-    progress.tell(News("a", 8))
+    progress.update(ProgressUpdate("a", 8))
     now[0] = 4.0
-    progress.tell(News("a", 9))
+    progress.update(ProgressUpdate("a", 9))
     assert progress.seconds_left() == 4.0
 
 
@@ -165,12 +165,12 @@ def test_there_is_no_estimate_before_a_tenth_is_done():
     now = [0.0]
     progress = Progress({"a": 50, "b": 50}, 2, io.StringIO(), clock=lambda: now[0])
     for cell in ("a", "b"):
-        progress.tell(News(cell, 0))
+        progress.update(ProgressUpdate(cell, 0))
     now[0] = 1.0
-    progress.tell(News("a", 9))
+    progress.update(ProgressUpdate("a", 9))
     assert math.isnan(progress.seconds_left())
     assert "about" not in progress.status()
-    progress.tell(News("b", 1))
+    progress.update(ProgressUpdate("b", 1))
     assert progress.seconds_left() > 0
 
 
@@ -178,15 +178,15 @@ def test_the_time_before_the_first_news_does_not_count_as_work():
     now = [0.0]
     progress = Progress({"a": 4}, 1, io.StringIO(), clock=lambda: now[0])
     for now[0], done in ((30.0, 0), (32.0, 1)):
-        progress.tell(News("a", done))
+        progress.update(ProgressUpdate("a", done))
     assert progress.seconds_left() == 6.0
 
 
 def test_lines_on_a_stream_that_is_no_terminal():
     stream = io.StringIO()
     progress = Progress({"a": 2}, 1, stream)
-    progress.tell(News("a", 1))
-    progress.tell(News("a", 2, "half way"))
+    progress.update(ProgressUpdate("a", 1))
+    progress.update(ProgressUpdate("a", 2, "half way"))
     assert stream.getvalue().endswith("half way\n")
     assert stream.getvalue().count("\n") == 1
     assert "\r" not in stream.getvalue()

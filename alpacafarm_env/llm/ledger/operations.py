@@ -21,12 +21,28 @@ from typing import Any, Literal
 
 from ...errors import BudgetExceededError, LedgerError, PriceError
 from .process import is_gone
-from .schema import Owner, Spending, Stored, Tally
+from .schema import AttemptTotals, Owner, Spending, Stored
 
 __all__ = [
-    "MAX_USD", "READS", "Owner", "Spending", "Stored", "Tally",
-    "beat", "begin", "bury", "busy", "check_budget", "claim", "fail", "link", "lookup", "release", "spending",
-    "stored_reply", "succeed",
+    "MAX_USD",
+    "READS",
+    "AttemptTotals",
+    "Owner",
+    "Spending",
+    "Stored",
+    "begin",
+    "busy",
+    "check_budget",
+    "claim",
+    "fail",
+    "heartbeat",
+    "link",
+    "lookup",
+    "reap",
+    "release",
+    "spending",
+    "stored_reply",
+    "succeed",
 ]  # fmt: skip
 
 NANO = 10**9
@@ -72,8 +88,8 @@ def claim(conn: Connection, question_keys: Sequence[str], owner: Owner) -> list[
     Returns:
         Those that are now, and were not before, leased to this call; the others belong to living owners.
     """
-    beat(conn, owner.handle, owner.lease_s)
-    bury(conn)
+    heartbeat(conn, owner.handle, owner.lease_s)
+    reap(conn)
     rows = conn.execute(
         "INSERT OR IGNORE INTO leases SELECT DISTINCT value, ?, ? FROM json_each(?) RETURNING question",
         (owner.handle, owner.call, json.dumps(list(question_keys))),
@@ -125,7 +141,7 @@ def begin(
     reserve = nanodollars(reserve_usd)
     if budget_usd is not None:
         _check_budget(conn, model, reserve, budget_usd)
-    beat(conn, owner.handle, owner.lease_s)
+    heartbeat(conn, owner.handle, owner.lease_s)
     cursor = conn.execute(
         """INSERT INTO attempts (request_key, host, model, label, num_questions, handle, state, reserve, started_at)
         VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)""",
@@ -230,18 +246,18 @@ def spending(conn: Connection) -> Spending:
     )
     sums: dict[tuple[str, str, str], dict[str, int]] = {}
     for host, model, label, state, count, counted, questions, prompts, completions, unpriced in rows:
-        one = sums.setdefault((host, model, label), {field.name: 0 for field in fields(Tally)})
+        one = sums.setdefault((host, model, label), {field.name: 0 for field in fields(AttemptTotals)})
         one[state] += count
         one[f"{state}_usd"] += counted
         one["questions"] += questions if state == "answered" else 0
         one["prompt_tokens"] += prompts or 0
         one["completion_tokens"] += completions or 0
         one["unpriced"] += unpriced
-    total = {field.name: sum(one[field.name] for one in sums.values()) for field in fields(Tally)}
+    total = {field.name: sum(one[field.name] for one in sums.values()) for field in fields(AttemptTotals)}
     return Spending(_tally(total), {key: _tally(one) for key, one in sums.items()})
 
 
-def beat(conn: Connection, handle: str, lease_s: float) -> None:
+def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
     """Says that the handle is alive."""
     conn.execute("INSERT OR REPLACE INTO owners VALUES (?, ?, ?)", (handle, time.monotonic(), lease_s))
 
@@ -253,7 +269,7 @@ def busy(conn: Connection, handle: str) -> bool:
     return held is not None or conn.execute(running, (handle,)).fetchone() is not None
 
 
-def bury(conn: Connection, handle: str | None = None) -> None:
+def reap(conn: Connection, handle: str | None = None) -> None:
     """Ends what dead owners have left, or what `handle` leaves: leases go, running attempts become unknown."""
     if handle is not None:
         conn.execute("DELETE FROM owners WHERE handle = ?", (handle,))
@@ -363,5 +379,5 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _tally(sums: dict[str, int]) -> Tally:
-    return Tally(**{name: value / NANO if name.endswith("_usd") else value for name, value in sums.items()})  # type: ignore[arg-type]
+def _tally(sums: dict[str, int]) -> AttemptTotals:
+    return AttemptTotals(**{name: value / NANO if name.endswith("_usd") else value for name, value in sums.items()})  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tally:
+class AttemptTotals:
     """Counts and dollars of a set of attempts.
 
     Attributes:
@@ -128,5 +128,5 @@ class Tally:
 class Spending:
     """What was asked and paid: `total`, and `groups` by (host, model, label), sorted."""
 
-    total: Tally
-    groups: dict[tuple[str, str, str], Tally]
+    total: AttemptTotals
+    groups: dict[tuple[str, str, str], AttemptTotals]

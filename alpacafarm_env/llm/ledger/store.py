@@ -91,7 +91,7 @@ class Ledger:
         _OPEN.add(self)
         if not replay:
             try:
-                self.do(sql.bury).result()
+                self.do(sql.reap).result()
             except BaseException:
                 self.close()
                 raise
@@ -147,7 +147,7 @@ class Ledger:
         """Ends the writer thread after all operations that wait; frees this handle's leases. May be called again."""
         with suppress(LedgerError):  # closed already, or nothing can be written: then the leases run out
             if not self.replay:
-                self.do(sql.bury, self._handle).result()
+                self.do(sql.reap, self._handle).result()
         with self._door:
             started = self._thread.ident is not None
             if started and not self._closed:
@@ -250,7 +250,7 @@ class Ledger:
     def _beat(self, conn: sqlite3.Connection) -> bool:
         self._beaten = time.monotonic()
         if sql.busy(conn, self._handle):
-            sql.beat(conn, self._handle, self.lease_s)
+            sql.heartbeat(conn, self._handle, self.lease_s)
             return True
         conn.execute("DELETE FROM owners WHERE handle = ?", (self._handle,))
         return False

@@ -8,7 +8,7 @@ from ...data.files import write_atomic
 from .stored import read_stored
 
 
-class Spent:
+class ElapsedTime:
     """Seconds spent on a cell by all calls, kept in its folder; a killed call loses the last second or step."""
 
     def __init__(self, folder: Path) -> None:
