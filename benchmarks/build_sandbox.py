@@ -32,6 +32,7 @@ from ..folders import claim
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
+from .harness import reward_models
 from .harness.reward_models import LAST_FILE, fit, sample
 from .harness.study import run_command, versions
 
@@ -152,7 +153,7 @@ def build_reward_models(out: Path) -> None:
 def stamp() -> str:
     """SHA-256 of all that decides the result: seed, configurations, packages, and the sources that read them."""
     folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
-    own = [Path(__file__), Path(__file__).with_name("reward_models.py")]
+    own = [Path(__file__), Path(reward_models.__file__)]
     sources = [*own, *(path for folder in folders for path in sorted(folder.glob("*.py")))]
     settings = {
         "seed": texts.SEED,

@@ -1,1 +1,1 @@
-"""The commands `annotate`, `evaluate`, `ledger` and `judge-server`: options, files, progress and reports."""
+"""The commands `annotate`, `evaluate` and `ledger`: options, files, progress and reports."""

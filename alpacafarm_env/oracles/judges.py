@@ -84,16 +84,21 @@ class WinRate(Shared):
 
 
 class HigherReward(Shared):
-    """A reward as a judge: it prefers the response of higher reward."""
+    """A reward as a judge: it prefers the response of higher reward. That of `a`, often a reference, is asked once."""
 
     def __init__(self, oracle: RewardOracle) -> None:
         self._oracle = oracle
         self.name = oracle.name
+        self._known: dict[tuple[str, str], float] = {}
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
-        of_a, of_b = (judge(self._oracle, instructions, responses).scores for responses in (a, b))
-        return np.asarray((np.sign(of_b - of_a) + 1) / 2)
+        pairs = list(zip(map(str, instructions), a, strict=True))
+        new = list({pair: row for row, pair in enumerate(pairs) if pair not in self._known}.values())
+        asked = judge(self._oracle, [instructions[row] for row in new], [a[row] for row in new])
+        self._known.update(zip((pairs[row] for row in new), asked.scores.tolist(), strict=True))
+        of_a = np.array([self._known[pair] for pair in pairs], dtype=np.float64)
+        return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - of_a) + 1) / 2)
 
 
 class Flip(Shared):

@@ -51,6 +51,7 @@ from ..harness import plots, report
 from ..harness.evaluation import subset
 from ..harness.report_text import SIMULATION, text_table
 from ..harness.sources import judgements_digest
+from ..harness.stored import is_full
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import figure as annotator_figure
 from . import recorded as annotator_recorded
@@ -151,7 +152,9 @@ def ask_live(study: Study, live: LivePool, question: Question) -> tuple[list[Row
     key = f"live {live.digest()}, pairs={len(question.pairs)}"
     try:
         return study.cell(key, partial(live.rows, question)), ""
-    except Exception as error:  # noqa: BLE001  # as `Study.run`: the other levels are measured, the status says so
+    except Exception as error:  # as `Study.run`: the other levels are measured, the status says so
+        if is_full(error):
+            raise
         said = " ".join(str(error).split())
         if not isinstance(error, AlpacaFarmError):
             said = f"{type(error).__name__}: {said}"

@@ -19,7 +19,6 @@ from .study import Row
 
 Array = NDArray[np.float64]
 
-
 CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Edges of the bins of confidence."""
 
@@ -64,9 +63,10 @@ def reliability(name: str, chance: Array, label_judge: str, label: Array) -> lis
 
 def _row(name: str, against: str, subset: str, correct: Array, **means: float) -> Row:
     facts = {"judge": name, "against": against, "subset": subset, "mean_gold_gap": None, "confidence": None}
-    return {**facts, **means, **_share(float(correct.sum()), len(correct))}
+    return {**facts, **means, **share_row(float(correct.sum()), len(correct))}
 
 
-def _share(num_correct: float, num: int) -> Row:
+def share_row(num_correct: float, num: int) -> Row:
+    """A share with its Wilson interval and counts, as columns."""
     low, high = wilson(num_correct, num)
     return {"accuracy": num_correct / num, "low": low, "high": high, "n": num, "num_correct": num_correct}

@@ -12,7 +12,6 @@ from ...statistics import UNBOUNDED, Interval, interval
 
 Array = NDArray[np.float64]
 
-
 CLEAR = 2.0
 """A difference is called clear when it is more than this many standard errors."""
 

@@ -15,12 +15,8 @@ from matplotlib.transforms import Bbox
 from .estimates import Estimate
 
 LABEL_SIZE = 8.0
-
-
 DISTANCES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0)
 """Points between a mark and the nearest edge of its label, as they are tried."""
-
-
 NEAR = 14.0
 """Beyond this many points a thin line leads from a label to its mark."""
 
@@ -105,7 +101,7 @@ def _lead(axis: Axes, spot: _Spot, box: Bbox) -> None:
 
 def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
     """Mark and bars of a point, each as a box with a margin."""
-    dx, dy = _zero_for_nan(x.standard_error), _zero_for_nan(y.standard_error)
+    dx, dy = zero_for_nan(x.standard_error), zero_for_nan(y.standard_error)
     corners = axis.transData.transform([(x.mean, y.mean), (x.mean - dx, y.mean - dy), (x.mean + dx, y.mean + dy)])
     (cx, cy), (x0, y0), (x1, y1) = ((float(a), float(b)) for a, b in corners)
     mark, bar = 3.5 * scale, 1.5 * scale
@@ -123,5 +119,6 @@ def _overlap(one: Bbox, two: Bbox) -> float:
     return float(max(width, 0.0) * max(height, 0.0))
 
 
-def _zero_for_nan(value: float) -> float:
+def zero_for_nan(value: float) -> float:
+    """The value, 0 where there is none."""
     return 0.0 if math.isnan(value) else value

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
-
-
 _PUBLISHED_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 

@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ...errors import AlpacaFarmError, CheckpointError
+from .stored import is_full
 from .study import Row, Study
 
 if TYPE_CHECKING:
@@ -59,12 +60,14 @@ class Failure:
 
     summary: str
     traceback: str
+    full: bool = False
+    """Whether the disk is full, so that no other cell could be kept either."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
         """What the error says; of one that is told in words no traceback."""
         told = str(error) if isinstance(error, AlpacaFarmError) else "".join(traceback.format_exception(error))
-        return cls(f"{type(error).__name__}: {error}", told)
+        return cls(f"{type(error).__name__}: {error}", told, is_full(error))
 
 
 class CellError(Exception):
@@ -210,7 +213,9 @@ def _rows_or_failure(study: Study, key: str, rows: Callable[[], list[Row]]) -> l
         return rows()
     except CheckpointError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever stopped one cell, the others go on; it is reported
+    except Exception as error:  # whatever stopped one cell, the others go on; it is reported
+        if is_full(error):
+            raise
         failure = error.failure if isinstance(error, CellError) else Failure.of(error)
         study.failed[key] = failure.summary
         print(f"{study.name}: {key} failed\n{failure.traceback}", file=sys.stderr)
@@ -240,6 +245,8 @@ def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProces
         running.discard(process)
     process.join()
     if isinstance(message, Failure):
+        if message.full:
+            raise CheckpointError(f"{message.summary}. What is stored is kept: make room, and call again.")
         raise CellError(message)
     rows: list[Row] = message
     return rows

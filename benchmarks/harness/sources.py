@@ -56,7 +56,7 @@ def changed(before: Mapping[str, Content], now: Mapping[str, Content]) -> list[s
 
 
 def judgements_digest(dataset: RecordedDataset) -> str:
-    """Hash of every file of the folder that is read here or in `annotators.recorded`, hexadecimal."""
+    """Hash of every file of the folder that `annotators` reads as recorded judgements, hexadecimal."""
     found = hashlib.sha256(dataset.sha256.encode())
     for file in sorted((dataset.path / "extras").glob("*")):
         if file.name.startswith(("crossannotations_", "human_", "preferences_claude", "evaluators_")):

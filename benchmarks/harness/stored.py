@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +20,12 @@ ANOTHER_OUT = "Choose another --out, or remove that folder."
 
 Shape = Any
 """What a stored value must look like: a type; a list of one shape; or a mapping of names that an object must have."""
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error is that of a full disk, or of a file as long as it may be: nothing more could be kept."""
+    full = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    return error is not None and ((isinstance(error, OSError) and error.errno in full) or is_full(error.__cause__))
 
 
 def is_helper() -> bool:

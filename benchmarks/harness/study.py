@@ -7,7 +7,6 @@ finished cell is stored at once, so a command that was interrupted continues whe
 from __future__ import annotations
 
 import csv
-import errno
 import importlib.metadata
 import json
 import math
@@ -33,6 +32,7 @@ from .stored import (
     Shape,
     cell_file,
     differences,
+    is_full,
     make_folder,
     read_stored,
     refuse_taken,
@@ -42,7 +42,6 @@ from .stored import (
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
-_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 PACKAGES = (
     "alpacafarm-env",
     "gymnasium",
@@ -163,7 +162,9 @@ class Study:
             for key, work in cells.items():
                 try:
                     rows += self.cell(key, work)
-                except Exception as error:  # noqa: BLE001  # a cell fails in any way; others run, the status says so
+                except Exception as error:  # a cell fails in any way; others run, the status says so
+                    if is_full(error):
+                        raise
                     self.failed[key] = f"{type(error).__name__}: {error}"
                     # The first failure in full; the same cause often fails every cell: one line each is enough then.
                     where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
@@ -268,7 +269,7 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in _FULL:
+        if not is_full(error):
             raise
         said = f"error: {error.strerror} (errno {error.errno}). What is stored is kept: make room, and call again."
         print(said, file=sys.stderr)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..harness.agreement import FEWEST
 from ..harness.estimates import Estimate
-from ..harness.labels import _zero_for_nan, place_labels
+from ..harness.labels import place_labels, zero_for_nan
 from ..harness.plots import COLORS, titled, write_png
 from ..harness.provenance import Provenance
 from ..harness.report import Figure
@@ -82,7 +82,7 @@ def draw_win_rates(summary: Summary, methods: Sequence[Method], note: str) -> Dr
         shift = (0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0
         found = [summary.mean(JUDGED_BY[feedback], method.name, feedback).interval for method in shown]
         means = np.array([each.mean for each in found])
-        reach = [[_zero_for_nan(end) for end in (each.mean - each.low, each.high - each.mean)] for each in found]
+        reach = [[zero_for_nan(end) for end in (each.mean - each.low, each.high - each.mean)] for each in found]
         axis.errorbar(
             means,
             places + shift,
@@ -123,7 +123,7 @@ def draw_scatter(summary: Summary, methods: Sequence[Method], note: str) -> Draw
     FigureCanvasAgg(figure)  # measures text
     axis = figure.subplots()
     means = np.array([(one.mean, two.mean) for one, two in both.values()]).reshape(-1, 2)
-    errors = [[_zero_for_nan(pair[side].standard_error) for pair in both.values()] for side in (0, 1)]
+    errors = [[zero_for_nan(pair[side].standard_error) for pair in both.values()] for side in (0, 1)]
     x, y = means.T
     axis.errorbar(x, y, xerr=errors[0], yerr=errors[1], fmt="o", color=COLORS[0], ecolor="#8fb8d6", markersize=5)
     if both:

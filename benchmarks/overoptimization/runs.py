@@ -1,8 +1,8 @@
 """What the cells of the over-optimization study share: how responses are judged, and the rows and files of evaluations.
 
-In order: reward models (`reward_models`), samples of the SFT policy (`samples`), then
-best-of-n and PPO on each treatment (`best_of_n`, `ppo`). All treatments of a seed see
-the same prompts, the same samples and the same draws (common random numbers).
+In order: reward models (`reward_models`), samples of the SFT policy (`samples`), then best-of-n and PPO on each
+treatment (`best_of_n`, `ppo`). All treatments of a seed see the same prompts, the same samples and the same draws
+(common random numbers).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.accuracy import _share, against_gold, predicted, reliability
+from ..harness.accuracy import against_gold, predicted, reliability, share_row
 from ..harness.fresh_pairs import fresh_pairs
 from ..harness.plots import write_png
 from ..harness.report import Figure, Section, write_report
@@ -92,7 +92,7 @@ def _pool(rows: Sequence[Row]) -> Row:
         key: None if rows[0][key] is None else sum(row["n"] * row[key] for row in rows) / num
         for key in ("mean_gold_gap", "confidence")
     }
-    return {**rows[0], "seed": None, **means, **_share(sum(row["num_correct"] for row in rows), num)}
+    return {**rows[0], "seed": None, **means, **share_row(sum(row["num_correct"] for row in rows), num)}
 
 
 def run(options: AccuracyOptions) -> int:

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import textwrap
@@ -104,21 +103,36 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path, capsys, below):
     assert file.read_text(encoding="utf-8") == "mine"
 
 
-def test_a_full_disk_ends_in_a_sentence(tmp_path, capsys):
-    def command():
-        with Study(tmp_path, "demo", CONFIG) as study:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-            study.run({"a": lambda: [{"x": 1}]})
-            return study.finish()
+def test_a_full_disk_ends_in_a_sentence(tmp_path):
+    """A limit on the size of files, as a full disk: in a cell's file, where the manifest still fits."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import resource, sys
+from pathlib import Path
+from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with capsys.disabled():
-            assert run_command(command) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(FileNotFoundError):
-        run_command(lambda: (tmp_path / "none").stat().st_size)
+def command():
+    with Study(Path(sys.argv[1]), "demo", {}) as study:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        study.run({"a": lambda: [{"x": 1}], "b": lambda: [{"x": "y" * 30_000}], "c": lambda: [{"x": 2}]})
+        return study.finish()
+
+sys.exit(run_command(command))
+""",
+        encoding="utf-8",
+    )
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr
+    assert run.stderr.splitlines()[-1].startswith("error: ")
+    assert [path.stem for path in (tmp_path / "out" / "cells").iterdir()] == ["a"]
 
 
 def test_damaged_files_are_named(tmp_path, capsys):

@@ -193,6 +193,8 @@ def _check_content(path: Path) -> None:
             elif not _sums_agree(conn):
                 problem = "its totals are not the sum of its attempts"
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
+            raise explain(path, error) from error
         problem = f"SQLite: {error}"
     except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
         problem = str(error)

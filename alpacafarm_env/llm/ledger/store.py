@@ -115,7 +115,7 @@ class Ledger:
         return sql.Owner(self._handle, next(self._calls), self.lease_s)
 
     def do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """Runs an function of `operations` on the writer thread.
+        """Runs a function of `operations` on the writer thread.
 
         Args:
             operation: One of its functions.
