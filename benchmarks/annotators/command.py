@@ -49,7 +49,8 @@ from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
 from ..harness import plots, report
 from ..harness.evaluation import subset
-from ..harness.report_text import SIMULATION, text_table
+from ..harness.report import text_table
+from ..harness.report_text import SIMULATION
 from ..harness.sources import judgements_digest
 from ..harness.stored import is_full
 from ..harness.study import Row, Study, StudyOptions, run_command

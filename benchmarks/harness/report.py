@@ -1,41 +1,33 @@
-"""Self-contained HTML reports: headings, paragraphs, tables and PNG figures in one file that opens anywhere, offline.
+"""Self-contained HTML reports and the sentences of a study: templates, filled with tables, figures and numbers.
 
-Everything that comes in is escaped: a response that contains markup is shown, never run. No script, no external
-resource.
+A study keeps what it says in `report.html.j2`, which extends `harness/report.html.j2`, and in `findings.txt.j2`, a
+sentence a line. Everything that comes in is escaped: a response that contains markup is shown, never run. No script, no
+external resource.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from ...data.files import write_atomic
+from .report_text import SIMULATION, interval_text, number, signed
 
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 17px/1.55 Georgia, "Times New Roman", serif; color: #1c1c1c; background: #fff;
-       max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 5rem; }
-h1, h2, th, figcaption, caption, .label { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 1.25rem; }
-h2 { font-size: 1.25rem; margin: 2.75rem 0 .75rem; padding-top: .75rem; border-top: 1px solid #ddd; }
-p { max-width: 44rem; margin: .6rem 0; }
-figure { margin: 1.5rem 0; }
-img { display: block; max-width: 100%; height: auto; }
-figcaption, caption { font-size: .85rem; line-height: 1.45; color: #555; text-align: left; }
-figcaption { margin-top: .4rem; max-width: 52rem; }
-caption { caption-side: bottom; padding-top: .5rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: .92rem; }
-th { font-size: .8rem; text-align: left; vertical-align: bottom; border-bottom: 2px solid #444; padding: .35rem .9rem
-.35rem 0; } td { vertical-align: top; border-bottom: 1px solid #e4e4e4; padding: .4rem .9rem .4rem 0;
-     white-space: pre-wrap; overflow-wrap: anywhere; min-width: 3.5rem; }
-td.number, th.number { text-align: right; }
-td.number { white-space: nowrap; font-variant-numeric: tabular-nums; }
-@media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
-"""
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parents[1]),
+    autoescape=select_autoescape(["html.j2"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text}
+_TEMPLATES.globals["SIMULATION"] = SIMULATION
 
 
 @dataclass(frozen=True)
@@ -47,11 +39,20 @@ class Table:
     caption: str = ""
 
     def __post_init__(self) -> None:
-        for number, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             if len(row) != len(self.header):
                 raise ValueError(
-                    f"row {number}: expected {len(self.header)} cells {self.header}, got {len(row)}: {row!r}"
+                    f"row {index}: expected {len(self.header)} cells {self.header}, got {len(row)}: {row!r}"
                 )
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column whether every cell reads as a number, perhaps with an interval or a unit; right-aligned."""
+        columns = ([row[i] for row in self.rows] for i in range(len(self.header)))
+        return [
+            any(cells) and all(len(cell) <= 40 and cell[:1] in "+-−0123456789–" for cell in cells if cell)
+            for cells in columns
+        ]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Figure:
         if not self.png.startswith(b"\x89PNG\r\n\x1a\n"):
             raise ValueError(f"expected the bytes of a PNG image, got {self.png[:16]!r}")
 
+    @property
+    def base64(self) -> str:
+        """The image as text."""
+        return base64.b64encode(self.png).decode("ascii")
+
 
 @dataclass(frozen=True)
 class Section:
@@ -76,69 +82,49 @@ class Section:
     figures: Sequence[Figure] = ()
 
 
-def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
-    """Writes one HTML file (UTF-8; beside `path`, then renamed) and returns its path."""
-    write_atomic(path, render(title, sections))
+def text_table(table: Table) -> str:
+    """The table for a terminal: columns of equal width."""
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def settings_table(settings: Mapping[str, Any], caption: str = "") -> Table:
+    """Names and values, nested ones as JSON."""
+    rows = [
+        (name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in settings.items()
+    ]
+    return Table(("name", "value"), rows, caption)
+
+
+def write_report(
+    path: Path, title: str, sections: Sequence[Section] = (), template: str = "harness/report.html.j2", **values: Any
+) -> Path:
+    """Writes one HTML file (UTF-8; beside `path`, then renamed) and returns its path.
+
+    Args:
+        path: The file.
+        title: Of the page.
+        sections: What the page consists of, for the template of the harness.
+        template: A study's own, such as "protocol/report.html.j2".
+        values: What that is filled with. Texts are plain and are escaped.
+    """
+    write_atomic(path, render(template, title=title, sections=sections, **values))
     return path
 
 
-def render(title: str, sections: Sequence[Section]) -> str:
-    """The HTML page as text. All of `title` and `sections` is plain text and is escaped."""
-    body = "\n".join(_section(section) for section in sections)
-    # The policy is a second lock: even a slip in escaping could neither run a script nor fetch anything.
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<h1>{_text(title)}</h1>\n{body}\n</body>\n</html>\n"
-    )
+def sentences(template: str, **values: Any) -> list[str]:
+    """The lines of a template that say something."""
+    lines = (" ".join(line.split()) for line in render(template, **values).splitlines())
+    return [line for line in lines if line]
 
 
-def _section(section: Section) -> str:
-    parts = [f"<h2>{_text(section.heading)}</h2>"]
-    parts += [f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs]
-    if section.table is not None:
-        parts.append(_table(section.table))
-    parts += [_figure(figure) for figure in section.figures]
-    return "<section>\n" + "\n".join(parts) + "\n</section>"
+def render(template: str, **values: Any) -> str:
+    """A template of the benchmarks' folders filled in; what UTF-8 cannot hold becomes "?".
 
-
-def _table(table: Table) -> str:
-    numeric = [_is_numeric_column([row[i] for row in table.rows]) for i in range(len(table.header))]
-    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
-    rows = "\n".join(_row("td", row, numeric) for row in table.rows)
-    return (
-        f'<div class="scroll"><table>{caption}\n<thead>{_row("th", table.header, numeric)}</thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _row(tag: str, cells: Sequence[str], numeric: Sequence[bool]) -> str:
-    kinds = [' class="number"' if right else "" for right in numeric]
-    return (
-        "<tr>"
-        + "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
-        + "</tr>"
-    )
-
-
-def _figure(figure: Figure) -> str:
-    data = base64.b64encode(figure.png).decode("ascii")
-    caption = _text(figure.caption)
-    return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">\n<figcaption>{caption}</figcaption></figure>'
-    )
-
-
-def _is_numeric_column(cells: Sequence[str]) -> bool:
-    """Whether every cell reads as a number, perhaps with an interval or a unit: such columns stand right-aligned."""
-    return (
-        bool(cells) and all(len(cell) <= 40 and cell[:1] in "+-−0123456789–" for cell in cells if cell) and any(cells)
-    )
-
-
-def _text(text: str) -> str:
-    """Escaped for element content and for attributes in double quotes; what UTF-8 cannot hold becomes "?"."""
-    return escape(text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd"), quote=True)
+    Raises:
+        jinja2.UndefinedError: It names a value that is not there.
+    """
+    text = _TEMPLATES.get_template(template).render(**values)
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")

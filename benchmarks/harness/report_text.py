@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ...statistics import Interval
-from . import report
 
 
 def decimals(unit: str) -> int:
@@ -40,19 +36,3 @@ SIMULATION = (
     "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
     "GPT-4, Davinci003 or people."
 )
-
-
-def text_table(table: report.Table) -> str:
-    """The table for a terminal: columns of equal width."""
-    rows = [table.header, *table.rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def settings_table(settings: Mapping[str, Any], caption: str = "") -> report.Table:
-    """Names and values, nested ones as JSON."""
-    rows = [
-        (name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in settings.items()
-    ]
-    return report.Table(("name", "value"), rows, caption)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..harness.estimates import Estimate
-from ..harness.report import Section, Table
-from ..harness.report_text import SIMULATION, interval_text, number, settings_table, signed
+from ..harness.report import Section, Table, settings_table
+from ..harness.report_text import SIMULATION, interval_text, number, signed
 from ..harness.study import Row
 from .claims import KLS, VERDICTS, Claim, claims
 from .curves import MEASURES, METHOD_WORDS

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from ..harness.report import Section, write_report
-from ..harness.report_text import text_table
+from ..harness.report import Section, text_table, write_report
 from ..harness.study import Row, Study, versions, write_csv
 from .curves import COLUMNS, METHOD_WORDS, POSITION, Key, all_curves
 from .figures import OURS, Setting

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..harness import plots, report
-from ..harness.report_text import SIMULATION, settings_table, text_table
+from ..harness.report import settings_table, text_table
+from ..harness.report_text import SIMULATION
 from ..harness.study import Row, versions
 from . import figures as protocol_figures
 from . import live as protocol_live

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
 from ..harness import plots, report
-from ..harness.report_text import settings_table, text_table
+from ..harness.report import settings_table, text_table
 from ..harness.study import Row, Study, versions, write_csv
 from . import data as recorded_surrogate_data
 from .data import NEAR, Judged

@@ -19,19 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.accuracy import against_gold, predicted, reliability, share_row
+from ..harness.accuracy import against_gold, predicted, reliability
+from ..harness.frames import frame_of
 from ..harness.fresh_pairs import fresh_pairs
 from ..harness.plots import write_png
-from ..harness.report import Figure, Section, write_report
-from ..harness.report_text import SIMULATION, text_table
+from ..harness.report import Figure, text_table, write_report
+from ..harness.report_text import SIMULATION
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report as words
 
@@ -44,8 +43,6 @@ TRAINED_ON: Final = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder of a reward model -> the judge whose labels it was trained on."""
 JUDGES: Final = ("gold", "sim_eval", "sim_ann", "sim_gpt4", "human")
 NUM_QUICK: Final = 400
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,6 @@ def measure(assets: Path, num: int, seed: int) -> list[Row]:
     return [{"seed": seed, **row, "num_equal": pairs.num_equal} for row in rows]
 
 
-def pooled(rows: Sequence[Row]) -> list[Row]:
-    """One row for each (judge, against, subset): all seeds together."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["judge"], row["against"], row["subset"]), []).append(row)
-    return [_pool(group) for group in groups.values()]
-
-
-def _pool(rows: Sequence[Row]) -> Row:
-    num = sum(row["n"] for row in rows)
-    means: dict[str, Any] = {
-        key: None if rows[0][key] is None else sum(row["n"] * row[key] for row in rows) / num
-        for key in ("mean_gold_gap", "confidence")
-    }
-    return {**rows[0], "seed": None, **means, **share_row(sum(row["num_correct"] for row in rows), num)}
-
-
 def run(options: AccuracyOptions) -> int:
     """Draws, scores, prints and writes; the exit status says that all was done, not that an accuracy was reached."""
     assets = Path(options.data) if options.data else ASSETS
@@ -117,23 +97,20 @@ def run(options: AccuracyOptions) -> int:
 
 def write_results(study: Study, rows: Sequence[Row]) -> None:
     """Table, figures, report and manifest, and the summary on stdout."""
-    together = pooled(rows)
-    note, said = words.label(rows), words.findings(together)
-    accuracy, reliable = words.accuracy_table(together, note), words.reliability_table(together, note)
-    print("\n".join([text_table(accuracy), "", text_table(reliable), "", note, SIMULATION, *said]))
+    frame = frame_of(rows)
+    together, note = words.pooled(frame), words.label(frame)
+    tables = {"accuracy": words.accuracy_table(together, note), "reliability": words.reliability_table(together, note)}
+    found = words.findings(together)
+    print("\n".join([*(f"{text_table(table)}\n" for table in tables.values()), note, SIMULATION, *found]))
     study.write_table(rows, COLUMNS)
     figures = [
         Figure(write_png(study.out / f"{name}.png", drawing), f"{title}. {note}")
         for name, (title, drawing) in words.draw(together, note).items()
     ]
-    meanings = [f"{name}: {meaning}." for name, meaning in words.MEANINGS.items()]
-    sections = [
-        Section("Accuracy against gold", [SIMULATION, *said], accuracy, figures[:1]),
-        Section("Reliability", (), reliable, figures[1:]),
-        Section("What is measured", [*(__doc__ or "").split("\n\n")[2:], *meanings]),
-    ]
-    write_report(study.out / "report.html", "Accuracy of the sandbox's reward models", sections)
-    study.note(level="sandbox", reference="gold", judges=words.MEANINGS, label=note, findings=said)
+    values: dict[str, Any] = {**tables, "figures": figures, "findings": found, "meanings": words.MEANINGS}
+    title = "Accuracy of the sandbox's reward models"
+    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
+    study.note(level="sandbox", reference="gold", judges=words.MEANINGS, label=note, findings=found)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from ..harness.accuracy import share_row
+from ..harness.frames import pivot
 from ..harness.plots import COLORS, titled
-from ..harness.report import Table
-from ..harness.study import Row
+from ..harness.report import Table, sentences
+from ..harness.verdicts import Verdict
 
 MEANINGS: Final = {
     "reward_model": "the surrogate reward model, trained on labels of p_sim^ann (25 % flips)",
@@ -22,62 +25,75 @@ MEANINGS: Final = {
     "human": "labels of simulated human raters, one of 16 for each pair",
 }
 """Who is measured, in the order of the tables."""
-TARGET: Final = 0.80
-"""The accuracy that clean labels should lead to."""
+TARGET: Final = 80.0
+"""The accuracy in percent that clean labels should lead to."""
 
 
-def label(rows: Sequence[Row]) -> str:
+def label(rows: pd.DataFrame) -> str:
     """Level, n, seeds, interval and the share of pairs without a right answer, in one line."""
-    draws = {row["seed"]: row for row in rows if row["subset"] == "all"}.values()
-    num, equal = sum(row["n"] for row in draws), sum(row["num_equal"] for row in draws)
+    draws = rows[rows.subset == "all"].drop_duplicates("seed")
+    num, equal = draws.n.sum(), draws.num_equal.sum()
     return (
         f"Level: sandbox (simulation); n = {num} fresh pairs, seeds: {len(draws)}; Wilson 95 % intervals. "
         f"{100 * equal / (equal + num):.1f} % of the pairs drawn had equal gold and were drawn again."
     )
 
 
-def accuracy_table(rows: Sequence[Row], caption: str) -> Table:
+def pooled(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each (judge, against, subset), in percent: the pairs of all seeds together."""
+
+    def pool(group: pd.DataFrame) -> pd.Series[Any]:
+        means = {name: np.average(group[name], weights=group.n) for name in ("mean_gold_gap", "confidence")}
+        return pd.Series({**share_row(group.num_correct.sum(), int(group.n.sum())), **means})
+
+    found = rows.groupby(["judge", "against", "subset"], sort=False)[list(rows.columns)].apply(pool).reset_index()
+    found[["accuracy", "low", "high", "confidence"]] *= 100
+    return found.astype({"n": int})
+
+
+def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
     """Accuracy against gold in percent with its interval: of all pairs, and by quartile of |gold gap|."""
-    found = {(row["judge"], row["subset"]): row for row in _about_gold(rows)}
+    against = rows.dropna(subset="mean_gold_gap")
+    cells = pivot(against.assign(cell=_shares(against).agg(" ".join, axis=1)), "judge", "subset", "cell")
     # Every judge is asked about the same pairs, so the counts of the first hold for all.
-    columns = {row["subset"]: row for row in _about_gold(rows) if row["judge"] == next(iter(MEANINGS))}
-    header = [f"{name} (n = {row['n']}, mean {row['mean_gold_gap']:.2f})" for name, row in columns.items()]
-    cells = [(name, *(" ".join(_share(found[name, subset])[:2]) for subset in columns)) for name in MEANINGS]
-    return Table(("accuracy, %", *header), cells, f"{caption} mean: of |gold gap|.")
+    first = against[against.judge == against.judge.iloc[0]]
+    header = [f"{row.subset} (n = {row.n}, mean {row.mean_gold_gap:.2f})" for row in first.itertuples()]
+    lines = [(name, *cells.loc[name]) for name in MEANINGS]
+    return Table(("accuracy, %", *header), lines, f"{caption} mean: of |gold gap|.")
 
 
-def reliability_table(rows: Sequence[Row], caption: str) -> Table:
+def reliability_table(rows: pd.DataFrame, caption: str) -> Table:
     """How sure a reward model was, beside how often the labels of its training judge agreed."""
     header = ("reward model", "labels of", "pairs", "mean confidence, %", "agreement, %", "95 % interval", "n")
-    cells = [
-        (row["judge"], row["against"], row["subset"], f"{100 * row['confidence']:.1f}", *_share(row), str(row["n"]))
-        for row in _about_confidence(rows)
-    ]
-    return Table(header, cells, caption)
+    own = rows.dropna(subset="confidence")
+    cells = pd.concat(
+        [own[["judge", "against", "subset"]], own.confidence.map("{:.1f}".format), _shares(own), own.n.astype(str)],
+        axis=1,
+    )
+    return Table(header, cells.to_numpy().tolist(), caption)
 
 
-def findings(rows: Sequence[Row]) -> list[str]:
+def findings(rows: pd.DataFrame) -> list[str]:
     """What the numbers say, in sentences."""
-    total = {row["judge"]: row for row in _about_gold(rows) if row["subset"] == "all"}
-    models = list(dict.fromkeys(row["judge"] for row in _about_confidence(rows)))
-    sentences = [
-        f"Right on {100 * total[name]['accuracy']:.1f} % [{100 * total[name]['low']:.1f}, "
-        f"{100 * total[name]['high']:.1f}] of {total[name]['n']} fresh pairs: {MEANINGS[name]}."
-        for name in models
-    ]
-    reached = total["reward_model_clean"]["accuracy"] >= TARGET
-    sentences.append(f"Clean labels lead to {100 * TARGET:.0f} % or more: {'yes' if reached else 'NO'}.")
-    errors = ", ".join(f"{name} {100 * calibration_error(rows, name):.1f}" for name in models)
-    return [*sentences, f"Expected calibration error against the training judge's labels, in points: {errors}."]
+    errors = calibration_errors(rows)
+    total = rows[rows.subset == "all"].set_index("judge")
+    reached = Verdict("clean_labels_suffice", bool(total.accuracy["reward_model_clean"] >= TARGET), {"target": TARGET})
+    models = {name: total.loc[name] for name in errors}
+    return sentences(
+        "reward_model_accuracy/findings.txt.j2", models=models, meanings=MEANINGS, verdict=reached, errors=errors
+    )
 
 
-def calibration_error(rows: Sequence[Row], model: str) -> float:
-    """Expected calibration error: mean over the pairs of |mean confidence - agreement| of their bin, in [0, 1]."""
-    bins = [row for row in _about_confidence(rows) if row["judge"] == model]
-    return float(sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in bins) / sum(r["n"] for r in bins))
+def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
+    """Model -> expected calibration error: mean over the pairs of |mean confidence - agreement| of their bin, in %."""
+    own = rows.dropna(subset="confidence")
+    return {
+        str(model): float(np.average((bins.confidence - bins.accuracy).abs(), weights=bins.n))
+        for model, bins in own.groupby("judge", sort=False)
+    }
 
 
-def draw(rows: Sequence[Row], note: str) -> dict[str, tuple[str, Drawing]]:
+def draw(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
     """File name -> (title, drawing)."""
     drawings = {
         "accuracy": ("Accuracy against gold, by the size of the gold gap", _draw_accuracy),
@@ -95,39 +111,31 @@ def draw(rows: Sequence[Row], note: str) -> dict[str, tuple[str, Drawing]]:
     return result
 
 
-def _draw_accuracy(axis: Axes, rows: Sequence[Row]) -> None:
+def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
+    quartiles = rows[rows.mean_gold_gap.notna() & (rows.subset != "all")]
     for place, (name, color) in enumerate(zip(MEANINGS, COLORS, strict=True)):
-        own = [row for row in _about_gold(rows) if row["judge"] == name and row["subset"] != "all"]
+        own = quartiles[quartiles.judge == name]
         # Judges side by side at each quartile, so that their intervals can be told apart.
-        x = [int(row["subset"][-1]) + 0.06 * (place - 3) for row in own]
-        _draw_shares(axis, x, own, color, name)
-    axis.axhline(0.5, color="#888888", linestyle="--", linewidth=1)
+        _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, color, name)
+    axis.axhline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_xticks([1, 2, 3, 4])
-    axis.set(xlabel="quartile of |gold gap|, smallest first", ylabel="share of pairs ordered as gold orders them")
+    axis.set(xlabel="quartile of |gold gap|, smallest first", ylabel="pairs ordered as gold orders them (%)")
 
 
-def _draw_reliability(axis: Axes, rows: Sequence[Row]) -> None:
-    for model, color in zip(dict.fromkeys(row["judge"] for row in _about_confidence(rows)), COLORS, strict=False):
-        own = [row for row in _about_confidence(rows) if row["judge"] == model]
-        _draw_shares(axis, [row["confidence"] for row in own], own, color, f"{model}\n(labels of {own[0]['against']})")
-    axis.plot([0.5, 1], [0.5, 1], color="#888888", linestyle="--", linewidth=1, label="calibrated")
-    axis.set(xlabel="mean confidence, max(p, 1 - p)", ylabel="share of pairs on which the label agrees")
+def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
+    models = rows.dropna(subset="confidence").groupby("judge", sort=False)
+    for (model, own), color in zip(models, COLORS, strict=False):
+        _draw_shares(axis, own.confidence, own, color, f"{model}\n(labels of {own.against.iloc[0]})")
+    axis.plot([50, 100], [50, 100], color="#888888", linestyle="--", linewidth=1, label="calibrated")
+    axis.set(xlabel="mean confidence, max(p, 1 - p) (%)", ylabel="pairs on which the label agrees (%)")
 
 
-def _draw_shares(axis: Axes, x: Sequence[float], rows: Sequence[Row], color: str, name: str) -> None:
-    values = [row["accuracy"] for row in rows]
-    below = [row["accuracy"] - row["low"] for row in rows]
-    above = [row["high"] - row["accuracy"] for row in rows]
-    axis.errorbar(x, values, yerr=(below, above), color=color, marker="o", markersize=3.5, linewidth=1.2, label=name)
+def _draw_shares(axis: Axes, x: pd.Series[float], rows: pd.DataFrame, color: str, name: str) -> None:
+    reach = (rows.accuracy - rows.low, rows.high - rows.accuracy)
+    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker="o", markersize=3.5, linewidth=1.2, label=name)
 
 
-def _about_gold(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["mean_gold_gap"] is not None]
-
-
-def _about_confidence(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["confidence"] is not None]
-
-
-def _share(row: Row) -> tuple[str, str]:
-    return f"{100 * row['accuracy']:.1f}", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+def _shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Share and interval as text, a column each."""
+    interval = [f"[{row.low:.1f}, {row.high:.1f}]" for row in rows.itertuples()]
+    return pd.DataFrame({"share": rows.accuracy.map("{:.1f}".format), "interval": interval}, index=rows.index)

@@ -27,8 +27,8 @@ from ...errors import DataError
 from ...folders import check_model
 from ..harness.own_judge import judge_name
 from ..harness.provenance import Provenance
-from ..harness.report import Section, write_report
-from ..harness.report_text import SIMULATION, settings_table, text_table
+from ..harness.report import Section, settings_table, text_table, write_report
+from ..harness.report_text import SIMULATION
 from ..harness.runner import follow, lead, run_cells
 from ..harness.stored import refuse_taken
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv

@@ -8,7 +8,7 @@ from alpacafarm_env.benchmarks.annotators import report as report
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
 from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, complete, targets_of
 from alpacafarm_env.benchmarks.annotators.votes import Pairs
-from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.harness.report import text_table
 
 
 def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):

@@ -5,8 +5,7 @@ import math
 import pytest
 from overoptimization_worlds import FACTS, SETTING, TRUTH, evaluation, reward_models, study
 
-from alpacafarm_env.benchmarks.harness.report import render
-from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.harness.report import render, text_table
 from alpacafarm_env.benchmarks.overoptimization.fits import drop
 from alpacafarm_env.benchmarks.overoptimization.gallery import Run, gallery_table, hacked
 from alpacafarm_env.benchmarks.overoptimization.report import gains_table, results_table, reward_model_table, write

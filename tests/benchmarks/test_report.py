@@ -13,6 +13,10 @@ EVIL = '<script src="http://example.org/x.js">alert(1)</script> & "quotes" \'sin
 VOID = {"meta", "img", "br"}
 
 
+def page_of(title, sections):
+    return render("harness/report.html.j2", title=title, sections=sections)
+
+
 class Outline(HTMLParser):
     """Collects tags, attributes and text, and checks that tags are balanced."""
 
@@ -37,7 +41,7 @@ class Outline(HTMLParser):
 
 def test_everything_is_escaped_and_read_back_as_it_was():
     table = Table((EVIL, "n"), [("<b>bold</b>", "1"), ("line one\nline two", "2")], caption=EVIL)
-    page = render(EVIL, [Section(EVIL, [EVIL], table, [Figure(PNG, EVIL)])])
+    page = page_of(EVIL, [Section(EVIL, [EVIL], table, [Figure(PNG, EVIL)])])
     outline = Outline(page)
     assert {"script", "b", "link", "iframe"}.isdisjoint(outline.tags)
     assert outline.text.count(EVIL) == 7  # title, h1, h2, p, th, caption, figcaption
@@ -48,14 +52,14 @@ def test_everything_is_escaped_and_read_back_as_it_was():
 
 
 def test_figures_are_embedded_and_nothing_is_fetched():
-    page = render("t", [Section("h", figures=[Figure(PNG, "c")])])
+    page = page_of("t", [Section("h", figures=[Figure(PNG, "c")])])
     (data,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert base64.b64decode(data) == PNG
     assert not re.search(r"https?:|url\(|@import|<link|<script|\son\w+=", page)
 
 
 def test_order_within_a_section():
-    page = render("t", [Section("first", ["text"], Table(("a",), [("b",)]), [Figure(PNG, "c")]), Section("second")])
+    page = page_of("t", [Section("first", ["text"], Table(("a",), [("b",)]), [Figure(PNG, "c")]), Section("second")])
     positions = [page.index(part) for part in ("<h2>first", "<p>text", "<table", "<figure>", "<h2>second")]
     assert positions == sorted(positions)
 
@@ -66,7 +70,7 @@ def test_columns_of_numbers_are_right_aligned_and_text_is_not():
         [("7 dwarfs and a great deal more text about them", "1.5 [1, 2]", ""), ("x", "–", "")],
     )
     assert (
-        re.findall(r"<(?:td|th)( class=\"number\")?>", render("t", [Section("h", table=table)]))
+        re.findall(r"<(?:td|th)( class=\"number\")?>", page_of("t", [Section("h", table=table)]))
         == ["", ' class="number"', ""] * 3
     )
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks.harness.accuracy import against_gold, hits, reliability
+from alpacafarm_env.benchmarks.harness.frames import frame_of
 from alpacafarm_env.benchmarks.harness.fresh_pairs import fresh_instructions
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.benchmarks.reward_model_accuracy import report as reward_model_report
-from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main, pooled
+from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main
 from alpacafarm_env.sandbox import tasks
 from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
 from alpacafarm_env.statistics import wilson
@@ -40,16 +41,16 @@ def test_reliability_is_by_confidence_on_either_side():
     assert low["confidence"] == pytest.approx(0.55)
     assert high["confidence"] == pytest.approx((0.95 + 0.95 + 1) / 3)
     # 2 pairs at |.55 - .5|, 3 at |.9667 - 1|
-    error = reward_model_report.calibration_error([low, high], "model")
-    assert error == pytest.approx((2 * 0.05 + 3 * (1 - 2.9 / 3)) / 5)
+    errors = reward_model_report.calibration_errors(reward_model_report.pooled(frame_of([low, high])))
+    assert errors == {"model": pytest.approx(100 * (2 * 0.05 + 3 * (1 - 2.9 / 3)) / 5)}
 
 
 def test_pooling_weighs_draws_by_their_pairs():
     few = against_gold("judge", np.full(8, 0.9), np.full(8, 1.0))
     many = against_gold("judge", np.full(24, 0.1), np.full(24, 2.0))
-    rows = {row["subset"]: row for row in pooled([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])}
-    assert (rows["all"]["accuracy"], rows["all"]["n"], rows["all"]["mean_gold_gap"]) == (0.25, 32, 1.75)
-    assert (rows["all"]["low"], rows["all"]["high"]) == wilson(8, 32)
+    (row,) = reward_model_report.pooled(frame_of([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])).itertuples()
+    assert (row.subset, row.accuracy, row.n, row.mean_gold_gap) == ("all", 25, 32, 1.75)
+    assert (row.low, row.high) == tuple(100 * bound for bound in wilson(8, 32))
 
 
 def test_too_few_pairs_are_refused():

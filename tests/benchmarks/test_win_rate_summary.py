@@ -5,7 +5,7 @@ import math
 import pytest
 
 from alpacafarm_env.benchmarks.harness.provenance import Provenance
-from alpacafarm_env.benchmarks.harness.report_text import text_table
+from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.benchmarks.win_rate_curve.report import findings, summary_table
 from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, Curves, choose, compare, peak_and_last
 
