@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self
 import tyro
 
 from ...errors import UnknownNameError
-from ..harness.plugins import check_unchanged
+from ...plugins import check_unchanged
 from ..harness.runner import ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import refuse_taken

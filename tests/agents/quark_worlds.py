@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tiny_worlds import ASCII, First, load_policy, make_env
 from torch import Tensor
 
@@ -67,24 +66,6 @@ def move(policy: LanguageModel, factor: float = 1.05) -> None:
 
 
 # Jobs that run in processes of their own -------------------------------------------------------------------------
-
-
-def train_in_a_world(policy_folder: Path, target: Path) -> None:
-    """The gradient of the first pool, its rows, and the weights after two steps, as this world computes them."""
-    tensors: dict[str, Tensor] = {}
-    for mode, best_quantile_only in (("best", True), ("all", False)):
-        config = small(minibatch_size=3, best_quantile_only=best_quantile_only, kl_coef=1.0)
-        env = make_env(16 // int(os.environ["WORLD_SIZE"]))
-        agent = Quark(env, load_policy(policy_folder), config=config, seed=2)
-        rollouts, scores, numbers, _ = agent._collector.collect(1)
-        pool, metrics = agent._prepare(1, rollouts, scores, numbers)
-        tensors |= {f"{mode}.{name}": gradient for name, gradient in gradients(agent, pool)[0].items()}
-        tensors |= {f"{mode}.{name}": torch.tensor(value) for name, value in metrics.items()}
-        tensors[f"{mode}.rows"] = torch.from_numpy(pool.trained)
-        agent.learn()
-        tensors |= {f"trained.{mode}.{name}": p.detach().clone() for name, p in agent._loop.parameters.items()}
-    if agent._loop.processes.is_main:
-        save_file(tensors, target)
 
 
 def train_where_one_has_no_score(policy_folder: Path, target: Path) -> None:

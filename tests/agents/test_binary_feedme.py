@@ -54,20 +54,6 @@ def test_it_learns_to_give_the_chosen_responses(language_model: LanguageModel) -
     assert agent.act([p.instruction for p in PREFERENCES]) == CHOSEN
 
 
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> BinaryFeedME:
-        policy = load_policy(policy_folder, max_response_tokens=16)
-        return BinaryFeedME(policy, PREFERENCES, config=SMALL, out=tmp_path / out)
-
-    agent("whole").learn()
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 3:
-            break
-    assert agent("parts").learn()["step"] == 6
-    for name in ("metrics.jsonl", "checkpoint-6/policy/model.safetensors", "checkpoint-6/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
 def test_no_preferences_is_an_error(llama: LanguageModel) -> None:
     with pytest.raises(ValueError, match="BinaryFeedME needs at least one preference, got none"):
         BinaryFeedME(llama, [])

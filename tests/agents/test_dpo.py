@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tiny_worlds import TEXTS, load_policy, start_world
+from tiny_worlds import TEXTS, load_policy
 from torch import Tensor
 
 from alpacafarm_env.agents.dpo import DPO, DPOConfig
@@ -213,43 +211,7 @@ def test_smoothed_labels_keep_the_margin_finite(llama: LanguageModel) -> None:
     assert metrics["margin"] == pytest.approx(math.log(3), abs=0.05)
 
 
-def write_metrics(policy_folder: Path, target: Path) -> None:
-    """What a run reports, by the rank of the process."""
-    policy = load_policy(policy_folder, max_response_tokens=16)
-    updates = list(DPO(policy, PREFERENCES, config=replace(SMALL, batch_size=3)).updates())
-    (target / os.environ.get("RANK", "alone")).write_text(json.dumps(updates))
-
-
-def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
-    """Each reads its share of the reference and of a batch; one batch of an epoch has two pairs, the other three."""
-    write_metrics(policy_folder, tmp_path)
-    processes = start_world(write_metrics, policy_folder, tmp_path, size=2)
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    alone, first, second = (json.loads((tmp_path / name).read_text()) for name in ("alone", "0", "1"))
-    assert first == second
-    assert len(alone) == len(first) == 4
-    for expected, metrics in zip(alone, first, strict=True):
-        assert metrics == pytest.approx(expected, abs=1e-3)
-
-
 # The run ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> DPO:
-        return DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, out=tmp_path / out)
-
-    agent("whole").learn()
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
-            break
-    resumed = agent("parts")
-    assert resumed._loop.step == 2
-    assert resumed.learn()["step"] == 6
-    for name in ("metrics.jsonl", "checkpoint-6/policy/model.safetensors", "checkpoint-6/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
@@ -273,16 +235,6 @@ def test_lora_trains_its_adapter_only(policy_folder: Path) -> None:
     assert first["margin"] == pytest.approx(0, abs=1e-5)
     assert last["margin"] > 0.1
     assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
-
-
-def test_a_trained_policy_acts(policy_folder: Path, tmp_path: Path) -> None:
-    agent = DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, seed=2)
-    before = agent.act(TEXTS)
-    agent.learn()
-    agent.save(tmp_path / "saved")
-    loaded = load_policy(tmp_path / "saved", max_response_tokens=16)
-    assert DPO(loaded, PREFERENCES, config=SMALL, seed=2).act(TEXTS) == agent.act(TEXTS) != before
-    assert len(before) == len(TEXTS)
 
 
 # Config ----------------------------------------------------------------------------------------------------------

@@ -216,12 +216,9 @@ def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageM
     assert (once.instructions, once.texts) == (twice.instructions, twice.texts)
 
 
-def test_steps_ask_different_instructions_and_equal_seeds_the_same(llama: LanguageModel) -> None:
-    first = PPO(make_env(), llama, config=small_ppo(), seed=1)._collector
-    again = PPO(make_env(), llama, config=small_ppo(), seed=1)._collector
-    rollouts = first.collect(1)[0]
-    assert rollouts.instructions != first.collect(2)[0].instructions
-    assert (rollouts.instructions, rollouts.texts) == (again.collect(1)[0].instructions, again.collect(1)[0].texts)
+def test_steps_ask_different_instructions(llama: LanguageModel) -> None:
+    collector = PPO(make_env(), llama, config=small_ppo(), seed=1)._collector
+    assert collector.collect(1)[0].instructions != collector.collect(2)[0].instructions
 
 
 # Models ----------------------------------------------------------------------------------------------------------
@@ -295,14 +292,6 @@ def test_a_checkpoints_policy_is_a_model_folder(llama: LanguageModel, tmp_path: 
     loaded = load_policy(tmp_path / "checkpoint-2" / "policy", max_response_tokens=16)
     for name, tensor in llama.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor)
-
-
-def test_load_restores_what_save_wrote(llama: LanguageModel, policy_folder: Path) -> None:
-    agent = PPO(make_env(), llama, config=small_ppo())
-    before = agent.act(TEXTS)
-    agent.learn()
-    agent.load(policy_folder)
-    assert agent.act(TEXTS) == before
 
 
 # Config ----------------------------------------------------------------------------------------------------------

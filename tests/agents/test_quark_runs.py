@@ -1,30 +1,24 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from quark_worlds import (
-    assert_near,
     finish,
     move,
     prepared,
     small,
-    train_in_a_world,
     train_where_one_has_no_score,
 )
-from safetensors.torch import load_file
 from tiny_models import build_tokenizer
-from tiny_worlds import ASCII, TEXTS, First, Picky, Share, load_policy, make_env, start_world
+from tiny_worlds import ASCII, First, Picky, Share, load_policy, make_env, start_world
 from transformers import PreTrainedTokenizerFast
 
-from alpacafarm_env.agents.control_tokens import own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import Quark
-from alpacafarm_env.errors import CheckpointError
 
 
 @pytest.fixture
@@ -106,31 +100,6 @@ def test_drift_is_the_sum_over_each_response(llama: LanguageModel) -> None:
     assert drift["entropy"] == pytest.approx(-float(now.double().mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("best_quantile_only", [True, False])
-def test_a_run_that_is_stopped_and_resumed_is_the_same(
-    policy_folder: Path, tmp_path: Path, best_quantile_only: bool
-) -> None:
-    config = small(total_steps=5, save_every=2, best_quantile_only=best_quantile_only)
-
-    def agent(out: str) -> Quark:
-        return Quark(make_env(), load_policy(policy_folder), config=config, seed=4, out=tmp_path / out)
-
-    agent("whole").learn()
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
-            break
-    resumed = agent("parts")
-    assert [metrics["step"] for metrics in resumed.updates()] == [3, 4, 5]
-    for file in ("metrics.jsonl", "checkpoint-5/policy/model.safetensors"):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
-    changed = replace(config, kl_coef=0.1)
-    with pytest.raises(CheckpointError, match=re.escape("kl_coef: 0.05 -> 0.1")):
-        Quark(make_env(), load_policy(policy_folder), config=changed, seed=4, out=tmp_path / "parts")
-    loaded = load_policy(tmp_path / "parts/checkpoint-5/policy")
-    assert loaded.encode_prompts(TEXTS) == resumed.policy.encode_prompts(TEXTS)
-    assert (own_control_token(loaded.model) is None) == best_quantile_only
-
-
 def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> None:
     agent = Quark(make_env(16, Picky(ASCII), on_unscored="truncate"), llama, config=small())
     rollouts, scores, numbers, metrics = agent._collector.collect(1)
@@ -151,20 +120,6 @@ def test_fewer_scores_than_quantiles_leave_the_best_one(llama: LanguageModel) ->
 
 
 # Processes -------------------------------------------------------------------------------------------------------
-
-
-def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
-    """Each with half of the environments: equal responses, and equal minibatches of them."""
-    files = {n: tmp_path / f"{n}.safetensors" for n in (1, 2)}
-    finish(*(start_world(train_in_a_world, policy_folder, files[n], size=n) for n in (1, 2)))
-    one, two = (load_file(files[n]) for n in (1, 2))
-    best = one["best.rows"]
-    assert sorted((int((best < 8).sum()), int((best >= 8).sum()))) in ([0, 4], [1, 3])  # not the best two of each
-    assert len(one["all.rows"]) == 16
-    trained = {name for name in one if name.startswith("trained.")}
-    assert_near({n: two[n] for n in two.keys() - trained}, {n: one[n] for n in one.keys() - trained}, atol=1e-5)
-    # After many optimizer steps, Adam has turned rounding of tiny gradients into differences of its own.
-    assert_near({n: two[n] for n in trained}, {n: one[n] for n in trained}, atol=2e-4)
 
 
 def test_a_process_without_scores_takes_part(policy_folder: Path, tmp_path: Path) -> None:

@@ -92,23 +92,6 @@ def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> No
     assert not set(ids) & set(samples.tokens.tolist())
 
 
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> BinaryRewardConditioning:
-        return BinaryRewardConditioning(fresh(policy_folder), PREFERENCES, config=SMALL, seed=1, out=tmp_path / out)
-
-    whole = agent("whole")
-    assert whole.learn()["step"] == 8  # two epochs of ten responses by threes
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 5:
-            break
-    resumed = agent("parts")
-    assert resumed._loop.step == 4
-    resumed.learn()
-    for name in ("metrics.jsonl", "checkpoint-8/policy/model.safetensors", "checkpoint-8/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert resumed.act(TEXTS) == whole.act(TEXTS)
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_what_cannot_be_trained_is_refused(policy_folder: Path) -> None:
     with pytest.raises(ValueError, match="BinaryRewardConditioning needs at least one preference, got none"):

@@ -56,25 +56,6 @@ def test_steps_are_epochs_of_batches_and_the_last_may_be_small(llama: LanguageMo
     assert [metrics["step"] for metrics in updates] == [1, 2, 3, 4, 5, 6]
 
 
-def test_equal_calls_of_act_give_equal_answers(llama: LanguageModel) -> None:
-    sft = SFT(llama, DEMONSTRATIONS, seed=5)
-    instructions = [d.instruction for d in DEMONSTRATIONS]
-    assert sft.act(instructions) == sft.act(instructions)
-    assert sft.act(instructions) != SFT(llama, DEMONSTRATIONS, seed=6).act(instructions)
-
-
-def test_save_and_load(llama: LanguageModel, policy_folder: Path, tmp_path: Path) -> None:
-    sft = SFT(llama, DEMONSTRATIONS, config=OVERFIT)
-    for metrics in sft.updates():
-        if metrics["step"] == 3:
-            break
-    sft.save(tmp_path / "saved")
-    other = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=OVERFIT)
-    assert other.evaluate(DEMONSTRATIONS) != sft.evaluate(DEMONSTRATIONS)
-    other.load(tmp_path / "saved")
-    assert other.evaluate(DEMONSTRATIONS) == sft.evaluate(DEMONSTRATIONS)
-
-
 def test_responses_that_are_too_long_are_counted(policy_folder: Path) -> None:
     policy = load_policy(policy_folder, max_response_tokens=9)  # "answer 0" and EOS
     with pytest.warns(UserWarning, match="4 of 5 responses are cut to max_response_tokens=9"):

@@ -23,12 +23,10 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
-from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, UnscoredError
@@ -176,27 +174,3 @@ def train_with_few_scores(policy_folder: Path, target: Path, num_scored: Sequenc
     except UnscoredError as error:
         said = str(error)
     (target / os.environ["RANK"]).write_text(said)
-
-
-def write_gradients(policy_folder: Path, target: Path) -> None:
-    """Gradients of one SFT and one PPO batch, and the weights after three PPO steps, as this world computes them."""
-    sft = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(batch_size=5))
-    data = sft._data[sft._loop.processes.share(np.arange(5))]
-    sft._loop.accumulate(sft._cut(data), lambda rows: sft._sums(data[rows]), count=len(data.tokens))
-    tensors = {f"sft.{name}": p.grad for name, p in sft._loop.parameters.items() if p.grad is not None}
-
-    config = small_ppo(minibatch_size=8, total_steps=3)
-    ppo = PPO(make_env(16 // int(os.environ["WORLD_SIZE"])), load_policy(policy_folder), config=config)
-    rollouts, scores, *_ = ppo._collector.collect(1)
-    experience, _ = ppo._prepare(rollouts, scores)
-    ppo._loop.accumulate(
-        micro_batches(rollouts.total_lengths, 128),
-        lambda rows: ppo_sums(ppo.policy, ppo.value_model, experience, rows, config),
-        count=len(rollouts.tokens),
-    )
-    tensors |= {f"ppo.{name}": p.grad.clone() for name, p in ppo._loop.parameters.items() if p.grad is not None}
-    ppo._loop._optimizer.zero_grad()
-    ppo.learn()
-    tensors |= {f"trained.{name}": p.detach() for name, p in ppo._loop.parameters.items()}
-    if ppo._loop.processes.is_main:
-        save_file(tensors, target)

@@ -1,6 +1,5 @@
 """How many requests are in flight: what one client learned holds for the next, and no slot waits for the disk."""
 
-import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -140,32 +139,3 @@ def test_the_server_is_kept_busy(tmp_path, monkeypatch):
 
 def test_twin_that_holds_its_slots_leaves_the_server_idle(tmp_path, monkeypatch):
     assert in_flight(tmp_path, monkeypatch, Holding) < 40
-
-
-# ---------------------------------------------------------------------------------------------- the garbage collector
-
-
-def frozen_while_asking():
-    """How many objects full collections pass over while a request is answered."""
-    counts = []
-    with WireServer(lambda seen, number: counts.append(gc.get_freeze_count()) or ok()) as server:
-        ask(server)
-    return counts[0]
-
-
-def test_full_collections_pass_over_what_was_there_until_the_client_closes():
-    assert gc.get_freeze_count() == 0
-    existing = len(gc.get_objects())
-    assert frozen_while_asking() > 0.9 * existing  # some may be freed on the way
-    assert gc.get_freeze_count() == 0
-
-
-def test_what_somebody_else_has_frozen_stays_so():
-    gc.freeze()
-    try:
-        mine = gc.get_freeze_count()
-        # Some of it may be freed on the way; to freeze again would add all that was made since.
-        assert 0 < frozen_while_asking() <= mine
-        assert 0 < gc.get_freeze_count() <= mine
-    finally:
-        gc.unfreeze()

@@ -29,7 +29,7 @@ CONFIG = ClientConfig(max_concurrency=IN_FLIGHT)
 @pytest.fixture
 def url():
     """A judge server in a process of its own."""
-    command = [sys.executable, "-m", "alpacafarm_env", "judge-server", "--latency", str(LATENCY_S)]
+    command = [sys.executable, "-m", "alpacafarm_env", "judge-server", "--anyway", "--latency", str(LATENCY_S)]
     root = Path(alpacafarm_env.__file__).parents[1]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as server:
         yield server.stdout.readline().strip()
