@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
 from ...sandbox import SANDBOX
 from ...sandbox.dataset import Sandbox
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
-from ..harness.study import Row, Study, StudyOptions, run_command
+from ..harness.study import Row, StudyOptions, run_command
 from . import answers as protocol_answers
 from . import recorded as protocol_recorded
 from . import report as protocol_report
@@ -80,6 +81,10 @@ class Asked:
             raise TypeError(f"expected the sandbox, got {type(SANDBOX).__name__}")
         return questions(SANDBOX, *self._sizes)
 
+    def of(self, cell: Answering) -> list[Row]:
+        """Lets a cell answer them."""
+        return cell.run(self.questions)
+
 
 def answerings(options: ProtocolOptions, out: Path) -> list[Answering]:
     """Who answers what.
@@ -97,7 +102,7 @@ def answerings(options: ProtocolOptions, out: Path) -> list[Answering]:
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes."""
     out = options.folder(NAME)
-    repeats, resamples = options.pick(REPEATS), options.pick(RESAMPLES)
+    sizes = {"repeats": options.pick(REPEATS), "resamples": options.pick(RESAMPLES)}
     asked = Asked(options.pick(NUM_EVAL), options.pick(NUM_LIVE))
     cells = answerings(options, out)
     folder = options.data or os.environ.get(DATA_VARIABLE)
@@ -105,37 +110,33 @@ def run(options: ProtocolOptions) -> int:
     config = {
         "num_eval": options.pick(NUM_EVAL),
         "num_live": options.pick(NUM_LIVE),
-        "repeats": repeats,
-        "resamples": resamples,
+        **sizes,
     }
     sources = dict(sandbox_sources())
     if options.ranking is not None:
         sources["--ranking"] = partial(ranking_content, options.ranking)
-    with Study(out, NAME, config, seeds=range(options.seeds), sources=sources) as study:
-        work: dict[str, Callable[[], Sequence[Row]]] = {
-            cell.cell: lambda cell=cell: cell.run(asked.questions)  # type: ignore[misc]
-            for cell in cells
-        }
-        study.run(work, unit="generator")
+    with options.study(NAME, config, sources=sources) as study:
+        run_cells(study, [Cell.silent(cell.cell, partial(asked.of, cell)) for cell in cells], last=False)
         done = [cell for cell in cells if cell.cell in study.done]
-        parts: dict[str, Callable[[], Sequence[Row]]] = {}
+        parts = []
         if done:
             names = hashlib.sha256(json.dumps([cell.cell for cell in done]).encode()).hexdigest()[:16]
-            parts[f"sandbox {names}"] = lambda: protocol_sandbox.rows_of(
-                protocol_answers.collect(done), asked.questions, repeats=repeats, resamples=resamples
-            )
+            parts.append(Cell.silent(f"sandbox {names}", partial(sandbox_rows, done, asked, **sizes)))
         if dataset is not None:
             digest = recorded_digest(dataset.path, judgements_digest(dataset))
-            parts[f"recorded {digest[:16]}"] = partial(
-                protocol_recorded.rows_of, dataset, repeats=repeats, resamples=resamples
-            )
-        rows = study.run(parts, unit="level")
+            parts.append(Cell.silent(f"recorded {digest[:16]}", partial(protocol_recorded.rows_of, dataset, **sizes)))
+        rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
         study.write_table(rows, COLUMNS)
         findings = protocol_report.write(study.out, rows, quick=options.quick, seeds=options.seeds, config=study.config)
         study.note(findings=findings, quick=options.quick, levels=list(dict.fromkeys(row["level"] for row in rows)))
         return study.finish()
+
+
+def sandbox_rows(done: Sequence[Answering], asked: Asked, **sizes: int) -> list[Row]:
+    """The sandbox's rows, from the stored answers."""
+    return protocol_sandbox.rows_of(protocol_answers.collect(done), asked.questions, **sizes)
 
 
 def recorded_digest(folder: Path, judged: str) -> str:

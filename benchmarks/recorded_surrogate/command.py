@@ -28,6 +28,7 @@ import tyro
 from ...data.files import write_atomic
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...errors import CheckpointError, DataError
+from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report as recorded_surrogate_report
 from .data import POOLS, PROTOCOLS, Array, Judged
@@ -83,14 +84,14 @@ def run(options: SurrogateOptions) -> int:
     judged = Judged.of(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
-    with Study(options.folder(NAME), NAME, config) as study:
+    with options.study(NAME, config) as study:
         features = Features(judged)
         wanted = plans(options, judged)
-        cells = {
-            f"{protocol} {name}": partial(fit, study.out, judged, features, protocol, name, folds)
+        cells = [
+            Cell.silent(f"{protocol} {name}", partial(fit, study.out, judged, features, protocol, name, folds))
             for protocol, name in wanted
-        }
-        costs = {row["cell"]: row["cpu_seconds"] for row in study.run(cells, unit="surrogate")}
+        ]
+        costs = {row["cell"]: row["cpu_seconds"] for row in run_cells(study, cells)}
         scores = {key: read_scores(study.out, *key) for key in wanted if f"{key[0]} {key[1]}" in study.done}
         if not scores:
             return study.exit_status
