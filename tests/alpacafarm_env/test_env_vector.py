@@ -9,7 +9,6 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
-from alpacafarm_env.envs.infos import merge, scatter
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.registration import TEXT_IDS
 from alpacafarm_env.envs.vector import InstructionVectorEnv
@@ -130,18 +129,6 @@ def test_infos_as_a_list_are_those_of_single_environments_and_make_a_table(tiny_
     for table in (pd.json_normalize(judged), pd.json_normalize([info for _, info in expected])):
         assert table["response"].tolist() == [f"response {slot}" for slot in range(NUM_ENVS)]
         np.testing.assert_array_equal(table["reward_components.detailed"], scores)
-
-
-def test_scatter_and_merge_by_hand():
-    columns = {"score": np.array([1.0, 2.0]), "name": np.array(["a", "b"], dtype=object)}
-    infos = scatter(columns, np.array([1, 3]), 4)
-    assert infos["score"].tolist() == [0, 1, 0, 2]
-    assert infos["name"].tolist() == [None, "a", None, "b"]
-    assert infos["_score"].tolist() == infos["_name"].tolist() == [False, True, False, True]
-    merged = merge(infos, scatter({"score": np.array([5.0]), "new": np.array([True])}, np.array([0]), 4))
-    assert merged["score"].tolist() == [5, 1, 0, 2]
-    assert merged["_score"].tolist() == [True, True, False, True]
-    assert merged["_new"].tolist() == merged["new"].tolist() == [True, False, False, False]
 
 
 # --- Options of reset ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from alpacafarm_env import wrappers
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.vector import InstructionVectorEnv
-from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
+from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.oracles import Constant
 from alpacafarm_env.wrappers import vector
 
@@ -117,18 +117,6 @@ def test_an_ensemble_decides_by_all_its_members_asked_once(form, make_counting_o
     assert set(np.atleast_1d(info["oracle"])) == {"ensemble:uwo0.1"}
 
 
-def test_an_ensemble_with_an_unsure_member_has_no_verdict(form):
-    members = [Constant(1.0), Unsure()]
-    with pytest.raises(UnscoredError, match=r"'ensemble:mean' .*\(unsure: no verdict\)"):
-        form.one_step(form.module.EnsembleReward(form.make(), oracles=members))
-    env = form.module.EnsembleReward(form.make(on_unscored="truncate"), oracles=members)
-    _, _, terminated, truncated, info = form.one_step(env)
-    assert np.asarray(truncated).all()
-    assert not np.asarray(terminated).any()
-    assert (np.asarray(info["score:constant"]) == 1.0).all()
-    assert np.isnan(info["score:unsure"]).all()
-
-
 def test_add_score_changes_no_bit_of_the_reward(form, make_counting_oracle):
     plain, scored = form.make(make_counting_oracle("base", 1 / 3)), form.make(make_counting_oracle("base", 1 / 3))
     scored = form.module.AddScore(scored, key="second", oracle=make_counting_oracle("second", 7.0))
@@ -139,26 +127,6 @@ def test_add_score_changes_no_bit_of_the_reward(form, make_counting_oracle):
         np.testing.assert_allclose(info2.pop("second"), 21 * np.asarray(outcome[1]), rtol=1e-12)
         info2.pop("_second", None)
         assert_same(info, info2)
-
-
-def test_add_score_may_have_no_verdict(form):
-    _, reward, terminated, _, info = form.one_step(form.module.AddScore(form.make(), key="unsure", oracle=Unsure()))
-    assert np.isnan(info["unsure"]).all()
-    assert (np.asarray(reward) == 0.0).all()
-    assert np.asarray(terminated).all()
-
-
-def test_an_oracle_that_overwrites_its_batch_changes_neither_info_nor_other_scores(form, counting_oracle):
-    class Editing(Unsure):
-        def score(self, instructions, responses):
-            if isinstance(responses, list):
-                responses[:] = [""] * len(responses)
-            return np.zeros(len(responses))
-
-    _, expected, *_ = form.one_step(form.make(counting_oracle))
-    *_, info = form.one_step(form.module.AddScore(form.make(Editing()), key="length", oracle=counting_oracle))
-    assert set(np.atleast_1d(info["response"])) == {"hello"}
-    np.testing.assert_array_equal(info["length"], expected)
 
 
 def test_add_score_reports_wherever_it_stands(form, make_counting_oracle):
@@ -178,21 +146,6 @@ def test_add_score_needs_a_key_of_its_own(form):
     env = form.module.AddScore(form.make(), key="gold", oracle=Constant())
     with pytest.raises(ValueError, match="'gold'"):
         form.module.AddScore(form.module.SurrogateReward(env, oracle=Constant()), key="gold", oracle=Constant())
-
-
-def test_wrappers_do_not_change_what_is_asked(form):
-    plain, wrapped = form.make(), form.module.SurrogateReward(form.make(), oracle=Constant(1.0))
-    wrapped = form.module.AddScore(wrapped, oracle=Constant(2.0))
-    asked = [(env.reset(seed=5)[0], *(env.reset()[0] for _ in range(20))) for env in (plain, wrapped)]
-    assert asked[0] == asked[1]
-
-
-def test_an_unscored_step_raises_and_can_be_repeated(form):
-    env = form.make()
-    with pytest.raises(UnscoredError):
-        form.one_step(form.module.SurrogateReward(env, oracle=Unsure()))
-    _, reward, *_ = form.step(env, "hello")  # the wrapper has left nothing behind
-    assert (np.asarray(reward) == 0.0).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -257,17 +210,6 @@ def test_the_spec_copies_no_oracle_and_gymnasiums_wrappers_may_stand_anywhere(ti
     env.reset(seed=0)
     _, reward, *_, info = env.step("hello")
     assert (reward, info["half"], info["episode"]["r"]) == (6.0, 0.5, 6.0)
-
-
-@each_mode
-def test_a_batch_under_four_wrappers_is_one_call(tiny_dataset, make_counting_oracle, mode):
-    base, *reward = (make_counting_oracle(name) for name in ("base", "one", "two", "three", "four"))
-    env = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=64, dataset=tiny_dataset, oracle=base, autoreset_mode=mode)
-    for oracle in reward:
-        env = vector.SurrogateReward(env, oracle=oracle)
-    env.reset(seed=0)
-    env.step(["hello"] * 64)
-    assert [oracle.calls for oracle in (base, *reward)] == [[]] * 4 + [[64]]
 
 
 @each_mode
