@@ -82,15 +82,10 @@ def test_verdicts_belong_to_texts(tmp_path):
     assert dataset.recorded_verdicts("bad")["Q0", "same"] == 0
     assert ("Q2", "b2") not in dataset.recorded_verdicts("good")
 
-
-def test_a_verdict_beside_one_that_was_not_parsed_decides(tmp_path):
-    dataset = RecordedDataset(make_bundle(tmp_path, **{"outputs/outputs_bad": rows_of(["x", "b1", "g2", "b3"], "bad")}))
-    assert dataset.recorded_verdicts()["Q2", "g2"] == 1
-
-
-def test_unknown_generators(tmp_path):
-    dataset = RecordedDataset(make_bundle(tmp_path))
-    with pytest.raises(UnknownNameError, match="Did you mean 'good'"):
+    # A verdict beside one that was not parsed decides.
+    same = {"outputs/outputs_bad": rows_of(["x", "b1", "g2", "b3"], "bad")}
+    assert RecordedDataset(make_bundle(tmp_path, **same)).recorded_verdicts()["Q2", "g2"] == 1
+    with pytest.raises(UnknownNameError, match="'goood'.*'good'"):
         dataset.outputs("goood")
     with pytest.raises(UnknownNameError, match="unjudged"):
         dataset.judgements("unjudged")

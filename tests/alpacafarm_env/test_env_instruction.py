@@ -12,15 +12,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
+from alpacafarm_env import DataError, InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.registration import IDS, TEXT_IDS, register_envs
-from alpacafarm_env.errors import (
-    DataError,
-    InvalidResponseError,
-    InvalidResponseTypeError,
-    UnknownNameError,
-    UnscoredError,
-)
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.spaces import MAX_TEXT_LENGTH
@@ -46,9 +40,6 @@ class Undecided:
 
     def score(self, instructions, responses):
         return self.judge(instructions, responses).scores
-
-
-# --- The contract with Gymnasium -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("id", TEXT_IDS)
@@ -82,10 +73,9 @@ def test_spec_copies_no_oracle(tiny_dataset, constant_oracle):
     assert copy.deepcopy(by_object.spec).kwargs["oracle"] is constant_oracle
 
 
-# --- Episodes --------------------------------------------------------------------------------------------------------
-
-
 def test_an_episode(env, counting_oracle):
+    with pytest.raises(ResetNeeded):
+        env.step("too early")
     instruction, asked = env.reset(seed=0)
     assert isinstance(instruction, Instruction)
     assert asked == {"instruction_id": instruction.id, "split": "unlabeled"}
@@ -104,6 +94,8 @@ def test_an_episode(env, counting_oracle):
     }
     assert info == expected
     assert {key: type(value) for key, value in info.items()} == {key: type(value) for key, value in expected.items()}
+    with pytest.raises(ResetNeeded):
+        env.step("one too many")
 
 
 def test_a_seed_a_generator_or_a_copy_fixes_the_instructions(env, tiny_dataset, constant_oracle):
@@ -132,15 +124,6 @@ def test_an_instruction_can_be_chosen_and_draws_nothing(env):
     assert env.reset()[0] == expected
 
 
-def test_step_needs_a_reset(env):
-    with pytest.raises(ResetNeeded):
-        env.step("too early")
-    env.reset()
-    env.step("fine")
-    with pytest.raises(ResetNeeded):
-        env.step("one too many")
-
-
 def test_every_text_is_scored_as_it_is(env):
     for response in ("", " \n", "x" * 2**20, "日本語 🙂\x00"):
         env.reset(seed=0)
@@ -151,10 +134,7 @@ def test_every_text_is_scored_as_it_is(env):
 @pytest.mark.parametrize(
     ("response", "error", "fact"),
     [
-        (3, InvalidResponseTypeError, "int: 3"),
-        (None, InvalidResponseTypeError, "NoneType"),
         (b"bytes", InvalidResponseTypeError, "bytes: b'bytes'"),
-        (["a"], InvalidResponseTypeError, "list"),
         ("ab\ud83dc", InvalidResponseError, r"'\\ud83d' at position 2"),
         ("x" * (MAX_TEXT_LENGTH + 1), InvalidResponseError, "1048576 .*1048577"),
     ],
@@ -165,9 +145,6 @@ def test_other_responses_are_refused_and_the_episode_stays_open(env, counting_or
         env.step(response)
     assert counting_oracle.calls == []
     assert env.step("now a text")[2] is True
-
-
-# --- No verdict ------------------------------------------------------------------------------------------------------
 
 
 def test_no_verdict_and_a_failure_leave_the_episode_open(tiny_dataset):
@@ -192,9 +169,6 @@ def test_no_verdict_can_truncate(tiny_dataset):
     assert info["unscored_reason"] == "never judged"
     with pytest.raises(ResetNeeded):
         env.step("again")
-
-
-# --- Who scores ------------------------------------------------------------------------------------------------------
 
 
 def test_the_outermost_decides_within_its_context_and_the_own_oracle_is_not_even_built(
@@ -243,9 +217,6 @@ def test_a_second_score_and_a_detail_need_a_key_of_their_own(env, tiny_dataset, 
         env.step("A response.")
 
 
-# --- Wrong arguments -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keywords", "closest"),
     [
@@ -253,9 +224,6 @@ def test_a_second_score_and_a_detail_need_a_key_of_their_own(env, tiny_dataset, 
         ({"render_mode": "asni"}, "'asni'.*'ansi'"),
         ({"on_unscored": "truncated"}, "'truncated'.*'truncate'"),
         ({"dataset": "sandbocks"}, "'sandbocks'.*'sandbox'"),
-        ({"oracle": "constnat"}, "'constnat'.*'constant'"),
-        ({"oracle": {"name": "golt"}}, "'golt'.*'gold'"),
-        ({"oracle": {"judge": "sim_evl", "flip": 0.1}}, "'sim_evl'.*'sim_eval'"),
     ],
 )
 def test_unknown_names_are_answered_with_the_closest(tiny_dataset, constant_oracle, keywords, closest):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.oracles import Constant, Ensemble, OracleError, Verdicts, judge, make_oracle
 
@@ -222,9 +221,3 @@ def test_a_mapping_is_built_once_and_anew_when_a_members_weights_are(tiny_datase
 def test_a_wrong_mapping(tiny_dataset, spec, error, fact):
     with pytest.raises(error, match=fact):
         make_oracle(spec, dataset=tiny_dataset)
-
-
-@pytest.mark.parametrize("members", [["constant", "constnat"], [{"ensemble": ["constant", {"judge": "sim_evil"}]}]])
-def test_a_misspelt_member_is_told_when_the_environment_is_made(tiny_dataset, members):
-    with pytest.raises(UnknownNameError, match="'constant'|'sim_eval'"):
-        InstructionEnv(tiny_dataset, oracle={"ensemble": members, "name": "mine"})

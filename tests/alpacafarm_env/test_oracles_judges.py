@@ -46,9 +46,6 @@ def close(share, expected, num=N):
     return abs(share - expected) < 3 * math.sqrt(expected * (1 - expected) / num)
 
 
-# ------------------------------------------------------------------------------------------------------------- WinRate
-
-
 def test_win_rate_asks_once_and_only_about_what_is_open():
     referee = Costly(0.75)
     oracle = WinRate(referee, {"i": "reference", "j": "reference"})
@@ -72,9 +69,6 @@ def test_a_judge_without_a_verdict_leaves_the_row_open():
     verdicts = judge(WinRate(Judge(math.nan), {"i": "r"}), ["i"], ["x"])
     assert math.isnan(verdicts.scores[0])
     assert verdicts.details["unscored_reason"].tolist() == ["the judge gave no verdict"]
-
-
-# ---------------------------------------------------------------------------------------------------------------- Flip
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.5])
@@ -142,9 +136,6 @@ def test_noise_on_noise_has_coins_of_its_own_and_is_marked_by_both(always):
 def test_flip_needs_a_probability_up_to_a_half(p):
     with pytest.raises(ValueError, match="from 0 to 0.5"):
         Flip(Judge(), p)
-
-
-# --------------------------------------------------------------------------------------------------- both orders, pools
 
 
 @pytest.mark.parametrize(("p", "score"), [(0.0, 0.5), (second_wins, 1.0)], ids=["likes a place", "likes a text"])

@@ -188,39 +188,26 @@ def test_what_only_the_sandbox_has(tiny_dataset, spec):
         make_oracle(spec, dataset=tiny_dataset)
 
 
-class Sandbox:
-    """What the registry needs of the sandbox, with judges that say how they were asked for."""
-
-    def __init__(self, folder):
-        self.REWARD_MODEL = folder
-
-    def gold_oracle(self):
-        return Constant(9.0, name="gold")
-
-    def judge(self, name, seed):
-        referee = Longer()
-        referee.name, referee.seed = name, seed
-        return referee
-
-
-def test_the_names_of_the_sandbox(tiny_dataset, tiny_model, monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.sandbox", Sandbox(tiny_model), raising=False)
-    monkeypatch.setattr(tiny_dataset, "level", "sandbox")
-    surrogate = make_oracle("surrogate", dataset=tiny_dataset)
+def test_the_names_of_the_sandbox():
+    data = load_dataset("sandbox")
+    surrogate = make_oracle("surrogate", dataset=data)
     assert isinstance(surrogate, RewardModel)
-    assert surrogate.path == tiny_model
-    assert make_oracle({"name": "surrogate", "max_length": 64}, dataset=tiny_dataset).max_length == 64
+    assert surrogate.path == sandbox.REWARD_MODEL
+    assert make_oracle({"name": "surrogate", "max_length": 64}, dataset=data).max_length == 64
     for spec, name in (
-        *((name, name) for name in ("surrogate", "gold", "annotators", "win_rate")),
+        *((name, name) for name in ("surrogate", "gold", "annotators", "win_rate", "human")),
         ({"judge": "sim_ann"}, "annotators"),
         ({"judge": "sim_gpt4"}, "win_rate:sim_gpt4"),
         ({"name": "win_rate", "flip": 0.1}, "win_rate:sim_eval+flip0.1"),
     ):
-        assert make_oracle(spec, dataset=tiny_dataset).name == name
-    human = make_oracle("human", dataset=tiny_dataset)
-    assert human.score(tiny_dataset.instructions("eval")[:1], [""]).tolist() == [0.0]
-    assert [make_judge("human", dataset=tiny_dataset, seed=seed).seed for seed in (0, 5)] == [0, 5]
-    assert make_judge({"judge": "human", "seed": 7}, dataset=tiny_dataset, seed=5).seed == 7
+        assert make_oracle(spec, dataset=data).name == name
+    asked, responses = data.instructions("eval")[:50], ["A lion is brave, golden and proud."] * 50
+    references = data.references("eval")[:50]
+    for name, judge in (("win_rate", "sim_eval"), ("annotators", "sim_ann"), ("human", "human")):
+        scores = make_oracle(name, dataset=data).score(asked, responses)
+        np.testing.assert_array_equal(scores, sandbox.judge(judge).compare(asked, references, responses))
+    assert [make_judge("human", dataset=data, seed=seed).seed for seed in (0, 5)] == [0, 5]
+    assert make_judge({"judge": "human", "seed": 7}, dataset=data, seed=5).seed == 7
 
 
 def test_a_missing_reward_model_is_found_when_the_oracle_is_made(tiny_dataset, tmp_path):

@@ -114,9 +114,6 @@ def test_rows_survive_a_file_and_equal_rows_give_equal_bytes(tmp_path):
     assert len(gzip.decompress(one.read_bytes()).decode().split("\n")) == len(rows) + 1
 
 
-# -------------------------------------------------------------------------------------------------------- shipped files
-
-
 def test_what_is_shipped_is_small_not_pickled_and_named_by_its_hash():
     shipped = {path.relative_to(ASSETS).as_posix(): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
     assert sum(map(len, shipped.values())) < 8 * 10**6

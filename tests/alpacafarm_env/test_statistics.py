@@ -65,9 +65,6 @@ def test_credits_and_preferences_outside_their_range_are_refused():
             credits_from_preferences([1, preference])
 
 
-# --- Length control --------------------------------------------------------------------------------------------------
-
-
 def test_length_control_removes_what_length_explains_and_nothing_else():
     # A judge that sees nothing but length, and a generator that is longer in two thirds of the rows.
     rng = np.random.default_rng(0)
@@ -100,9 +97,6 @@ def test_length_control_drops_rows_without_a_verdict_and_refuses_lengths_that_do
     for lengths, references in (([1, 2, 3], [1, 2, 3]), ([1, math.nan], [1, 2])):
         with pytest.raises(ValueError, match="lengths"):
             length_controlled_win_rate([1, 0], lengths, references)
-
-
-# --- Intervals -------------------------------------------------------------------------------------------------------
 
 
 def test_t_interval_by_hand():
