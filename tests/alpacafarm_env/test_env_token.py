@@ -135,7 +135,8 @@ def test_no_verdict_leaves_the_episode_open_or_truncates_it(make):
     with pytest.raises(UnscoredError):
         env.step(EOS)
     with env.scored_by(Brevity()):
-        assert env.step(EOS)[1] == -1.0  # the EOS that could not be scored is not in the response twice
+        _, reward, *_, info = env.step(EOS)
+    assert (reward, info["response_tokens"]) == (-1.0, 2)  # the EOS that could not be scored is not counted twice
     env = make(Brevity(silent=True), on_unscored="truncate")
     ask(env)
     _, reward, terminated, truncated, info = env.step(EOS)
