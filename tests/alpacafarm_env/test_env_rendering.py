@@ -16,14 +16,14 @@ from alpacafarm_env.envs.vector import InstructionVectorEnv
 
 
 @pytest.fixture
-def make(tiny_dataset, constant_oracle):
-    return lambda mode: InstructionEnv(tiny_dataset, oracle=constant_oracle, render_mode=mode)
+def make(tiny_dataset, counting_oracle):
+    return lambda mode: InstructionEnv(tiny_dataset, oracle=counting_oracle, render_mode=mode)
 
 
 @pytest.fixture
-def make_batch(tiny_dataset, constant_oracle):
+def make_batch(tiny_dataset, counting_oracle):
     return lambda mode, autoreset="SameStep": InstructionVectorEnv(
-        2, tiny_dataset, oracle=constant_oracle, render_mode=mode, autoreset_mode=autoreset
+        2, tiny_dataset, oracle=counting_oracle, render_mode=mode, autoreset_mode=autoreset
     )
 
 
@@ -41,8 +41,8 @@ def test_ansi_rendering_returns_the_episode_so_far(make, capsys):
         env.render()
     instruction, _ = env.reset()
     assert instruction in env.render()
-    env.step("My 🙂 response")
-    assert all(part in env.render() for part in (instruction, "My 🙂 response", "constant", "0.5000"))
+    reward = env.step("My 🙂 response")[1]
+    assert all(part in env.render() for part in (instruction, "My 🙂 response", "counting", f"{reward:.4f}"))
     env.reset()
     assert "My 🙂 response" not in env.render()
     assert capsys.readouterr().out == ""
@@ -83,7 +83,7 @@ def test_batched_rendering_equals_sync(make, make_batch, mode, render_mode):
         assert type(frames) is type(expected) is tuple
         np.testing.assert_array_equal(frames, expected)
         for env in (ours, theirs):
-            env.step(["one", "two"])
+            env.step(["one", "another one"])
             if mode is AutoresetMode.DISABLED:
                 env.reset()
 

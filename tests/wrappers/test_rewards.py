@@ -200,8 +200,10 @@ def test_the_spec_survives_json(tmp_path):
 
 def test_the_spec_copies_no_oracle_and_gymnasiums_wrappers_may_stand_anywhere(tiny_dataset):
     env = gym.make("AlpacaFarm-PPO-v0", dataset=tiny_dataset, oracle="constant")
-    wrapped = wrappers.SurrogateReward(env, oracle=(oracle := Constant(3.0)))
-    assert wrapped.spec.additional_wrappers[-1].kwargs["oracle"] is oracle
+    unsure = Unsure()  # says nothing of how it is to be copied
+    spec = wrappers.SurrogateReward(env, oracle=unsure).spec
+    assert spec.additional_wrappers[-1].kwargs["oracle"] is unsure
+    wrapped = wrappers.SurrogateReward(env, oracle=Constant(3.0))
     env = gym.wrappers.RecordEpisodeStatistics(gym.wrappers.TransformReward(wrapped, lambda reward: 2 * reward))
     env = wrappers.AddScore(env, key="half", oracle=Constant(0.5))
     env.reset(seed=0)
