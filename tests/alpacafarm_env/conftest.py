@@ -1,6 +1,14 @@
-"""What the tests of the annotators' pool share; see `pool_worlds`."""
+"""What several of these tests share; see also `pool_worlds`."""
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """The folder of a reward model: to be read, and copied before it is changed."""
+    from tiny_reward_model import make_tiny_reward_model
+
+    return make_tiny_reward_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="module")
