@@ -18,14 +18,8 @@ from alpacafarm_env.agents.rollouts import Rollouts, micro_batches
 
 def small(**changes: Any) -> QuarkConfig:
     """16 responses a step, the best 4 in updates of 2, two epochs."""
-    settings: dict[str, Any] = {
-        "total_steps": 2,
-        "rollout_batch_size": 16,
-        "minibatch_size": 2,
-        "learning_rate": 1e-3,
-        "warmup_steps": 0,
-    }
-    return QuarkConfig(**{**settings, **changes})
+    settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 2, "learning_rate": 1e-3}
+    return QuarkConfig(**{"warmup_steps": 0, **settings, **changes})
 
 
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, Pool, dict[str, float]]:
@@ -49,21 +43,6 @@ def gradients(
     found = {name: p.grad.clone() for name, p in agent._loop.parameters.items() if p.grad is not None}
     agent._loop._optimizer.zero_grad()
     return found, means
-
-
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def move(policy: LanguageModel, factor: float = 1.05) -> None:
-    """Take the policy away from its reference."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(factor)
 
 
 # Jobs that run in processes of their own -------------------------------------------------------------------------
@@ -98,9 +77,3 @@ def train_where_one_has_no_score(policy_folder: Path, target: Path) -> None:
         for only in (True, False)
     )
     (target / str(rank)).write_text(repr([list(agent.updates()) for agent in agents]))
-
-
-def finish(*worlds: Any) -> None:
-    for process in (process for world in worlds for process in world):
-        process.join(120)
-        assert process.exitcode == 0
