@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, load_policy, make_env, small_ppo
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, load_policy, make_env, move, small_ppo
 from torch import Tensor
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
@@ -69,12 +69,6 @@ def close(found: Tensor | float, expected: Tensor | float) -> None:
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), atol=1e-4, rtol=1e-5)
 
 
-def depart(policy: LanguageModel) -> None:
-    """Move the policy away from its reference, so that taking one for the other shows."""
-    with torch.no_grad():
-        policy.model.lm_head.weight.mul_(1.2)
-
-
 # What imitates texts -------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +108,7 @@ def test_of_dpo_and_its_reference(policy: LanguageModel) -> None:
 
     agent = Firsts(policy, PREFERENCES)
     reference = expected_logprobs(policy, agent._data)
-    depart(policy)
+    move(policy, 1.2)  # taking it for its reference would show
     close(torch.cat([agent._ref_chosen, agent._ref_rejected]), reference)
     chosen, rejected = expected_logprobs(policy, agent._data).view(2, -1)
     sums = agent._sums(torch.arange(len(PREFERENCES)))
@@ -142,7 +136,7 @@ def test_of_ppo(policy: LanguageModel) -> None:
 def test_of_quark_and_its_reference(policy: LanguageModel, best_quantile_only: bool) -> None:
     config = QuarkConfig(rollout_batch_size=16, minibatch_size=8, best_quantile_only=best_quantile_only)
     agent = Quark(make_env(), policy, config=config)
-    depart(policy)
+    move(policy, 1.2)  # taking it for its reference would show
     rollouts, scores, numbers, _ = agent._collector.collect(1)
     close(firsts(rollouts).logprobs, expected_logprobs(policy, rollouts))
     pool, _ = agent._prepare(1, rollouts, scores, numbers)
