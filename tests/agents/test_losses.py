@@ -135,9 +135,10 @@ def test_shaped_rewards_and_gae_are_their_sums_wherever_the_pads_are(
     size = columns.shape[1]
     mask = torch.zeros(1, 12, dtype=torch.bool)
     mask[0, places[:size]] = True
-    logprobs, ref_logprobs, values, score = torch.full((4, 1, 12), math.nan, dtype=torch.float64)
+    logprobs, ref_logprobs, values = (torch.full((1, 12), math.nan, dtype=torch.float64) for _ in range(3))
     for wide, column in zip((logprobs, ref_logprobs, values), columns, strict=False):
         wide[mask] = torch.from_numpy(column)
+        wide.requires_grad_()
     score = torch.tensor([columns[3, 0]])
     rewards, kl = shape_rewards(score, logprobs, ref_logprobs, mask, kl_coef=0.1)
     plain = -0.1 * (columns[0] - columns[1])
@@ -148,7 +149,7 @@ def test_shaped_rewards_and_gae_are_their_sums_wherever_the_pads_are(
     advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam)
     close(advantages[mask], expected, atol=1e-9)
     close(returns[mask], expected + columns[2], atol=1e-9)
-    assert not any(wide[~mask].any() for wide in (rewards, kl, advantages, returns))
+    assert not any(wide[~mask].any() or wide.requires_grad for wide in (rewards, kl, advantages, returns))
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
