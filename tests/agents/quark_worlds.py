@@ -1,7 +1,5 @@
 """What the tests of Quark share: small agents, their gradients, and jobs for other processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

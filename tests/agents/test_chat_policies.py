@@ -17,11 +17,7 @@ from alpacafarm_env.instructions import Instruction, Preference
 from alpacafarm_env.oracles import RewardModel, make_oracle
 from alpacafarm_env.templates import ALPACA, FILE_NAME
 
-ENDS = {
-    "chatml": ["<|im_end|>", "<|endoftext|>"],
-    "llama-3": ["<|eot_id|>", "<|end_of_text|>"],
-    "llama-2": ["</s>"],
-}
+ENDS = {"chatml": ["<|im_end|>", "<|endoftext|>"], "llama-3": ["<|eot_id|>", "<|end_of_text|>"], "llama-2": ["</s>"]}
 """What ends a response; first what ends a turn."""
 ASKS = ("List two birds.", "What is it?", "Sing")
 

@@ -1,7 +1,5 @@
 """What agents take from an environment: responses without a score, and rewards of a wrong shape."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

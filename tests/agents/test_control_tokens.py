@@ -1,7 +1,5 @@
 """Control tokens: new ids in front of a prompt that no text encodes to and no model says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import peft

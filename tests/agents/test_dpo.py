@@ -1,7 +1,5 @@
 """DPO against its formulas, and on a world small enough that the optimum is known."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

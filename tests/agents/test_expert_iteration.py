@@ -1,7 +1,5 @@
 """Expert iteration: what it learns, in closed form where there is one; and stopping it anywhere changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -10,15 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from expert_worlds import (
-    INSTRUCTIONS,
-    Odd,
-    Silent,
-    make,
-    read,
-    small,
-    weights,
-)
+from expert_worlds import INSTRUCTIONS, Odd, Silent, make, read, small, weights
 from numpy.typing import NDArray
 from tiny_models import build_llama, say_more
 from tiny_worlds import ASCII, TEXTS, Share, load_policy
@@ -57,24 +47,19 @@ def test_a_round_samples_then_trains_on_the_best(policy_folder: Path, out: Path)
     rows = read(out)
     assert [row["response"] for row in rows] == list(samples.texts)
     assert [row["reward"] for row in rows] == samples.rewards.max(axis=1).tolist()
-    assert [(row["row"], row["id"], row["instruction"]) for row in rows] == [
-        (i, 10 + i, text) for i, text in enumerate(TEXTS)
-    ]
+    for i, (row, text) in enumerate(zip(rows, TEXTS, strict=True)):
+        assert (row["row"], row["id"], row["instruction"]) == (i, 10 + i, text)
     assert updates[0]["reward/best"] == pytest.approx(samples.rewards[:2].max(axis=1).mean())
     assert updates[0]["reward/mean"] == pytest.approx(samples.rewards[:2].mean())
     assert sum(metrics["tokens"] for metrics in updates[:3]) == samples.num_tokens
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert lines == updates
+    assert [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] == updates
 
 
 def test_best_of_one_is_sft_on_the_policys_own_samples(policy_folder: Path) -> None:
     policy, seed = load_policy(policy_folder), round_seed(3, 1, "sampling")
-    own = [
-        policy.generate([text], generator=keyed_generator(seed, "best of n", str(text)), temperature=1.0)
-        for text in INSTRUCTIONS
-    ]
     demonstrations = [
-        Demonstration(asked, rollouts.texts[0]) for asked, rollouts in zip(INSTRUCTIONS, own, strict=True)
+        Demonstration(asked, policy.generate([asked], generator=keyed_generator(seed, "best of n", asked)).texts[0])
+        for asked in INSTRUCTIONS
     ]
     agent = make(policy_folder, config=small(num_samples=1, num_rounds=1))
     metrics = list(agent.updates())

@@ -1,7 +1,5 @@
 """PPO from live verdicts of annotators behind a server, against PPO from the same annotators in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model folders that are damaged or bring code along: one error that names the folder, and no code is run."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

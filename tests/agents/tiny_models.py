@@ -1,7 +1,5 @@
 """Tiny real models and a byte-level tokenizer, built in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the agents' tests train on: a few instructions, rewards that are counted, and jobs for other processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource
