@@ -103,7 +103,8 @@ def test_chunks_are_sampled_when_asked_for_in_order_and_can_be_resumed(llama):
     first = next(begun)
     assert {instruction for instruction, _ in oracle.asked} == set(TEXTS[:2])
     chunks = [first, *begun]
-    assert [start for start, _ in chunks] == [0, 2, 4]  # four batches of 3 rows: two instructions of 6 samples
+    # Four batches of 3 rows: two instructions of 6 samples.
+    assert [(start, len(samples)) for start, samples in chunks] == [(0, 2), (2, 2), (4, 1)]
     resumed = [samples for _, samples in agent(llama, batch_size=3).sample_chunks(TEXTS[2:])]
     same(BestOfNSamples.cat([chunks[0][1], *resumed]), agent(llama, batch_size=3).sample(TEXTS))
 
