@@ -47,6 +47,13 @@ def _online(agent: Any, config: Any, policy: Path, out: Path | None = None, *, s
     return agent(env, load_policy(policy), config=settings, seed=seed, out=out)
 
 
+def _by_path(agent: Any, config: Any, policy: Path, out: Path | None = None, *, seed: int = 0) -> Any:
+    """Three steps of two minibatches, small enough that rounding stays rounding; the policy is given as a path."""
+    env = make_env(16 // int(os.environ.get("WORLD_SIZE", "1")))
+    settings = config(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
+    return agent(env, str(policy), config=settings, seed=seed, out=out)
+
+
 def _reward_modeling(policy: Path, out: Path | None = None, *, seed: int = 0) -> RewardModeling:
     config = RewardModelingConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2)
     return RewardModeling(policy, PREFERENCES, config=config, seed=seed, out=out)
@@ -82,3 +89,8 @@ RUNS: dict[str, Make] = {
 """Those with checkpoints."""
 ACTORS: dict[str, Make] = {**RUNS, "best_of_n": _best_of_n, "reinforce": _reinforce}
 RUNS["reward_modeling"] = _reward_modeling
+EXACT: dict[str, Make] = {
+    "ppo_by_path": partial(_by_path, PPO, small_ppo),
+    "quark_by_path": partial(_by_path, Quark, small_quark),
+}
+"""Runs that two processes do as one does, to six digits after the point."""

@@ -1,20 +1,12 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from quark_worlds import (
-    finish,
-    move,
-    prepared,
-    small,
-    train_where_one_has_no_score,
-)
+from quark_worlds import prepared, small, train_where_one_has_no_score
 from tiny_models import build_tokenizer
-from tiny_worlds import ASCII, First, Picky, Share, load_policy, make_env, start_world
+from tiny_worlds import ASCII, First, Picky, Share, finish, load_policy, make_env, move, start_world
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
@@ -30,37 +22,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
 # Runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_the_share_of_a_target_token_rises(llama: LanguageModel, seed: int) -> None:
-    config = small(
-        total_steps=16,
-        rollout_batch_size=64,
-        minibatch_size=16,
-        learning_rate=1e-2,
-        schedule="constant",
-        kl_coef=0.0,
-        max_response_tokens=4,
-    )
+    sizes = {"total_steps": 16, "rollout_batch_size": 64, "minibatch_size": 16, "max_response_tokens": 4}
+    config = small(**sizes, learning_rate=1e-2, schedule="constant", kl_coef=0.0)
     updates = list(Quark(make_env(64, Share("e")), llama, config=config, seed=seed).updates())
     assert updates[0]["score/mean"] < 0.1
     assert updates[-1]["score/mean"] > updates[0]["score/mean"] + 0.5
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_asked_for_the_best_quantile_it_answers_so(llama: LanguageModel, seed: int) -> None:
     """Trained on all quantiles alike, so what rises has been learned behind <reward_0>."""
-    config = small(
-        total_steps=4,
-        rollout_batch_size=64,
-        minibatch_size=64,
-        num_epochs=8,
-        num_quantiles=2,
-        learning_rate=1e-2,
-        schedule="constant",
-        kl_coef=0.0,
-        max_response_tokens=1,
-        best_quantile_only=False,
-    )
+    sizes = {"total_steps": 4, "rollout_batch_size": 64, "minibatch_size": 64, "max_response_tokens": 1}
+    quantiles = {"num_quantiles": 2, "num_epochs": 8, "best_quantile_only": False}
+    config = small(**sizes, **quantiles, learning_rate=1e-2, schedule="constant", kl_coef=0.0)
     updates = list(Quark(make_env(64, Share(ASCII, size=1)), llama, config=config, seed=seed).updates())
     assert updates[0]["score/mean"] < 0.55
     assert updates[-1]["score/mean"] > updates[0]["score/mean"] + 0.25
@@ -108,11 +84,8 @@ def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> Non
     assert len(pool.trained) == len(scores) // 4
     assert all(len(rollouts.texts[row]) % 2 for row in pool.own(pool.trained))
     assert [m["step"] for m in agent.updates()] == [1, 2]
-
-
-def test_fewer_scores_than_quantiles_leave_the_best_one(llama: LanguageModel) -> None:
     oracle = First(ASCII)
-    oracle.num_scored = 2
+    oracle.num_scored = 2  # fewer than there are quantiles leave the best one
     agent = Quark(make_env(16, oracle, on_unscored="truncate"), llama, config=small())
     rollouts, scores, numbers, _ = agent._collector.collect(1)
     pool, _ = agent._prepare(1, rollouts, scores, numbers)

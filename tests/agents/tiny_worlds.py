@@ -1,15 +1,14 @@
 """What the agents' tests train on: a few instructions, rewards that are counted, and jobs for other processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -23,6 +22,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
+from torch import Tensor
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
@@ -104,6 +104,20 @@ def load_policy(folder: Path, **kwargs: Any) -> LanguageModel:
     return LanguageModel.from_pretrained(folder, **{"max_response_tokens": 4, **kwargs})
 
 
+def move(policy: LanguageModel, factor: float = 1.05) -> None:
+    """Take the policy away from its reference."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(factor)
+
+
+def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        told = partial("{}: {}".format, name)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=told)
+
+
 # Jobs that run in processes of their own -------------------------------------------------------------------------
 
 
@@ -131,6 +145,13 @@ def start_world(job: Any, *args: Any, size: int) -> list[BaseProcess]:
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
     return [start(job, *args, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in range(size)]
+
+
+def finish(*worlds: Sequence[BaseProcess]) -> None:
+    """Wait for all processes; none may have failed."""
+    for process in (process for world in worlds for process in world):
+        process.join(120)
+        assert process.exitcode == 0
 
 
 def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from agent_worlds import RUNS
+from agent_worlds import EXACT, RUNS
 from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_env, small_ppo
 
 from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
@@ -21,7 +21,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 def train(policy: str, out: Path) -> None:
     """Every agent that has runs."""
-    for name, make in RUNS.items():
+    for name, make in {**RUNS, **EXACT}.items():
         make(Path(policy), out / name, seed=2).learn()
 
 
