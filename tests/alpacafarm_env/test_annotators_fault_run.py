@@ -97,11 +97,11 @@ import sys
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.llm.ledger.store import Ledger
-folder, path, url, count = sys.argv[1:]
+folder, lease_s, path, url, count = sys.argv[1:]
 sys.path.insert(0, folder)
 from pool_worlds import SINGLE
 from test_annotators_fault_run import rows
-ledger, config = Ledger(path, lease_s=1.0), ClientConfig(max_concurrency=8)
+ledger, config = Ledger(path, lease_s=float(lease_s)), ClientConfig(max_concurrency=8)
 pool = AnnotatorPool(SINGLE, "sandbox", base_url=url, ledger=ledger, client_config=config)
 print(pool.judge(*rows(int(count))).scores.tolist())
 """
@@ -112,7 +112,7 @@ def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, caps
     """The server bills each answer; a kill can waste those in flight, eight at most, and never a stored one."""
     path, rng, done, start = tmp_path / "ledger.sqlite", random.Random(0), 0, time.monotonic()
     columns = rows(count)
-    command = [sys.executable, "-c", SCRIPT, FOLDER, str(path)]
+    command = [sys.executable, "-c", SCRIPT, FOLDER, "1", str(path)]
     with JudgeServer(latency_s=0.02) as server:
         for _ in range(kills):
             child = subprocess.Popen([*command, server.base_url, str(count)], stdout=subprocess.DEVNULL)
@@ -143,7 +143,8 @@ def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, caps
 
 def test_processes_that_ask_the_same_pairs_pay_once(tmp_path):
     with JudgeServer(latency_s=0.05) as server:
-        command = [sys.executable, "-c", SCRIPT, FOLDER, str(tmp_path / "ledger.sqlite"), server.base_url, "100"]
+        path = tmp_path / "ledger.sqlite"
+        command = [sys.executable, "-c", SCRIPT, FOLDER, "15", str(path), server.base_url, "100"]
         children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
         answers = [child.communicate(timeout=100)[0] for child in children]
         assert server.stats()["requests"] == 100
