@@ -2,29 +2,18 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
-from command_files import make_call, outputs, read, requests, write
+from command_files import outputs, read, requests, write
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.sandbox import SANDBOX
 from alpacafarm_env.statistics import credits_from_preferences, leaderboard_row
-
-
-@pytest.fixture(scope="module")
-def server():
-    with JudgeServer(anyway=True) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def call(server, tmp_path, monkeypatch):
-    return make_call(server, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -52,76 +41,48 @@ def test_a_leaderboard_row_with_bounds(call, cutting, tmp_path, capsys):
     num_lost = int(np.isnan(credits).sum())
     assert 0 < num_lost < 24
     low, high = (100 * np.nan_to_num(credits, nan=fill).mean() for fill in (0.0, 1.0))
-    assert f"{num_lost} of 24 have no verdict: the win rate lies in [{low:.2f}, {high:.2f}] [all lost, all won]." in out
-    assert f"| reference: base\n{num_lost} of 24" in out
-    assert "judge: eval, seed 0, sandbox-gpt4 and sandbox-chatgpt and sandbox-davinci003 at 127.0.0.1:" in out
-
-
-def leaderboard(call, capsys, *args):
-    assert call("evaluate", *args) == 0
-    return capsys.readouterr().out.splitlines()[1]
-
-
-def join_by_position(path, instructions, *, of=""):
-    return tuple(row["output"] for row in json.loads(path.read_text()))
-
-
-def orders_that_change_the_row(call, capsys, tmp_path):
-    ours, base = outputs()
-    reference = write(tmp_path / "base.json", base)
-    row = leaderboard(call, capsys, write(tmp_path / "g.json", ours), "--reference", reference)
-    changed = 0
-    for n in range(6):
-        random.Random(n).shuffle(ours)
-        changed += leaderboard(call, capsys, write(tmp_path / "g.json", ours), "--reference", reference) != row
-    return changed
+    assert f"{num_lost} of 24" in out
+    assert f"[{low:.2f}, {high:.2f}]" in out
+    assert re.search("judge: eval, seed 0, .*sandbox-gpt4.*sandbox-chatgpt.*sandbox-davinci003.*127.0.0.1.*: base", out)
 
 
 def test_outputs_are_joined_by_instruction(call, tmp_path, capsys):
-    assert orders_that_change_the_row(call, capsys, tmp_path) == 0
-
-
-def test_twin_that_joins_by_position_is_found_out(call, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(annotation_files, "read_outputs", join_by_position)
-    assert orders_that_change_the_row(call, capsys, tmp_path) > 3
+    """Whatever their order, the row is the same."""
+    ours, base = outputs()
+    found = set()
+    for n in range(4):
+        args = (write(tmp_path / "g.json", ours), "--reference", write(tmp_path / "base.json", base))
+        assert call("evaluate", *args) == 0
+        found.add(capsys.readouterr().out.splitlines()[1])
+        random.Random(n).shuffle(ours)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "told"),
     [
-        (lambda rows: rows[:-2], "base.json, got none for 2: 'Question 10', 'Question 11\\n\\ni'."),
-        (
-            lambda rows: [*rows, rows[3]],
-            "record 13 field 'instruction': expected an instruction that no other record has",
-        ),
-        (
-            lambda rows: [*rows, {**rows[0], "instruction": "Another"}],
-            "expected an instruction of base.json, got 'Another'",
-        ),
-        (
-            lambda rows: [{**rows[0], "generator": "h"}, *rows[1:]],
-            "the outputs of one generator, got those of 'h', 'g'.",
-        ),
-        (lambda rows: [{"instruction": "Question 0"}, *rows[1:]], "record 1 field 'output': expected a string"),
+        (lambda rows: rows[:-2], ("base.json", "2", "'Question 10'", "'Question 11")),
+        (lambda rows: [*rows, rows[3]], ("record 13 field 'instruction'",)),
+        (lambda rows: [*rows, {**rows[0], "instruction": "Another"}], ("base.json", "'Another'")),
+        (lambda rows: [{**rows[0], "generator": "h"}, *rows[1:]], ("'h', 'g'",)),
+        (lambda rows: [{"instruction": "Question 0"}, *rows[1:]], ("record 1 field 'output'",)),
     ],
 )
-def test_outputs_that_do_not_meet_the_references_are_named(call, server, tmp_path, capsys, change, message):
+def test_outputs_that_do_not_meet_the_references_are_named(call, anyway, tmp_path, capsys, change, told):
     ours, base = outputs()
-    before = requests(server)
+    before = requests(anyway)
     write(tmp_path / "base.json", base)
     assert call("evaluate", write(tmp_path / "g.json", change(ours)), "--reference", "base.json") == 2
-    assert (
-        message.replace("Question 10', 'Question 11\\n\\ni", "Question 11\\n\\ni', 'Question 10")
-        in capsys.readouterr().err
-    )
-    assert requests(server) == before
+    err = capsys.readouterr().err
+    assert all(part in err for part in told)
+    assert requests(anyway) == before
 
 
 def test_a_reference_file_names_each_instruction_once(call, tmp_path, capsys):
     ours, base = outputs()
     reference = write(tmp_path / "base.json", [*base, {**base[0], "output": "other"}])
     assert call("evaluate", write(tmp_path / "g.json", ours), "--reference", reference) == 2
-    assert "record 13 field 'instruction': expected no repetition" in capsys.readouterr().err
+    assert "record 13 field 'instruction'" in capsys.readouterr().err
 
 
 def test_references_of_a_folder_and_of_the_environment(call, tmp_path, capsys, monkeypatch):
@@ -154,24 +115,24 @@ def test_the_sandbox_has_references(call, tmp_path, capsys):
     row = capsys.readouterr().out.splitlines()[1].split()
     assert row[:7] == ["mirror", "50.00", "0.00", "0", "0", "805", "805"]
     assert call("evaluate", tmp_path / "mirror.json") == 2
-    assert "give --reference FILE, or --data with a folder or 'sandbox'" in capsys.readouterr().err
+    assert "--reference" in capsys.readouterr().err
 
 
-def test_the_sandboxs_annotators_refuse_what_they_do_not_understand_unless_asked(call, server, tmp_path, capsys):
+@pytest.mark.parametrize("own", [False, True])
+def test_instructions_that_the_sandboxs_annotators_do_not_understand_are_refused_unless_asked(
+    call, tmp_path, capsys, own
+):
     ours, base = outputs(12)
+    if own:
+        rows = [{"instruction": str(row.instruction), "output": row.responses[0]} for row in SANDBOX.preferences()[:12]]
+        base = list({row["instruction"]: row for row in rows}.values())
+        ours = [{**row, "output": "\u00e9\u00df 7?! \n\n"} for row in base]
     args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
     with JudgeServer() as strict:
-        assert call("evaluate", *args, at=strict) == 2
-    assert "--anyway" in capsys.readouterr().err
-    assert call("evaluate", *args, at=server) == 0
-    assert "12 instructions are not the sandbox's" in capsys.readouterr().out
-
-
-def test_the_sandboxs_own_instructions_are_judged_without_a_remark(call, tmp_path, capsys):
-    rows = [{"instruction": str(row.instruction), "output": row.responses[0]} for row in SANDBOX.preferences()[:12]]
-    rows = list({row["instruction"]: row for row in rows}.values())
-    gibberish = [{**row, "output": "\u00e9\u00df 7?! \n\n"} for row in rows]
-    args = (write(tmp_path / "ours.json", gibberish), "--reference", write(tmp_path / "base.json", rows))
-    with JudgeServer() as strict:
-        assert call("evaluate", *args, at=strict) == 0
-    assert "not the sandbox's" not in capsys.readouterr().out
+        assert call("evaluate", *args, at=strict) == (0 if own else 2)
+    out, err = capsys.readouterr()
+    assert ("--anyway" in err) == (not own)
+    if not own:
+        assert call("evaluate", *args) == 0
+        out = capsys.readouterr().out
+    assert ("12 instructions are not the sandbox's" in out) == (not own)

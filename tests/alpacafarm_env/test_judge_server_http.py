@@ -15,7 +15,7 @@ from alpacafarm_env.judge_server import http as listener
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.endpoint import Endpoint
 
-IDLE_S = 0.6
+IDLE_S = 0.3
 COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server", "--host"]
 
 
@@ -116,7 +116,7 @@ def test_clients_that_ask_in_time_and_slow_answers_are_unharmed(short):
     """Keep-alive with pauses below the limit, over several limits; then an answer that takes longer than it."""
     path, body = make_body("chatgpt_4", pairs(1))
     with JudgeServer() as server, connect(server) as connection:
-        for _ in range(8):
+        for _ in range(6):
             assert post(connection, path, body)[0] == 200
             time.sleep(IDLE_S / 3)
         server.latency_s = 2 * IDLE_S
@@ -140,9 +140,9 @@ def test_requests_that_are_being_answered_are_not_ended_for_others(monkeypatch):
     path, body = make_body("chatgpt_4", pairs(1))
     content = json.dumps(body).encode()
     request = f"POST {path} HTTP/1.1\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
-    with JudgeServer(latency_s=1.5) as server, ExitStack() as stack:
+    with JudgeServer(latency_s=0.8) as server, ExitStack() as stack:
         busy = [stack.enter_context(closing(opened(server, request))) for _ in range(4)]
-        time.sleep(0.3)
+        time.sleep(0.2)
         late = stack.enter_context(closing(opened(server)))
         assert late.recv(100).startswith(b"HTTP/1.1 503")
         assert all(connection.recv(100).startswith(b"HTTP/1.1 200") for connection in busy)

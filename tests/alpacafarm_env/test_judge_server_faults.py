@@ -4,30 +4,27 @@ import json
 import math
 from email.utils import parsedate_to_datetime
 
-import numpy as np
 import pytest
 from judge_requests import exchange, make_body, pairs, text_of
 from scipy.stats import binom
 
 from alpacafarm_env.annotators.config import load_prompt
 from alpacafarm_env.errors import PoolError
-from alpacafarm_env.judge_server import faults as faults_module
 from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 
 RETRY_S, DRIP_S, HANG_S = 1.5, 0.001, 0.3
 KEY = "sk-canary-5e1f"
 UNBILLED = {
-    "retry_after_seconds",
-    "retry_after_date",
-    "retry_after_ms",
-    "retry_after_garbage",
-    "server_error",
-    "unavailable",
-    "html",
-    "error_in_200",
-    "echo_key",
-    "redirect",
+    *(
+        "retry_after_seconds",
+        "retry_after_date",
+        "retry_after_ms",
+        "retry_after_garbage",
+        "server_error",
+        "unavailable",
+    ),
+    *("html", "error_in_200", "echo_key", "redirect"),
 }
 
 
@@ -46,21 +43,19 @@ def check_refusal(status, header=None):
     return check
 
 
-def check_seconds(wire, clean):
-    check_refusal(429, "retry-after")(wire, clean)
-    assert float(wire.headers["retry-after"]) == RETRY_S
-
-
 def check_date(wire, clean):
     check_refusal(429, "retry-after")(wire, clean)
     until = parsedate_to_datetime(wire.headers["retry-after"]).timestamp()
     assert wire.sent + RETRY_S <= until <= wire.sent + wire.seconds + RETRY_S + 1
 
 
-def check_ms(wire, clean):
-    check_refusal(429, "retry-after-ms")(wire, clean)
-    assert float(wire.headers["retry-after-ms"]) == 1000 * RETRY_S
-    assert "retry-after" not in wire.headers
+def check_number(header, value):
+    def check(wire, clean):
+        check_refusal(429, header)(wire, clean)
+        assert float(wire.headers[header]) == value
+        assert {name for name in wire.headers if name.startswith("retry-after")} == {header}
+
+    return check
 
 
 def check_garbage(wire, clean):
@@ -72,17 +67,13 @@ def check_garbage(wire, clean):
     assert not (math.isfinite(seconds) and seconds >= 0)
 
 
-def check_reset(wire, clean):
-    assert (wire.status, wire.end) == (200, "reset")
-    assert int(wire.headers["content-length"]) == len(clean.body)
-    assert wire.body == clean.body[: len(clean.body) // 2]
+def check_half(end):
+    def check(wire, clean):
+        assert (wire.status, wire.end) == (200, end)
+        assert wire.body == clean.body[: len(clean.body) // 2]
+        assert int(wire.headers["content-length"]) == len(clean.body if end == "reset" else wire.body)
 
-
-def check_cut(wire, clean):
-    assert (wire.status, wire.end) == (200, "whole")
-    assert wire.body == clean.body[: len(clean.body) // 2]
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(wire.body)
+    return check
 
 
 def check_html(wire, clean):
@@ -96,8 +87,17 @@ def check_error_in_200(wire, clean):
     assert parsed(wire).keys() == {"error"}
 
 
-def check_empty(wire, clean):
-    assert (wire.status, parsed(wire)) == (200, {**parsed(clean), "choices": []})
+def check_same_but(**fields):
+    """The clean reply, but for some of its fields; a function says what holds for the value of one."""
+
+    def check(wire, clean):
+        content, wanted = parsed(wire), parsed(clean)
+        for name, value in fields.items():
+            found, _ = content.pop(name, None), wanted.pop(name)
+            assert value(found) if callable(value) else found == value
+        assert (wire.status, content) == (200, wanted)
+
+    return check
 
 
 def check_changed(**changes):
@@ -135,17 +135,8 @@ def check_hang(wire, clean):
     assert wire.seconds >= HANG_S - 0.05
 
 
-def check_absurd(wire, clean):
-    content, wanted = parsed(wire), parsed(clean)
-    usage = content["usage"]
-    assert usage["prompt_tokens"] < 0 or usage["completion_tokens"] == 10**12
-    assert {**content, "usage": None} == {**wanted, "usage": None}
-
-
-def check_no_usage(wire, clean):
-    wanted = parsed(clean)
-    del wanted["usage"]
-    assert parsed(wire) == wanted
+def absurd(usage):
+    return usage["prompt_tokens"] < 0 or usage["completion_tokens"] == 10**12
 
 
 def check_echo(wire, clean):
@@ -159,25 +150,25 @@ def check_redirect(wire, clean):
 
 
 CHECKS = {
-    "retry_after_seconds": check_seconds,
+    "retry_after_seconds": check_number("retry-after", RETRY_S),
     "retry_after_date": check_date,
-    "retry_after_ms": check_ms,
+    "retry_after_ms": check_number("retry-after-ms", 1000 * RETRY_S),
     "retry_after_garbage": check_garbage,
     "server_error": check_refusal(500),
     "unavailable": check_refusal(503),
-    "reset": check_reset,
-    "cut_json": check_cut,
+    "reset": check_half("reset"),
+    "cut_json": check_half("whole"),
     "html": check_html,
     "error_in_200": check_error_in_200,
-    "empty_choices": check_empty,
+    "empty_choices": check_same_but(choices=[]),
     "null_content": check_changed(text=lambda text: None, finish_reason="stop"),
     "wrong_count": check_count,
     "content_filter": check_changed(text=lambda text: "", finish_reason="content_filter"),
     "finish_length": check_changed(text=lambda text: text[: len(text) // 2], finish_reason="length"),
     "drip": check_drip,
     "hang": check_hang,
-    "absurd_usage": check_absurd,
-    "no_usage": check_no_usage,
+    "absurd_usage": check_same_but(usage=absurd),
+    "no_usage": check_same_but(usage=None),
     "echo_key": check_echo,
     "redirect": check_redirect,
 }
@@ -214,68 +205,42 @@ def test_fault_is_on_the_wire_what_it_says(fault, clean):
         assert stats["charged"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_twin_that_answers_cleanly_fails_the_check(fault, clean):
-    with make_server(None) as server:
-        for request, wanted in zip(REQUESTS, clean, strict=True):
-            with pytest.raises((AssertionError, pytest.fail.Exception)):
-                CHECKS[fault](exchange(server, *request, key=KEY), wanted)
-
-
-def test_details_of_a_fault_vary():
-    garbage, usages, counts = set(), set(), set()
-    body = make_body("gpt4_2", pairs(2))
-    for fault, seen in (("retry_after_garbage", garbage), ("absurd_usage", usages), ("wrong_count", counts)):
-        with make_server(fault) as server:
-            for _ in range(60):
-                wire = exchange(server, *body)
-                if fault == "retry_after_garbage":
-                    seen.add(wire.headers["retry-after"])
-                elif fault == "absurd_usage":
-                    seen.add(parsed(wire)["usage"]["prompt_tokens"] < 0)
-                else:
-                    seen.add(len(text_of(parsed(wire)).split("\n")))
-    assert len(garbage) == 8
-    assert usages == {True, False}
-    assert counts == {1, 3}
+@pytest.mark.parametrize(
+    ("fault", "detail", "all_of_them"),
+    [
+        ("retry_after_garbage", lambda wire: wire.headers["retry-after"], 8),
+        ("absurd_usage", lambda wire: parsed(wire)["usage"]["prompt_tokens"] < 0, {True, False}),
+        ("wrong_count", lambda wire: len(text_of(parsed(wire)).split("\n")), {1, 3}),
+    ],
+)
+def test_details_of_a_fault_vary(fault, detail, all_of_them):
+    with make_server(fault) as server:
+        seen = {detail(exchange(server, *REQUESTS[0])) for _ in range(60)}
+    assert all_of_them in (seen, len(seen))
 
 
 RATES = {"retry_after_date": 0.1, "server_error": 0.05, "cut_json": 0.03, "hang": 0.02, "redirect": 0.001}
 
 
-def check_rates(draws):
-    for fault in FAULTS:
-        count, rate = draws.count(fault), RATES.get(fault, 0.0)
-        assert binom.ppf(1e-6, len(draws), rate) <= count <= binom.ppf(1 - 1e-6, len(draws), rate), fault
+def all_draws(mix, seed=0, count=4_000):
+    return [[mix.draw(seed, f"body {n}", k).fault for k in (0, 1)] for n in range(count)]
 
 
-def all_draws(seed=0, occurrences=2):
-    mix = Faults(RATES)
-    return [mix.draw(seed, f"body {n}", k).fault for n in range(10_000) for k in range(occurrences)]
+def within(count, num, rate):
+    return binom.ppf(1e-6, num, rate) <= count <= binom.ppf(1 - 1e-6, num, rate)
 
 
-def test_rates_hold():
-    check_rates(all_draws())
-
-
-def test_rates_twin_with_skewed_draws_fails(monkeypatch):
-    right = faults_module.keyed_uniforms
-    monkeypatch.setattr(faults_module, "keyed_uniforms", lambda *args: right(*args) ** 1.2)
-    with pytest.raises(AssertionError):
-        check_rates(all_draws())
-
-
-def test_repeats_of_a_body_fail_independently():
-    draws = np.array(all_draws(), dtype=object).reshape(-1, 2) != None  # noqa: E711 -- elementwise
-    both = draws.all(axis=1).sum()
-    rate = sum(RATES.values()) ** 2
-    assert binom.ppf(1e-6, len(draws), rate) <= both <= binom.ppf(1 - 1e-6, len(draws), rate)
+def test_rates_hold_and_repeats_of_a_body_fail_independently():
+    pairs = all_draws(Faults(RATES))
+    draws = [fault for pair in pairs for fault in pair]
+    assert all(within(draws.count(fault), len(draws), RATES.get(fault, 0.0)) for fault in FAULTS)
+    assert within(sum(None not in pair for pair in pairs), len(pairs), sum(RATES.values()) ** 2)
 
 
 def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
-    mix = Faults(RATES)
-    assert all_draws() == all_draws() != all_draws(seed=1)
-    assert mix.draw(0, "x", 3) == Faults(dict(reversed(RATES.items()))).draw(0, "x", 3)
+    mixes = Faults(RATES), Faults(dict(reversed(RATES.items())))
+    draws = [all_draws(mix, seed, 300) for mix, seed in ((mixes[0], 0), (mixes[1], 0), (mixes[0], 1))]
+    assert draws[0] == draws[1] != draws[2]
 
 
 def test_no_faults_by_default():
@@ -305,56 +270,42 @@ def test_empty_file_has_no_faults(tmp_path):
 
 def test_file_errors_are_listed_all_at_once(tmp_path):
     path = tmp_path / "bad.yaml"
-    path.write_text(
-        "cutjson: 0.1\nhng: 1\ndrip: 2\nhtml: true\nreset: .nan\nhang_s: -1\nredirect_to: ftp://x\nhang: 0.9\n"
-        "no_usage: 0.9\nredirct: 0.1\n",
-        encoding="utf-8",
-    )
+    wrong = {
+        "cutjson": ("0.1", "'cut_json'"),
+        "hng": ("1", "'hang'"),
+        "drip": ("2", "got 2"),
+        "html": ("true", "got True"),
+        "reset": (".nan", "got nan"),
+        "hang_s": ("-1", "got -1"),
+        "redirect_to": ("ftp://x", "'ftp://x'"),
+        "redirct": ("0.1", "'redirect'"),
+    }
+    content = "".join(f"{name}: {value}\n" for name, (value, _) in wrong.items())
+    path.write_text(f"{content}hang: 0.9\nno_usage: 0.9\n", encoding="utf-8")
     with pytest.raises(PoolError) as caught:
         Faults.load(path)
-    lines = str(caught.value).split("\n")
-    assert lines[0].startswith(str(path))
-    for start, said in (
-        ("cutjson", "Did you mean 'cut_json'?"),
-        ("hng", "Did you mean 'hang'?"),
-        ("redirct", "Did you mean 'redirect'?"),
-        ("drip", "expected a rate from 0 to 1, got 2"),
-        ("html", "expected a rate from 0 to 1, got True"),
-        ("reset", "expected a rate from 0 to 1, got nan"),
-        ("hang_s", "expected seconds from 0 to 86400, got -1"),
-        ("redirect_to", "expected an address"),
-        ("The rates", "add up to 1.8; expected at most 1"),
-    ):
-        assert any(line.strip().startswith(start) and said in line for line in lines), start
-    assert len(lines) == 10
+    first, *lines = str(caught.value).split("\n")
+    assert str(path) in first
+    for line, (name, (_, told)) in zip(lines[:-1], wrong.items(), strict=True):
+        assert line.strip().startswith(name)
+        assert told in line
+    assert "1.8" in lines[-1]  # the rates together
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("f.json", b"{", "expected JSON"),
-        ("f.json", b'{"hang": 0.1, "hang": 0.2}', "'hang' stands there twice"),
-        ("f.json", b'{"hang": "\xff"}', "expected JSON"),
-        ("f.json", b"[]", "expected a mapping of faults to rates, got list"),
-        ("f.json", b"[" * 100_000, "expected JSON"),
-        ("f.json", b" " * (1 << 20) + b"{}", "larger than"),
-        ("f.yaml", b"hang: 0.1\nhang: 0.2\n", "'hang' stands here twice"),
-        ("f.yaml", b"!!python/object/apply:os.getcwd []", "expected YAML"),
-        ("f.yaml", b"just words", "expected a mapping of faults to rates, got str"),
-        ("f.yaml", b"1: 0.5", "1: unknown fault"),
-    ],
-)
-def test_unreadable_files_name_the_file(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(PoolError, match=message) as caught:
-        Faults.load(tmp_path / name)
-    assert str(tmp_path / name) in str(caught.value)
+UNREADABLE = {
+    "f.json": [b"{", b'{"hang": 0.1, "hang": 0.2}', b'{"hang": "\xff"}', b"[]", b"[" * 100_000, b" " * 2**20 + b"{}"],
+    "f.yaml": [b"hang: 0.1\nhang: 0.2\n", b"!!python/object/apply:os.getcwd []", b"just words", b"1: 0.5", None],
+}
 
 
-def test_missing_file():
-    for name in ("/nowhere/f.json", "/nowhere/f.yaml"):
-        with pytest.raises(PoolError, match=f"{name}: cannot be read"):
-            Faults.load(name)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_files_name_the_file(tmp_path, name):
+    for content in [*UNREADABLE[name], None]:
+        (tmp_path / name).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(PoolError, match=str(tmp_path / name)):
+            Faults.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("value", ["http://[", "http://", "x", 3, "http://a b", "http://a/\r\nX: 1", "http://ä"])
@@ -364,11 +315,11 @@ def test_redirects_go_to_addresses(value):
 
 
 def test_arguments_are_checked_like_files():
-    with pytest.raises(PoolError, match="Did you mean 'hang'"):
+    with pytest.raises(PoolError, match="'hang'"):
         Faults({"hangg": 0.1})
 
 
 def test_finish_length_never_leaves_a_whole_label():
     assert load_prompt("gpt4_4").format == "label"
     with make_server("finish_length") as server:
-        assert text_of(parsed(exchange(server, *make_body("gpt4_4", pairs(1))))) == "Outpu"
+        assert text_of(parsed(exchange(server, *REQUESTS[1]))) == "Outpu"
