@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from .errors import CheckpointError, UnknownNameError
 
 _SOURCES: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()
-"""Module -> a hash of its source, taken when it was first asked for."""
+"""Module -> a hash of its source when it was loaded: its file may be edited while a study runs what is loaded."""
 
 
 def find_attribute(kind: str, name: str) -> Any:
@@ -23,27 +23,19 @@ def find_attribute(kind: str, name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        return getattr(import_module(module), attribute)
+        return getattr(_load(module), attribute)
     except Exception as error:  # a module of one's own can fail in any way
         why = f"{type(error).__name__}: {error}"
         raise UnknownNameError(f"{kind} {name!r}: expected module:attribute that can be imported, got {why}") from error
 
 
 def source_hash(name: str) -> str:
-    """Knows `module:attribute` by its name in the module and by the module's file, "sha256:" and a hash of both.
+    """Knows `module:attribute` by its name in the module and by the file that was loaded, "sha256:" and a hash of both.
 
     Modules that it imports are not watched.
-
-    Raises:
-        CheckpointError: The file was edited after this process asked for the first time: what is loaded is older.
     """
     module, _, attribute = name.partition(":")
-    loaded = import_module(module)
-    file = Path(getattr(loaded, "__file__", None) or "")  # what is part of the interpreter has none
-    source = hashlib.sha256(file.read_bytes() if file.is_file() else module.encode()).hexdigest()
-    if _SOURCES.setdefault(loaded, source) != source:
-        raise CheckpointError(f"{file} was edited while it was in use. Start again to run what it is now.")
-    return f"sha256:{hashlib.sha256((source + attribute).encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256((_SOURCES[_load(module)] + attribute).encode()).hexdigest()}"
 
 
 def source_mark(name: str) -> str:
@@ -62,3 +54,11 @@ def check_unchanged(name: str, mark: str) -> None:
             f"{name} was edited after the study began: expected what it began with. Call the command again: what was "
             "edited is run anew, and all else goes on."
         )
+
+
+def _load(name: str) -> ModuleType:
+    module = import_module(name)
+    if module not in _SOURCES:
+        file = Path(getattr(module, "__file__", None) or "")  # what is part of the interpreter has none
+        _SOURCES[module] = hashlib.sha256(file.read_bytes() if file.is_file() else name.encode()).hexdigest()
+    return module
