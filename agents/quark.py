@@ -141,7 +141,7 @@ def quantile_labels(scores: Tensor, num_quantiles: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pool:
+class DataPool:
     """This process's scored responses of a step, and what all processes train on."""
 
     read: Rollouts
@@ -158,7 +158,7 @@ class Pool:
         return places(self.numbers, numbers)
 
 
-def quark_sums(policy: LanguageModel, pool: Pool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
+def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
     """Sums over response tokens of some rows: "loss" = "loss/nll" + β · "loss/kl", in nats."""
     read = pool.read[rows]
     logits = policy.logits(read, temperature=config.temperature)
@@ -256,7 +256,7 @@ class Quark(PolicyAgent):
     @torch.no_grad()
     def _prepare(
         self, step: int, rollouts: Rollouts, scores: Tensor, numbers: NDArray[np.int64]
-    ) -> tuple[Pool, dict[str, float]]:
+    ) -> tuple[DataPool, dict[str, float]]:
         """The pool of a step, and metrics.
 
         Raises:
@@ -279,7 +279,7 @@ class Quark(PolicyAgent):
         if self._tokens:
             tokens = [self._tokens[label] for label in labels[np.isin(present, numbers)].tolist()]
             read = conditioned(targets, tokens, bos=self.policy.tokenizer.bos_token_id)
-        pool = Pool(read, targets, present[chosen], numbers)
+        pool = DataPool(read, targets, present[chosen], numbers)
         return pool, {"score/best_quantile": float(rewards[labels == 0].mean()), **self._drift(plain)}
 
     def _drift(self, rollouts: Rollouts) -> dict[str, float]:
@@ -295,7 +295,7 @@ class Quark(PolicyAgent):
         columns = {name: segment_sum(kl, rollouts.lengths) for name, kl in kinds.items()}
         return self._loop.processes.means({**columns, "entropy": -rollouts.logprobs})
 
-    def _improve(self, step: int, pool: Pool) -> dict[str, float]:
+    def _improve(self, step: int, pool: DataPool) -> dict[str, float]:
         """Epochs of minibatch updates; their mean metrics."""
         config = self.config
         lengths, total_lengths = pool.read.lengths.cpu(), pool.read.total_lengths.cpu()

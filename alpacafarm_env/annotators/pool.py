@@ -28,7 +28,7 @@ from ..llm.ledger.store import Ledger, shared_ledger
 from ..llm.limits import Limiter
 from ..llm.pricing import Prices
 from ..llm.run_sync import run
-from ..oracles.base import UNSCORED_REASON, Shared, Verdicts
+from ..oracles.base import UNSCORED_REASON, NoDeepCopy, Verdicts
 from .batch import Answer, BatchRun, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws, KeyedDraws
@@ -38,7 +38,7 @@ Order = Literal["random", "as_given"]
 Compat = Literal["alpacafarm"]
 
 
-class AnnotatorPool(Shared):
+class AnnotatorPool(NoDeepCopy):
     """Asks a served model for each verdict, by one of several prompts.
 
     P(b preferred) is 0 or 1; prompts whose letters are weighted by their probabilities give numbers between.

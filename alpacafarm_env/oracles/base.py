@@ -74,7 +74,7 @@ class Verdicts:
         return Verdicts(self.scores, {**self.details, key: values})
 
 
-class Shared:
+class NoDeepCopy:
     """A mixin for oracles: copying an environment's spec must not copy models and caches, so a deep copy is itself."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -82,7 +82,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Constant(Shared):
+class Constant(NoDeepCopy):
     """Gives every response the same score. For tests, and to measure what the environment itself costs."""
 
     value: float = 0.0

@@ -15,10 +15,10 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import RewardOracle, Shared, Verdicts, judge
+from .base import NoDeepCopy, RewardOracle, Verdicts, judge
 
 
-class Centred(Shared):
+class Centred(NoDeepCopy):
     """score(x, y) - mean over k of score(x, y_k(x)), where the y_k(x) are fixed answers to the instruction x.
 
     Args:

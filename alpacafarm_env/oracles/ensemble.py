@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnknownNameError, did_you_mean
-from .base import UNSCORED_REASON, PreferenceOracle, RewardOracle, Shared, Verdicts, judge
+from .base import UNSCORED_REASON, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
 DEFAULT_WEIGHT: Final = 0.5
@@ -23,7 +23,7 @@ DEFAULT_WEIGHT: Final = 0.5
 NO_VERDICT = "no verdict"
 
 
-class Ensemble(Shared):
+class Ensemble(NoDeepCopy):
     """Scores a response by all members and makes one score of theirs.
 
     | combine | score | in the source |

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ..seeding import keyed_uniforms
 from .base import (
     UNSCORED_REASON,
+    NoDeepCopy,
     PreferenceOracle,
     RewardOracle,
-    Shared,
     Verdicts,
     blank_of,
     compare,
@@ -43,7 +43,7 @@ class NoiseDraws(Protocol):
         """Returns the label of each (instruction, a, b), [B]: 1 = a preferred, 2 = b, NaN = no noise (share 1 - 2p)."""
 
 
-class WinRate(Shared):
+class WinRate(NoDeepCopy):
     """A reward: the judge's verdict on the response against the instruction's reference response.
 
     A response identical to the reference gets 0.5 without asking the judge; an instruction without a reference gets
@@ -83,7 +83,7 @@ class WinRate(Shared):
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
 
 
-class HigherReward(Shared):
+class HigherReward(NoDeepCopy):
     """A reward as a judge: it prefers the response of higher reward. That of `a`, often a reference, is asked once."""
 
     def __init__(self, oracle: RewardOracle) -> None:
@@ -101,7 +101,7 @@ class HigherReward(Shared):
         return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - of_a) + 1) / 2)
 
 
-class Flip(Shared):
+class Flip(NoDeepCopy):
     """AlpacaFarm's label noise: with probability 2p the verdict is a fair coin and the judge is not asked.
 
     The same as flipping a binary verdict with probability p, at a share 2p of the calls less. The coin is keyed on
@@ -158,7 +158,7 @@ class Flip(Shared):
         return np.where(u < 2 * self.p, np.where(b_is_first, u < self.p, u >= self.p), np.nan)
 
 
-class BothOrders(Shared):
+class BothOrders(NoDeepCopy):
     """Asks a judge about (a, b) and (b, a) in one call and averages, which cancels a liking for one position.
 
     Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, yes-or-no
@@ -204,7 +204,7 @@ def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
     return np.logical_and(forth, back) if forth.dtype == np.bool_ else forth
 
 
-class Pool(Shared):
+class Pool(NoDeepCopy):
     """A pool of annotators: each pair goes to one of them, drawn uniformly by (seed, instruction, unordered pair).
 
     Each annotator is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import UNSCORED_REASON, Shared, Verdicts, unscored
+from .base import UNSCORED_REASON, NoDeepCopy, Verdicts, unscored
 
 NEVER_JUDGED = "this response was never judged: a recorded oracle only replays stored judgements"
 NO_CLEAR_VERDICT = "judged, but without one clear verdict (none was given, or the stored ones differ)"
@@ -35,7 +35,7 @@ class RecordedDataset(Protocol):
         """The reference responses of a split, aligned with its instructions."""
 
 
-class Recorded(Shared):
+class Recorded(NoDeepCopy):
     """The stored credit of a response against its reference, in [0, 1]; NaN = never judged, or no clear verdict.
 
     Args:
@@ -75,7 +75,7 @@ class Recorded(Shared):
         return (math.nan, NEVER_JUDGED) if credit is None else (credit, NO_CLEAR_VERDICT)
 
 
-class RecordedJudge(Shared):
+class RecordedJudge(NoDeepCopy):
     """The same judgements as a `PreferenceOracle`, for pairs of which one response is the instruction's reference.
 
     Args:

@@ -26,10 +26,10 @@ from ..chat_templates import check_template, load_template
 from ..errors import CheckpointError
 from ..pretrained import file_states, load_model, load_tokenizer
 from ..templates import PromptTemplate
-from .base import OracleError, Shared, Verdicts, shorten
+from .base import NoDeepCopy, OracleError, Verdicts, shorten
 
 
-class RewardModel(Shared):
+class RewardModel(NoDeepCopy):
     """Scores a response with a learned model; unbounded, float32 arithmetic.
 
     The model reads template.render(instruction) + response + EOS; by a tokenizer's chat template, the conversation of a

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..oracles.base import Shared, Verdicts
+from ..oracles.base import NoDeepCopy, Verdicts
 from . import tasks, world
 
 _LONGEST_WORD = 16  # characters, with the bullet or space before it
@@ -98,7 +98,7 @@ def gold(instruction: str, response: str) -> float:
     return float("nan") if found is None else float(np.dot(astuple(found), astuple(WEIGHTS)))
 
 
-class GoldOracle(Shared):
+class GoldOracle(NoDeepCopy):
     """The sandbox's true reward as a `RewardOracle`; its parts go into `details`, so that they can be seen in info."""
 
     name = "gold"

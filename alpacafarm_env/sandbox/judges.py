@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import did_you_mean
-from ..oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts
+from ..oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
 from ..oracles.draws import KeyedDraws, Row, probability
 from ..oracles.judges import Flip, HigherReward
 from ..seeding import keyed_rng
@@ -124,7 +124,7 @@ def log_odds(
     return np.asarray(((gaps * weights).sum(axis=1) - position) / temperature)
 
 
-class Annotators(Shared):
+class Annotators(NoDeepCopy):
     """A pool as a `PreferenceOracle`: one annotator is drawn for each pair, shown it in a random order, and asked once.
 
     All draws are keyed on (seed, name, instruction, unordered pair), see `KeyedDraws`: the same pair always gets the
@@ -192,7 +192,7 @@ class Annotators(Shared):
         return log_odds(gaps, self._weights[who], position, self._temperature[who])
 
 
-class Utility(Shared):
+class Utility(NoDeepCopy):
     """What a pool of annotators wants, as a `RewardOracle`: the mean of their utilities, in units of gold.
 
     No draw, no comparison and no reward model stands between it and the policy: what is gained or lost by optimizing it

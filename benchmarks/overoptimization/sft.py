@@ -14,7 +14,7 @@ from ... import sandbox
 from ...agents import LanguageModel
 from ...agents.loop import keyed_generator
 from ...agents.reward_modeling import scale_of
-from ...oracles.base import RewardOracle, Shared
+from ...oracles.base import NoDeepCopy, RewardOracle
 from ...sandbox import dataset as texts
 from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
 from ..harness.reward_models import sample
@@ -33,7 +33,7 @@ def answers(instructions: Sequence[str], num_samples: int) -> list[list[str]]:
     return [list(known[str(each)]) for each in instructions]
 
 
-class StandardizedOracle(Shared):
+class StandardizedOracle(NoDeepCopy):
     """An oracle in units of SFT: 0 is its answers' mean score, 1 their standard deviation within an instruction.
 
     As the study's reward models are, so that one KL penalty pulls equally hard against both.

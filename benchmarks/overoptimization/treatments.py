@@ -25,7 +25,7 @@ from ...errors import UnknownNameError, did_you_mean
 from ...folders import Content, hash_model
 from ...instructions import Instruction
 from ...oracles import Centred, Ensemble, RewardModel
-from ...oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts, checked
+from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
 from ...oracles.judges import Flip
 from ...oracles.registry import make_oracle
 from ...plugins import find_attribute
@@ -177,7 +177,7 @@ class Treatment:
         return EnvOracle(self.name, lambda num_envs: self.env(cell, num_envs, "eval"))
 
 
-class EnvOracle(Shared):
+class EnvOracle(NoDeepCopy):
     """The reward of a (wrapped) environment as an oracle: asks it the instructions by id and steps it.
 
     Args:

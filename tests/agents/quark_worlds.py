@@ -8,7 +8,7 @@ from tiny_worlds import ASCII, First, load_policy, make_env
 from torch import Tensor
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.quark import Pool, Quark, QuarkConfig, quark_sums
+from alpacafarm_env.agents.quark import DataPool, Quark, QuarkConfig, quark_sums
 from alpacafarm_env.agents.rollouts import Rollouts, micro_batches
 
 
@@ -18,7 +18,7 @@ def small(**changes: Any) -> QuarkConfig:
     return QuarkConfig(**{"warmup_steps": 0, **settings, **changes})
 
 
-def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, Pool, dict[str, float]]:
+def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, DataPool, dict[str, float]]:
     """An agent before its first update, what it sampled, and its pool."""
     agent = Quark(make_env(16), policy, config=small(**changes))
     rollouts, scores, numbers, collected = agent._collector.collect(1)
@@ -27,7 +27,7 @@ def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Te
 
 
 def gradients(
-    agent: Quark, pool: Pool, *, micro_batch_tokens: int = 4096
+    agent: Quark, pool: DataPool, *, micro_batch_tokens: int = 4096
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Of the mean loss over the trained rows, and the means."""
     rows = pool.own(pool.trained)

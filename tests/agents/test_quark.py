@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from alpacafarm_env.agents import quark
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.quark import Pool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
+from alpacafarm_env.agents.quark import DataPool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
 from alpacafarm_env.agents.rollouts import Rollouts
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 
@@ -91,7 +91,7 @@ def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monke
         trained.append([])
         return sampled[-1]
 
-    def seen(policy: LanguageModel, pool: Pool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
+    def seen(policy: LanguageModel, pool: DataPool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
         assert pool.read is sampled[-1][0]
         trained[-1].extend(rows.tolist())
         return sums(policy, pool, rows, config)
