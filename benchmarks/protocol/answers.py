@@ -27,6 +27,8 @@ from ..harness.study import Row
 from ..methods.methods import StandIn
 from .live import EVAL, Question
 
+Asked = Mapping[str, Question]
+"""Set -> its instructions."""
 Answers = dict[str, dict[str, list[str]]]
 """Generator -> set of instructions -> its answers, one each; a set that it did not answer is absent."""
 WRITERS: Final = {"crowd": writers.CROWD, "reference_again": writers.REFERENCE, **writers.API_MODELS}
@@ -47,7 +49,7 @@ class Answering:
     name: str
     seed: int
     out: Path
-    answer: Callable[[Mapping[str, Question], int], Answers]
+    answer: Callable[[Asked, int], Answers]
 
     @property
     def cell(self) -> str:
@@ -59,10 +61,10 @@ class Answering:
         """Where the answers are kept."""
         return self.out / "answers" / f"{file_name(self.cell)}.json"
 
-    def run(self, asked: Mapping[str, Question]) -> list[Row]:
+    def run(self, asked: Callable[[], Asked]) -> list[Row]:
         """Answers and stores; a cell without rows of its own."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, json.dumps(self.answer(asked, self.seed)))
+        write_atomic(self.file, json.dumps(self.answer(asked(), self.seed)))
         return []
 
     def read(self) -> Answers:
@@ -77,25 +79,20 @@ class Answering:
 
 def own(out: Path, seeds: Sequence[int]) -> list[Answering]:
     """The sandbox's own generators."""
-    made: list[tuple[str, Callable[[Mapping[str, Question], int], Answers]]] = [
-        (name, partial(answer_by_writer, name, habits)) for name, habits in WRITERS.items()
-    ]
-    made += [("sft", answer_by_sft), ("best_of_n", answer_by_best_of_n)]
-    return [Answering(name, seed, out, answer) for name, answer in made for seed in seeds]
+    made: dict[str, Callable[[Asked, int], Answers]] = {
+        name: partial(answer_by_writer, name, habits) for name, habits in WRITERS.items()
+    }
+    made |= {"sft": lambda *asked: {"sft": answer_by_policy(sandbox.POLICY, *asked)}, "best_of_n": answer_by_best_of_n}
+    return [Answering(name, seed, out, answer) for name, answer in made.items() for seed in seeds]
 
 
-def answer_by_writer(name: str, habits: writers.Writer, asked: Mapping[str, Question], seed: int) -> Answers:
+def answer_by_writer(name: str, habits: writers.Writer, asked: Asked, seed: int) -> Answers:
     """A writer's answers."""
     writer = StandIn(name, habits, seed)
     return {name: {which: list(writer.act(question.instructions)) for which, question in asked.items()}}
 
 
-def answer_by_sft(asked: Mapping[str, Question], seed: int) -> Answers:
-    """The shipped policy at temperature 0.7."""
-    return {"sft": answer_by_policy(sandbox.POLICY, asked, seed)}
-
-
-def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
+def answer_by_best_of_n(asked: Asked, seed: int) -> Answers:
     """Best of the first 4, and of 16 samples, by the shipped surrogate; a smaller run's samples are the first ones."""
     from ...agents import BestOfN, BestOfNConfig
     from ...oracles.registry import make_oracle
@@ -114,16 +111,13 @@ def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
     return found
 
 
-def answer_by_policy(folder: Path, asked: Mapping[str, Question], seed: int) -> dict[str, list[str]]:
+def answer_by_policy(folder: Path, asked: Asked, seed: int) -> dict[str, list[str]]:
     """A saved policy's answers at temperature 0.7."""
     from ...agents import PolicyActor
 
     quiet()
     actor = PolicyActor(_policy(folder), seed=seed)
     return {which: list(actor.act(question.instructions)) for which, question in asked.items()}
-
-
-# ------------------------------------------------------------------------------------------------- a finished ranking
 
 
 def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
@@ -155,7 +149,7 @@ def _ranked_cells(folder: Path, done: Sequence[str], out: Path, seeds: Sequence[
         yield Answering(name, rows[0]["seed"], out, partial(answer_as_ranked, name, stored, policy))
 
 
-def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, Question], seed: int) -> Answers:
+def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Asked, seed: int) -> Answers:
     """Stored answers to the evaluation instructions, the saved policy's, if there is one, to the others.
 
     Raises:
