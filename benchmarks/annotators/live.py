@@ -20,7 +20,7 @@ from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
 from .sandbox import Question, human_majority
-from .targets import COST, SPENT, complete, make_row, rows_of, targets_of
+from .targets import COST, SPENT, make_row, rows_of, targets_of
 from .votes import Opinions, figures
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LEVEL: Final = "live"
 OF_MEMBERS: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists", COST)
 """What is told of each annotator of a pool."""
+PASSED: Final = ("models", "model", "base_url", "api_key_env", "max_concurrency", "allow_insecure", "budget_usd")
+"""What `make_pool` is told as it is."""
 _NO_NOISE, _NOISE = 0.0, 0.25
 
 
@@ -79,19 +81,8 @@ class LivePool:
         """The pool's opinion of a seed; keys are read from the environment, answers kept in the ledger."""
         from ...annotators.factory import make_pool
 
-        return make_pool(
-            self.pool,
-            models=self.models,
-            model=self.model,
-            base_url=self.base_url,
-            api_key_env=self.api_key_env,
-            max_concurrency=self.max_concurrency,
-            allow_insecure=self.allow_insecure,
-            ledger=ledger,
-            seed=seed,
-            budget_usd=self.budget_usd,
-            on_progress=_Printer(seed),
-        )
+        asked = {name: getattr(self, name) for name in PASSED}
+        return make_pool(self.pool, **asked, ledger=ledger, seed=seed, on_progress=_Printer(seed))
 
     @cached_property
     def config(self) -> PoolConfig:
@@ -194,7 +185,6 @@ class _Printer:
 
 def _spent(judge: str, opinions: Opinions) -> list[Row]:
     """What a user wants to know besides: opinions without a verdict, and what was paid now, in US dollars."""
-    paid, nothing = opinions.cost_usd[~np.isnan(opinions.cost_usd)], (math.nan, math.nan)
-    missing = make_row(judge, "no_verdict", [np.isnan(opinions.votes).mean(axis=0)], LEVEL)
-    spent = complete(judge, SPENT, float(paid.sum()), nothing, len(paid), LEVEL)
-    return [missing, spent] if missing else [spent]
+    paid = opinions.cost_usd[~np.isnan(opinions.cost_usd)]
+    missing = rows_of(judge, [{"no_verdict": np.isnan(opinions.votes).mean(axis=0)}], LEVEL)
+    return [*missing, make_row(judge, SPENT, float(paid.sum()), (math.nan, math.nan), len(paid), LEVEL)]

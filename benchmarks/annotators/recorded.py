@@ -1,14 +1,7 @@
 """GPT-4's stored verdicts on the same pairs, four by each of two prompts, as real judges beside the simulated ones.
 
-Read from the subfolder `extras` of a folder of recorded judgements; what is not there has no rows:
-
-* `crossannotations_gpt4_4seeds`: 648 pairs, four verdicts on each by GPT-4 with one pair a prompt ("gpt4_b1") and with
-  five ("gpt4_b5"). prefers_longer and prefers_lists take the first verdict on a pair, as the released analysis does;
-  its list definition and its gap of 30 characters are used. prefers_1 is the share won by output_1. "longest" is a
-  judge that takes output_1 if it is longer, else output_2.
-* `human_crossannotations_sample16`: four pairs with four human labels each. Far too few for more than a check.
-* `evaluators_leaderboard`: the published table of judges, beside which the first part stands. Its prefers_lists is left
-  out: it counts lists in 111 of the pairs, by a rule that is not told, and the definition here finds 53.
+Read from the subfolder `extras` of a folder of recorded judgements; what is not there has no rows. prefers_longer and
+prefers_lists take the first verdict on a pair, and its definitions of longer and list, as the released analysis does.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from ...data.files import read_records
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ..harness.study import Row
-from .targets import Target, make_row, rows_of
+from .targets import Target, rows_of
 from .votes import Array, Opinions, Pairs, agreement, figures, majority
 
 LEVEL: Final = "recorded"
@@ -45,6 +38,7 @@ PUBLISHED: Final = {
 }
 """Recorded judge -> its nearest row of the published table, and its tolerance. The two of GPT-4 are later runs, the
 second with another prompt, so they only stand beside."""
+# Not its prefers_lists: it counts lists in 111 of the pairs, by a rule that is not told; the definition here finds 53.
 _COLUMNS: Final = {
     "variance": ("Variance", 100.0),
     "prefers_longer": ("Proba. prefer longer", 1.0),
@@ -77,8 +71,8 @@ def cross_rows(folder: Path) -> list[Row]:
     for judge, found in {**votes, "longest": by_length}.items():
         rows += rows_of(judge, [_figures(found, pairs)], LEVEL, targets.get(judge))
     for judge, found in votes.items():
-        row = make_row("longest", f"agreement_with_{judge}", [agreement(found, 2 * by_length[0] - 1)], LEVEL)
-        rows += [row] if row else []
+        figure = {f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}
+        rows += rows_of("longest", [figure], LEVEL)
     return rows + (human_rows(files[HUMAN], pairs, votes) if HUMAN in files else [])
 
 
