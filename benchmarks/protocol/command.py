@@ -39,7 +39,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from . import recorded as protocol_recorded
 from . import report as words
 from . import sandbox as protocol_sandbox
-from .answers import collect, own, ranked
+from .answers import cells, collect, own, ranked
 from .live import questions
 
 NAME: Final = "protocol"
@@ -70,7 +70,7 @@ def run(options: ProtocolOptions) -> int:
     out, seeds = options.folder(NAME), range(options.seeds)
     num_eval, num_live, repeats, resamples = (each[options.quick] for each in (NUM_EVAL, NUM_LIVE, REPEATS, RESAMPLES))
     asked = cache(partial(questions, SANDBOX, num_eval, num_live))  # drawn when first asked for
-    cells = own(out, seeds) + (ranked(options.ranking, out, seeds) if options.ranking else [])
+    made = [*own(seeds), *(ranked(options.ranking, seeds) if options.ranking else ())]
     folder = options.data or os.environ.get(DATA_VARIABLE)
     dataset = recorded_dataset(folder) if folder else None
     config = {"num_eval": num_eval, "num_live": num_live, "repeats": repeats, "resamples": resamples}
@@ -78,12 +78,12 @@ def run(options: ProtocolOptions) -> int:
     if options.ranking is not None:
         sources["--ranking"] = partial(ranking_content, options.ranking)
     with Study(out, NAME, config, seeds=seeds, sources=sources) as study:
-        study.run({cell.cell: partial(cell.run, asked) for cell in cells}, unit="generator")
+        answered = study.run(cells(made, asked), unit="generator")
         parts: dict[str, Callable[[], Sequence[Row]]] = {}
-        if done := [cell for cell in cells if cell.cell in study.done]:
-            names = hashlib.sha256(json.dumps([cell.cell for cell in done]).encode()).hexdigest()[:16]
+        if answered:
+            names = hashlib.sha256(json.dumps(study.done).encode()).hexdigest()[:16]
             parts[f"sandbox {names}"] = lambda: protocol_sandbox.rows_of(
-                collect(done), asked(), repeats=repeats, resamples=resamples
+                collect(answered), asked(), repeats=repeats, resamples=resamples
             )
         if dataset is not None:
             digest = recorded_digest(dataset.path, judgements_digest(dataset))

@@ -100,11 +100,9 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     assert all(sentence in printed for sentence in said)
     assert html.count("<img") == 3
     assert str(ranking) not in html + json.dumps(rows)
-    before = {file: file.stat().st_mtime_ns for folder in ("answers", "cells") for file in (out / folder).iterdir()}
+    before = {file: file.stat().st_mtime_ns for file in (out / "cells").iterdir()}
     assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
-    assert before == {
-        file: file.stat().st_mtime_ns for folder in ("answers", "cells") for file in (out / folder).iterdir()
-    }
+    assert before == {file: file.stat().st_mtime_ns for file in (out / "cells").iterdir()}
     assert table(out) == rows
     assert main(["--out", str(out), "--quick", "--seeds", "1"]) == 2  # without the ranking it is another study
     assert "settings" in capsys.readouterr().err
@@ -136,13 +134,13 @@ def test_seeds_are_other_answers_and_other_opinions():
     assert (found[2] == third).all()  # the opinion of the seed, though it is the second one
 
 
-def test_answers_keep_their_seed_where_another_failed(tmp_path):
+def test_answers_keep_their_seed_where_another_failed():
     asked = questions(SANDBOX, 5, 5)
-    cells = [cell for cell in protocol_answers.own(tmp_path, range(3)) if cell.name in ("gpt4", "davinci001")]
-    kept = [cell for cell in cells if (cell.name, cell.seed) != ("gpt4", 0)]
-    for cell in kept:
-        cell.run(lambda: asked)
-    found = protocol_answers.collect(kept)
+    made = protocol_answers.cells(protocol_answers.own(range(3)), lambda: asked)
+    kept = [
+        f"answers of {name}" for name in ("gpt4, seed 1", "gpt4, seed 2", *(f"davinci001, seed {k}" for k in range(3)))
+    ]
+    found = protocol_answers.collect(row for key in kept for row in made[key]())
     assert {name: list(sets[EVAL]) for name, sets in found.items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
     habits = protocol_answers.WRITERS["gpt4"]
     assert found["gpt4"][LIVE][2] == protocol_answers.answer_by_writer("gpt4", habits, asked, 2)["gpt4"][LIVE]
@@ -155,9 +153,9 @@ def test_of_a_method_that_was_edited_only_the_last_version_is_taken(tmp_path):
     text = {str(SANDBOX.instructions("eval")[0]): "x"}
     folder = write_ranking(tmp_path / "r", {"mine (00000000), seed 0": ("mine", ["simulated", "human"], 0, text)})
     write_ranking(folder, {"mine (ffffffff), seed 0": ("mine", ["simulated", "human"], 0, text)})
-    (cell,) = protocol_answers.ranked(folder, tmp_path, range(1))
-    assert cell.name == "ranked mine"
-    assert "ffffffff" in str(cell.answer)
+    ((name, _, answer),) = protocol_answers.ranked(folder, range(1))
+    assert name == "ranked mine"
+    assert "ffffffff" in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,7 @@ def test_a_folder_that_is_no_finished_ranking_is_refused(tmp_path, capsys, manif
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises((CheckpointError, DataError), match=re.escape(message)):
-        protocol_answers.ranked(tmp_path, tmp_path, range(1))
+        list(protocol_answers.ranked(tmp_path, range(1)))
     assert main(["--out", str(tmp_path / "out"), "--ranking", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 
@@ -181,15 +179,9 @@ def test_a_folder_that_is_no_finished_ranking_is_refused(tmp_path, capsys, manif
 def test_a_ranking_of_fewer_instructions_is_refused_by_name(tmp_path):
     text = str(SANDBOX.instructions("eval")[0])
     folder = write_ranking(tmp_path / "r", {"dpo, human, seed 0": ("dpo", ["human"], 0, {text: "x"})})
-    (cell,) = protocol_answers.ranked(folder, tmp_path, range(1))
+    ((_, seed, answer),) = protocol_answers.ranked(folder, range(1))
     with pytest.raises(DataError, match="expected an answer to each of 40 evaluation instructions, got none to 39"):
-        cell.run(lambda: questions(SANDBOX, 40, 1))
-
-
-def test_answers_that_are_gone_are_told(tmp_path):
-    cell = protocol_answers.own(tmp_path, range(1))[0]
-    with pytest.raises(CheckpointError, match="answers.*Remove .*cells"):
-        cell.read()
+        answer(questions(SANDBOX, 40, 1), seed)
 
 
 def test_the_place_of_a_ranking_does_not_matter_to_its_digest(tmp_path, ranking):
