@@ -43,7 +43,7 @@ from . import report as words
 from . import two_judges as annotator_two_judges
 from .live import LEVEL, LivePool
 from .sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
-from .targets import FIGURES, SMALL
+from .targets import SMALL
 from .votes import LENGTH_GAP, PUBLISHED_LENGTH_GAP
 
 NAME: Final = "annotators"
@@ -52,7 +52,7 @@ NUM_QUICK_INSTRUCTIONS: Final = 200
 
 
 @dataclass(frozen=True)
-class AnnotatorsOptions(StudyOptions):
+class AnnotatorsOptions(LivePool, StudyOptions):
     """Measures judges, simulated, recorded or live, and puts each figure beside the paper's."""
 
     seeds: int = 3
@@ -61,26 +61,8 @@ class AnnotatorsOptions(StudyOptions):
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""
     sandbox: Path | None = None
     """A folder of the sandbox's assets, as build_sandbox writes it, instead of the shipped one."""
-    base_url: str | None = None
-    """The address of a live judge, up to "/v1"; none: no live judge."""
-    pool: str = "alpaca_farm"
-    """The live pool: a name (alpaca_farm, eval, ann, greedy, weighted) or a YAML file."""
-    models: str | None = None
-    """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
-    model: str | None = None
-    """One model for all roles, instead of --models."""
-    api_key_env: str = OPENAI_KEY
-    """The environment variable that holds the API key."""
-    max_concurrency: int = 64
-    """Requests in flight at once; fewer when the server asks for it."""
-    allow_insecure: bool = False
-    """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
     pairs: int = 200
     """Number of the sandbox's pairs that a live judge is asked about, four times each."""
-    budget_usd: float | None = None
-    """What the ledger may have spent in all, in US dollars. Default: no limit."""
-    ledger: Path | None = None
-    """The file of answers and spending. Default: the user's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,15 +82,13 @@ class AnnotatorsOptions(StudyOptions):
         if self.model is not None and self.models is not None:
             raise DataError("--model, one model for all roles: expected without --models, got both.")
         if self.base_url is None:
-            given = [f"--{name.replace('_', '-')}" for name in _LIVE if getattr(self, name) != _DEFAULTS[name]]
-            if given:
+            options = [each for each in fields(LivePool) if getattr(self, each.name) != each.default]
+            if given := [f"--{each.name.replace('_', '-')}" for each in options]:
                 raise DataError(f"{', '.join(given)}: expected with --base-url, the address of the judge; got none.")
             return None
-        return LivePool(**{name: getattr(self, name) for name in _LIVE})
+        return self
 
 
-_LIVE: Final = tuple(field.name for field in fields(LivePool))
-_DEFAULTS: Final = {field.name: field.default for field in fields(AnnotatorsOptions)}
 Cells = dict[str, Callable[[], Sequence[Row]]]
 
 
@@ -211,7 +191,7 @@ def write_results(study: Study, rows: Sequence[Row], note: Callable[[Iterable[st
     who = {judge: meaning for judge, meaning in MEANINGS.items() if (frame.judge == judge).any()}
     values: dict[str, Any] = {"findings": said, "figure": Figure(png, caption), "tables": tables}
     template = f"{NAME}/report.html.j2"
-    write_report(study.out / "report.html", "How judges judge", template=template, **values, meanings=who | FIGURES)
+    write_report(study.out / "report.html", "How judges judge", template=template, **values, meanings=who)
     study.note(levels=levels, label=note(levels), findings=said)
 
 

@@ -37,17 +37,26 @@ _NO_NOISE, _NOISE = 0.0, 0.25
 
 @dataclass(frozen=True)
 class LivePool:
-    """Who is asked, where, and for how much; the fields are those options of `make_pool`."""
+    """Who is asked, where, and for how much: options of the command, and of `make_pool`."""
 
-    base_url: str
+    base_url: str | None = None
+    """The address of a live judge, up to "/v1"; none: no live judge."""
     pool: str = "alpaca_farm"
+    """The live pool: a name (alpaca_farm, eval, ann, greedy, weighted) or a YAML file."""
     models: str | None = None
+    """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
     model: str | None = None
-    ledger: Path | None = None
-    budget_usd: float | None = None
+    """One model for all roles, instead of --models."""
     api_key_env: str = OPENAI_KEY
+    """The environment variable that holds the API key."""
     max_concurrency: int = 64
+    """Requests in flight at once; fewer when the server asks for it."""
     allow_insecure: bool = False
+    """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
+    budget_usd: float | None = None
+    """What the ledger may have spent in all, in US dollars. Default: no limit."""
+    ledger: Path | None = None
+    """The file of answers and spending. Default: the user's own."""
 
     def check(self) -> None:
         """Everything that can be known without asking.
@@ -60,7 +69,7 @@ class LivePool:
         from ...llm.pricing import Prices
 
         try:
-            endpoint = Endpoint(self.base_url, api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
+            endpoint = Endpoint(self.base_url or "", api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
         except ValueError as error:
             raise PoolError(f"--base-url: {str(error).rstrip('.')}.") from error
         self.digest()
@@ -123,7 +132,7 @@ class LivePool:
     @property
     def host(self) -> str:
         """Where it is, without what else an address may hold."""
-        return Endpoint(self.base_url, allow_insecure=True).host
+        return Endpoint(self.base_url or "", allow_insecure=True).host
 
     def digest(self) -> str:
         """Hash of what changes the answers: address, annotators, what their prompts say, models, noise.

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from ... import sandbox
 from ...oracles.base import PreferenceOracle
@@ -21,6 +20,7 @@ from ...sandbox.dataset import Sandbox
 from ...sandbox.judges import POOL, Annotators
 from ...seeding import keyed_rng
 from ...statistics import interval
+from ..harness.agreement import correlation
 from ..harness.estimates import mean_known
 from ..harness.evaluation import subset
 from ..harness.study import Row
@@ -137,12 +137,8 @@ def win_rates(judge_of: JudgeOf, question: Question, seed: int) -> Array:
 
 def correlations(judge_of: JudgeOf, question: Question) -> list[float]:
     """Spearman's correlation of the judge's win rates with the humans', one a seed; NaN where all are equal."""
-    found = []
-    for seed, wanted in enumerate(question.human_rates):
-        judged = win_rates(judge_of, question, seed)
-        varied = min(np.ptp(judged), np.ptp(wanted)) > 0
-        found.append(float(stats.spearmanr(judged, wanted).statistic) if varied else math.nan)
-    return found
+    rates = enumerate(question.human_rates)
+    return [correlation("spearman", win_rates(judge_of, question, seed), wanted) for seed, wanted in rates]
 
 
 def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str, Array]]:

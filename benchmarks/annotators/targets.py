@@ -24,23 +24,11 @@ SPENT: Final = "spent_usd"
 """US dollars paid for a study: the one figure that only a live pool as a whole has."""
 SMALL: Final = 30
 """Pairs below which a share's interval is Wilson's: a t-interval over few verdicts may have no width at all."""
-FIGURES: Final = {
-    "agreement": "one opinion equals the human majority (a human's: the majority of the other humans)",
-    "bias": "the majority of a judge's opinions errs about the human majority",
-    "variance": "one opinion differs from the majority of the same judge's others",
-    "disagreement": "two opinions of the same judge differ",
-    "prefers_first": "the response shown first won (not counted: noise, which was shown to nobody)",
-    "prefers_longer": "the longer response won",
-    "prefers_lists": "the response with a list won, where one has one",
-    COST: "US dollars for 1,000 verdicts",
-    "spearman": "rank correlation of the judge's and the humans' win rates of five of the sandbox's writers",
-    "no_verdict": "the judge gave no verdict that could be read (live only; n counts pairs)",
-    SPENT: "US dollars paid for this study (live only; n counts verdicts with a known price)",
-    "prefers_1": "output_1, as it is stored, won (recorded only)",
-    "agreement_with_X": "equals the verdict of judge X (recorded only)",
-    "kappa_with_X": "the same, corrected for chance: Cohen's kappa (recorded only)",
-}
-"""Figure -> what it says; a share of pairs, but for costs, the rank correlation and kappa."""
+FIGURES: Final = (
+    *("agreement", "bias", "variance", "disagreement", "prefers_first", "prefers_longer", "prefers_lists", COST),
+    *("spearman", "no_verdict", SPENT, "prefers_1"),
+)
+"""In the order of the tables; agreement_with_X and kappa_with_X of recorded judges come after them."""
 
 
 @dataclass(frozen=True)
