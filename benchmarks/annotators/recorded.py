@@ -21,7 +21,7 @@ from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ..harness.study import Row
 from .targets import Target, rows_of
-from .votes import Array, Opinions, Pairs, agreement, figures, majority
+from .votes import Array, Pairs, agreement, bias, disagreement, likings, majority, self_agreement
 
 LEVEL: Final = "recorded"
 CROSS: Final = "crossannotations_gpt4_4seeds"
@@ -69,7 +69,9 @@ def cross_rows(folder: Path) -> list[Row]:
     targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
     rows: list[Row] = []
     for judge, found in {**votes, "longest": by_length}.items():
-        rows += rows_of(judge, [_figures(found, pairs)], LEVEL, targets.get(judge))
+        own = {"variance": 1 - self_agreement(found), "disagreement": disagreement(found)}
+        own |= {**likings(found[:1], pairs), "prefers_1": 1 - found.mean(axis=0)}
+        rows += rows_of(judge, [own], LEVEL, targets.get(judge))
     for judge, found in votes.items():
         figure = {f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}
         rows += rows_of("longest", [figure], LEVEL)
@@ -112,12 +114,11 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
             )
         labels.setdefault(place, []).append(row["preference"])
     human = np.array(list(zip_longest(*labels.values(), fillvalue=np.nan)), dtype=np.float64)
-    chosen, majority_side = pairs.take(list(labels)), majority(human)
-    own = figures(_opinions(human), chosen, None, is_human=True)
-    rows = rows_of("human", [{name: own[name] for name in ("agreement", "variance")}], LEVEL)
+    itself, side = self_agreement(human), majority(human)
+    rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
     for judge, found in votes.items():
-        told = figures(_opinions(found[:, list(labels)]), chosen, majority_side)
-        rows += rows_of(judge, [{name: told[name] for name in ("agreement", "bias")}], LEVEL)
+        told = found[:, list(labels)]
+        rows += rows_of(judge, [{"agreement": agreement(told, side), "bias": bias(told, side)}], LEVEL)
     return rows
 
 
@@ -144,17 +145,3 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
         raise DataError(
             f"{path}: expected a gzip CSV table of judges with the columns {columns}, got {error!r}."
         ) from error
-
-
-def _figures(votes: Array, pairs: Pairs) -> dict[str, Array]:
-    every, first = (figures(_opinions(some), pairs, None) for some in (votes, votes[:1]))
-    return {
-        **{name: every[name] for name in ("variance", "disagreement")},
-        **{name: first[name] for name in ("prefers_longer", "prefers_lists")},
-        "prefers_1": 1 - votes.mean(axis=0),
-    }
-
-
-def _opinions(votes: Array) -> Opinions:
-    unknown = np.full(votes.shape, np.nan)
-    return Opinions(votes, unknown, unknown, np.full(votes.shape, ""))

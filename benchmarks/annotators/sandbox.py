@@ -147,7 +147,7 @@ def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str
     for seed, human in enumerate(question.humans):
         opinions = question.ask(question.pairs, judge_of, seed)
         require_verdicts(question.pairs, opinions, judge)
-        found.append(figures(opinions, question.pairs, human, is_human=judge == "human"))
+        found.append(figures(opinions, question.pairs, None if judge == "human" else human))
     return found
 
 

@@ -161,30 +161,27 @@ def bias(votes: Array, human: Array) -> Array:
     return np.where(np.isnan(side) | np.isnan(human), np.nan, error)
 
 
-def figures(opinions: Opinions, pairs: Pairs, human: Array | None, *, is_human: bool = False) -> dict[str, Array]:
+def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, Array]:
     """Figure -> its value for each pair, [n]; NaN for a pair that it is not about.
 
     Args:
         opinions: One judge's.
         pairs: What they are about.
-        human: The human majority [n], or None where there are no humans: agreement and bias are left out then.
-        is_human: Each opinion is compared with the majority of the other opinions, not of all; bias is 0 by definition
-            and left out.
+        human: The human majority [n]; None for the humans' own opinions. Each is compared with the majority of the
+            others then, not of all; bias is 0 by definition and left out.
     """
     votes, itself = opinions.votes, self_agreement(opinions.votes)
-    found: dict[str, Array] = {}
-    if is_human:
-        found["agreement"] = itself
-    elif human is not None:
-        found |= {"agreement": agreement(votes, human), "bias": bias(votes, human)}
-    found |= {
+    beside = {"agreement": itself}
+    if human is not None:
+        beside = {"agreement": agreement(votes, human), "bias": bias(votes, human)}
+    return {
+        **beside,
         "variance": 1 - itself,
         "disagreement": disagreement(votes),
         "prefers_first": mean_known(opinions.first),
         **likings(votes, pairs),
         "cost_per_1000": 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
     }
-    return found
 
 
 def likings(votes: Array, pairs: Pairs) -> dict[str, Array]:

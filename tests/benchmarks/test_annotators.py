@@ -150,7 +150,7 @@ def test_noise_is_free_and_a_second_call_is_no_cheaper_by_it(num_cached):
 def test_humans_are_compared_with_each_other_and_have_no_bias():
     pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
     unknown = np.full((4, 4), NAN)
-    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), pairs, None, is_human=True)
+    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), pairs, None)
     assert found["agreement"].tolist() == [1, 0, 0.75, 0]
     assert (found["variance"] == 1 - found["agreement"]).all()
     assert "bias" not in found
