@@ -49,21 +49,24 @@ class Claim:
     Args:
         folder: Made if missing.
         owner: Who claims it, in a few words ("PPO", "win_rate_curve"); told to whoever comes second.
+        lock: The file in the folder that is locked: claims with different ones do not exclude each other.
+        wait: Wait for the end of another claim instead of raising.
 
     Raises:
         CheckpointError: Another claim on the folder is held, by this process or another one; or the folder cannot be
             written.
     """
 
-    def __init__(self, folder: Path | str, owner: str) -> None:
+    def __init__(self, folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> None:
         self.folder = Path(folder)
         self.owner = owner
-        path = self.folder.resolve() / LOCK
+        self.lock = lock
+        path = self.folder.resolve() / lock
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = _lock(path, owner)
+            handle = _lock(path, owner, wait)
         except BlockingIOError:
-            raise _taken(self.folder) from None
+            raise _taken(self.folder, lock) from None
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: expected a folder to write into, got {error.strerror}. Choose another folder."
@@ -100,7 +103,7 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def claim(folder: Path | str, owner: str) -> Claim:
+def claim(folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> Claim:
     """Claims a folder: see `Claim`.
 
     Example:
@@ -110,30 +113,37 @@ def claim(folder: Path | str, owner: str) -> Claim:
         ...     print("mine")
         mine
     """
-    return Claim(folder, owner)
+    return Claim(folder, owner, lock=lock, wait=wait)
 
 
-def refuse_claimed(folder: Path | str) -> None:
+def refuse_claimed(folder: Path | str, lock: str = LOCK) -> None:
     """Raises what `claim` would if somebody holds the folder; makes and changes nothing.
 
     Raises:
         CheckpointError: Another claim on the folder is held.
     """
+    if is_claimed(folder, lock):
+        raise _taken(Path(folder), lock)
+
+
+def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
+    """Whether somebody holds the folder; takes a third of a second where that is so."""
     try:
-        handle = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(Path(folder) / lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
-        return
+        return False
     try:
-        for last in (False, True):
+        for seconds in (0.3, 0.0):
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
+                return False
             except BlockingIOError:
-                if last:
-                    raise _taken(Path(folder)) from None
-                time.sleep(0.3)  # of an owner that was just killed, a child that is being started has the lock still
+                time.sleep(
+                    seconds
+                )  # of an owner that was just killed, a child that is being started has the lock still
+        return True
     except OSError:  # no locks here: told when it is claimed
-        return
+        return False
     finally:
         os.close(handle)
 
@@ -200,13 +210,13 @@ def check_model(name: Path | str) -> None:
         raise CheckpointError(f"{text}: expected a model's folder, found none.")
 
 
-def _lock(path: Path, owner: str) -> int:
+def _lock(path: Path, owner: str, wait: bool) -> int:
     """An open file that holds the lock, with who holds it written in; BlockingIOError if another one does."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
                 if isinstance(error, BlockingIOError) or error.errno not in _NO_LOCKS:
                     raise
@@ -237,13 +247,13 @@ def _unlock(handle: int, path: Path) -> None:
     os.close(handle)
 
 
-def _taken(folder: Path) -> CheckpointError:
+def _taken(folder: Path, lock: str) -> CheckpointError:
     """The error for a folder that somebody holds."""
     path = folder.resolve()
-    own = any(other.held and other.folder.resolve() == path for other in _HELD)
+    own = any(other.held and (other.folder.resolve(), other.lock) == (path, lock) for other in _HELD)
     advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
     return CheckpointError(
-        f"{folder} is being written by {_read_owner(path / LOCK)}. {advice}, or choose another folder."
+        f"{folder} is being written by {_read_owner(path / lock)}. {advice}, or choose another folder."
     )
 
 

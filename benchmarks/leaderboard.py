@@ -32,7 +32,8 @@ from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
 from ..tables import format_cell, format_table
 from .harness import plots, report
-from .harness.study import Row, Study, StudyOptions, run_command
+from .harness.runner import Cell, run_cells
+from .harness.study import Row, StudyOptions, run_command
 
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
@@ -103,11 +104,10 @@ def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
         env.close()
 
 
-def replayed_row(dataset: RecordedDataset, generator: str) -> Row:
+def replayed_rows(dataset: RecordedDataset, generator: str) -> list[Row]:
     """One generator's row of the table."""
-    return leaderboard_row(
-        generator, replay(dataset, generator), dataset.outputs(generator), dataset.references("eval")
-    )
+    outputs, references = dataset.outputs(generator), dataset.references("eval")
+    return [leaderboard_row(generator, replay(dataset, generator), outputs, references)]
 
 
 def published_table(path: Path) -> dict[str, dict[str, float]]:
@@ -204,10 +204,10 @@ def main(args: Sequence[str] | None = None) -> int:
 def run(options: LeaderboardOptions) -> int:
     """Computes, compares, prints and writes the leaderboard."""
     dataset = recorded_dataset(options.data)
-    with Study(options.folder(NAME), NAME, {"data_sha256": dataset.sha256}, seeds=range(options.seeds)) as study:
+    with options.study(NAME, {"data_sha256": dataset.sha256}) as study:
         generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
-        cells = {name: lambda name=name: [replayed_row(dataset, name)] for name in generators}
-        rows = sorted(study.run(cells, unit="generator"), key=_rank)
+        cells = [Cell.silent(name, partial(replayed_rows, dataset, name)) for name in generators]
+        rows = sorted(run_cells(study, cells), key=_rank)
         if not rows:
             return study.exit_status
         note = describe(dataset, rows)

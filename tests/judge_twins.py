@@ -1,8 +1,6 @@
-"""Judge servers that are wrong in one thing, to show that a check finds it."""
+"""A judge server that is wrong in one thing, to show that a check finds it."""
 
-from collections import Counter
 from copy import copy
-from dataclasses import replace
 
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 
@@ -18,19 +16,3 @@ def draw_by_request(monkeypatch):
         return _ANSWER(twin, question, key)
 
     monkeypatch.setattr(SandboxJudge, "answer", answer)
-
-
-def draw_by_arrivals(monkeypatch):
-    """Verdicts depend on how often a request came."""
-    arrived = Counter()
-
-    def answer(self, question, key):
-        arrived[id(self), key] += 1
-        return _ANSWER(self, replace(question, seed=arrived[id(self), key]), key)
-
-    monkeypatch.setattr(SandboxJudge, "answer", answer)
-
-
-def ignore_the_requests_seed(monkeypatch):
-    """Verdicts depend on the server's seed alone."""
-    monkeypatch.setattr(SandboxJudge, "answer", lambda self, asked, key: _ANSWER(self, replace(asked, seed=None), key))

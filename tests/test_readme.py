@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
 
 from alpacafarm_env.envs.registration import IDS
+from alpacafarm_env.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,15 +25,31 @@ def name_of(block):
 @pytest.mark.parametrize("block", BLOCKS, ids=name_of)
 def test_python_block_runs(block, capsys):
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
-    assert "print(" not in block or capsys.readouterr().out.strip()
+    assert "print(" not in block or "__main__" in block or capsys.readouterr().out.strip()
 
 
-def test_an_extension_takes_20_lines_or_fewer():
+def test_a_study_of_ones_own_is_run_resumed_and_refused(tmp_path, capsys):
+    names = {"__name__": "readme"}
+    exec(compile(next(block for block in BLOCKS if "StudyOptions" in block), "README.md", "exec"), names)
+    options = names["AgreementOptions"](out=tmp_path, quick=True, seeds=2)
+    assert names["run"](options) == 0
+    rows = (tmp_path / "table.csv").read_text().splitlines()
+    assert rows[0] == "seed,agreement"
+    assert all(0.5 < float(row.split(",")[1]) <= 1 for row in rows[1:])
+    before = (tmp_path / "cells").stat().st_mtime_ns
+    assert names["run"](options) == 0
+    assert (tmp_path / "cells").stat().st_mtime_ns == before  # nothing is measured again
+    assert "agreement" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="oracle"):
+        names["run"](replace(options, oracle="gold"))
+
+
+def test_an_extension_takes_20_lines_or_fewer_and_a_study_30():
     extensions = re.findall(r"^```python\n(.*?)^```$", SECTIONS["Extend it"], re.MULTILINE | re.DOTALL)
-    assert len(extensions) == 4
+    assert len(extensions) == 5
     for block in extensions:
         code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
-        assert len(code) <= 20, name_of(block)
+        assert len(code) <= (30 if "StudyOptions" in block else 20), name_of(block)
 
 
 def test_length_penalty_is_the_surrogate_minus_a_price():

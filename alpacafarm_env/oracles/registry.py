@@ -9,8 +9,9 @@
 | "gold" | the sandbox's true reward |
 | "recorded" | stored judgements of a recorded dataset, replayed |
 | "constant" | the same for every response |
+| "module:Name" | one of a user's own, see `own` |
 
-A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "recorded", "generator": "gpt4"}`;
+A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "module:Name", "weight": 2.0}`;
 `{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
 "seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
 the win rate by LLM annotators behind a server, with the keywords of `annotators.factory.make_pool`;
@@ -20,7 +21,6 @@ Members that draw, such as judges with noise, draw alike unless their mappings h
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +29,12 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import DataError, did_you_mean
+from ..plugins import find_attribute
 from ..pretrained import file_states
 from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
 from .judges import BothOrders, Flip, WinRate
+from .own import check_options, check_own, is_object, is_own, make_own, own_names
 from .recorded import Recorded, RecordedDataset, RecordedJudge
 from .reward_model import RewardModel
 
@@ -46,15 +48,16 @@ WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "h
 
 Spec = str | Mapping[str, Any]
 
-# The dataset is kept beside its oracle: as long as the entry lives, its id belongs to no other.
-_made: dict[tuple[int, int, str], tuple[Dataset, RewardOracle]] = {}
+# The dataset and what a user's names stand for are kept beside the oracle: as long as the entry lives, their ids belong
+# to no others.
+_made: dict[tuple[Any, ...], tuple[list[Any], RewardOracle]] = {}
 
 
 def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
     """Returns the oracle that a name or a mapping stands for; an oracle is returned as it is.
 
     The same specification, dataset and seed give the same object, so a model is loaded once however many environments
-    and wrappers name it.
+    and wrappers name it. A user's own module that is reloaded gives another one.
 
     Args:
         spec: See the table above.
@@ -73,9 +76,10 @@ def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -
     key = _key(spec)
     if key is None:
         return _build_oracle(spec, dataset, seed)
-    place = (id(dataset), seed, key)
+    kept = [dataset, *(find_attribute("Oracle", name) for name in own_names(spec))]
+    place = (*map(id, kept), seed, key)
     if place not in _made:
-        _made[place] = dataset, _build_oracle(spec, dataset, seed)
+        _made[place] = kept, _build_oracle(spec, dataset, seed)
     return _made[place][1]
 
 
@@ -83,8 +87,9 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
     """Returns the judge that a name or a mapping stands for; a judge is returned as it is.
 
     Args:
-        spec: "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset, or
-            a mapping {"judge": any of these, "flip": 0.0, "both_orders": False, "seed": 0} or {"pool": name, ...}.
+        spec: "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
+            "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip":
+            0.0, "both_orders": False, "seed": 0} or {"pool": name, ...}.
         dataset: Where the judge comes from.
         seed: Seeds the judge's draws, unless the mapping has its own `seed`.
 
@@ -100,9 +105,13 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
             from ..annotators.factory import make_pool
 
             return make_pool(**{"seed": seed, **spec})
+        if "name" in spec:
+            return cast(PreferenceOracle, make_own("judge", spec, dataset=dataset, seed=seed))
         return _judge(**{"seed": seed, **spec}, dataset=dataset)
     if not isinstance(spec, str):
         return spec
+    if is_own(spec):
+        return cast(PreferenceOracle, make_own("judge", spec, dataset=dataset, seed=seed))
     if spec == "recorded":
         return RecordedJudge(_recorded(dataset))
     _require_sandbox(dataset, f"judge {spec!r}")
@@ -170,8 +179,8 @@ def check_oracle(spec: object) -> None:
     if isinstance(spec, str | Mapping):
         _check_keywords({"name": spec} if isinstance(spec, str) else spec)
         return
-    scores = _is_object(spec, RewardOracle, "score")
-    if not scores and _is_object(spec, PreferenceOracle, "compare"):
+    scores = is_object(spec, "oracle")
+    if not scores and is_object(spec, "judge"):
         raise TypeError(f"{spec!r} compares pairs and scores nothing: give {{'judge': it}}, the win rate by it.")
     if not scores:
         raise TypeError(
@@ -187,33 +196,30 @@ def check_judge(spec: object) -> None:
         UnknownNameError, TypeError, ValueError, PoolError: As `check_oracle`.
     """
     if isinstance(spec, str):
-        if spec not in JUDGES:
+        if is_own(spec):
+            check_own("judge", spec)
+        elif spec not in JUDGES:
             raise did_you_mean("judge", spec, JUDGES)
     elif isinstance(spec, Mapping):
-        if ("judge" in spec) == ("pool" in spec):
+        if is_own(spec.get("name")) and not spec.keys() & {"judge", "pool"}:
+            check_own("judge", spec)
+        elif ("judge" in spec) == ("pool" in spec):
             keys = ", ".join(map(repr, spec))
             raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
-        if "pool" in spec:
+        elif "pool" in spec:
             from ..annotators.config import load_pool
             from ..annotators.factory import make_pool
 
             load_pool(spec["pool"])
-            _check_options(make_pool, spec)
+            check_options(make_pool, spec)
         else:
             check_judge(spec["judge"])
-            _check_options(_judge, spec, "dataset")
-    elif not _is_object(spec, PreferenceOracle, "compare"):
+            check_options(_judge, spec, "dataset")
+    elif not is_object(spec, "judge"):
         raise TypeError(
             "A judge is given by a name, a mapping or an object with name (a text) and compare (a method), "
             f"got {'the class ' if isinstance(spec, type) else ''}{spec!r}."
         )
-
-
-def _is_object(spec: object, protocol: type, method: str) -> bool:
-    """Whether an object, and no class, has what the protocol asks for: `isinstance` looks at the names alone."""
-    if isinstance(spec, type) or not isinstance(spec, protocol):
-        return False
-    return isinstance(getattr(spec, "name", None), str) and callable(getattr(spec, method))
 
 
 def _check_keywords(spec: Mapping[str, Any]) -> None:
@@ -223,12 +229,12 @@ def _check_keywords(spec: Mapping[str, Any]) -> None:
         for member in _members(options):
             check_oracle(member)
         del options["ensemble"]
-        _check_options(Ensemble, options, "members")
+        check_options(Ensemble, options, "members")
     elif "reward_model" in options:
         path = options.pop("reward_model")
         if not isinstance(path, str | PathLike):
             raise TypeError(f"An oracle's 'reward_model' is the folder of a model, got {path!r}.")
-        _check_options(RewardModel, options, "path")
+        check_options(RewardModel, options, "path")
     elif len(options.keys() & {"name", "judge", "pool"}) != 1:
         # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
         raise ValueError(
@@ -237,21 +243,15 @@ def _check_keywords(spec: Mapping[str, Any]) -> None:
         )
     elif "name" not in options:
         check_judge(options)
+    elif is_own(options["name"]):
+        check_own("oracle", options)
     elif (name := options.pop("name")) not in (*_NAMED, *WIN_RATES):
         raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
     elif name in WIN_RATES:
-        _check_options(_judge, options, "dataset", "judge")
+        check_options(_judge, options, "dataset", "judge")
     else:
         # The surrogate is a reward model, and takes what one takes.
-        _check_options(RewardModel if name == "surrogate" else _NAMED[name], options, "dataset", "path")
-
-
-def _check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: str) -> None:
-    """Refuses keywords of a user's that `build` does not take; `fixed` are not for users."""
-    options = [name for name in inspect.signature(build).parameters if name not in fixed]
-    for key in given:
-        if key not in options:
-            raise did_you_mean("option", key, options)
+        check_options(RewardModel if name == "surrogate" else _NAMED[name], options, "dataset", "path")
 
 
 def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
@@ -263,6 +263,8 @@ def _build_oracle(spec: Spec, dataset: Dataset, seed: int) -> RewardOracle:
         return RewardModel(mapping.pop("reward_model"), **mapping)
     if "name" not in mapping:
         return _win_rate(dataset, {"seed": seed, **mapping})
+    if is_own(mapping["name"]):
+        return cast(RewardOracle, make_own("oracle", mapping, dataset=dataset, seed=seed))
     name = mapping.pop("name")
     if name in WIN_RATES:
         return _win_rate(dataset, {"seed": seed, **mapping, "judge": WIN_RATES[name]})

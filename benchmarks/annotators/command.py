@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,8 +23,9 @@ from typing import Any, Final
 
 import tyro
 
+from ...data import RecordedDataset
 from ...data.load import DATA_VARIABLE, recorded_dataset
-from ...errors import AlpacaFarmError, DataError
+from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
@@ -34,8 +34,8 @@ from ..harness.frames import frame_of
 from ..harness.plots import write_png
 from ..harness.report import Figure, text_table, write_report
 from ..harness.report_text import SIMULATION
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
-from ..harness.stored import is_full
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import figure as annotator_figure
 from . import recorded as annotator_recorded
@@ -89,43 +89,24 @@ class AnnotatorsOptions(LivePool, StudyOptions):
         return self
 
 
-Cells = dict[str, Callable[[], Sequence[Row]]]
-
-
-def cells(options: AnnotatorsOptions, question: Question) -> Cells:
+def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
     """What is to be measured without a live judge: a cell for each of the sandbox's judges, one for the recorded ones.
 
     Raises:
         DataError: The folder of recorded judgements is none, or faulty.
     """
-    found: Cells = {f"{judge}, seeds={question.num_seeds}": partial(judge_rows, judge, question) for judge in MEANINGS}
+    num_seeds = question.num_seeds
+    found = [Cell.silent(f"{judge}, seeds={num_seeds}", partial(judge_rows, judge, question)) for judge in MEANINGS]
     if folder := options.data or os.environ.get(DATA_VARIABLE):
         dataset = recorded_dataset(folder)
-        found[f"recorded {judgements_digest(dataset)[:16]}"] = lambda: [
-            *annotator_recorded.cross_rows(dataset.path),
-            *annotator_two_judges.judge_rows(dataset),
-        ]
+        key = f"recorded {judgements_digest(dataset)[:16]}"
+        found.append(Cell.silent(key, partial(recorded_rows, dataset)))
     return found
 
 
-def ask_live(study: Study, live: LivePool, question: Question) -> tuple[list[Row], str]:
-    """The live judge's rows, or none and why; a failure is listed in the study and told in one line.
-
-    Only errors that the package raises on purpose are told so shortly; any other is a fault, and its traceback helps.
-    """
-    key = f"live {live.digest()}, pairs={len(question.pairs)}"
-    try:
-        return study.cell(key, partial(live.rows, question)), ""
-    except Exception as error:  # as `Study.run`: the other levels are measured, the status says so
-        if is_full(error):
-            raise
-        said = " ".join(str(error).split())
-        if not isinstance(error, AlpacaFarmError):
-            said = f"{type(error).__name__}: {said}"
-            traceback.print_exc()
-        study.failed[key] = f"{type(error).__name__}: {error}"
-        print(f"error: live: {said}", file=sys.stderr)
-        return [], f"Live: FAILED: {said}"
+def recorded_rows(dataset: RecordedDataset) -> list[Row]:
+    """The recorded judges' rows."""
+    return [*annotator_recorded.cross_rows(dataset.path), *annotator_two_judges.judge_rows(dataset)]
 
 
 def run(options: AnnotatorsOptions) -> int:
@@ -146,11 +127,13 @@ def run(options: AnnotatorsOptions) -> int:
     }
     work = cells(options, question)
     sources = {"the sandbox's data": partial(hash_folder, data.folder)}
-    with Study(options.folder(NAME), NAME, config, seeds=range(options.seeds), sources=sources) as study:
+    with options.study(NAME, config, sources=sources) as study:
         asked = replace(question, pairs=pairs.take(subset(len(pairs), options.pairs)), num_seeds=1)
         # The live judge first: what is wrong with its server is known at once, not after the sandbox's minutes.
-        answered, failure = ask_live(study, live, asked) if live else ([], "")
-        rows = study.run(work, unit="judge") + answered
+        key = f"live {live.digest()}, pairs={len(asked.pairs)}" if live else ""
+        rows = run_cells(study, [*([Cell.silent(key, partial(live.rows, asked))] if live else []), *work])
+        rows.sort(key=lambda row: row["level"] == LEVEL)
+        failure = f"Live: FAILED: {' '.join(study.failed[key].split())}" if key in study.failed else ""
         if not rows:
             return study.exit_status
         note = partial(words.note, question=question, num_live=len(asked.pairs))

@@ -1,9 +1,9 @@
 """A judge of one's own, `--judge`: whose win rate against the data's references is measured beside all else.
 
 It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a JSON object with the oracle's keywords:
-{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}. An oracle that gives a reward and no
-win rate prefers the response of higher reward: its win rate is the share of responses that it scores above the
-reference (0.5 for equal scores).
+{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}; or `module:Name`, an oracle or a
+judge. An oracle that gives a reward and no win rate prefers the response of higher reward: its win rate is the share of
+responses that it scores above the reference (0.5 for equal scores).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from ...folders import Content, hash_model
 from ...llm.endpoint import Endpoint
 from ...oracles.base import RewardOracle
 from ...oracles.judges import HigherReward, WinRate
+from ...oracles.own import is_own, only_compares, parts_of
 from ...oracles.recorded import Recorded
 from ...oracles.registry import References, Spec, make_oracle
+from ...plugins import source_hash
 
 _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
@@ -34,12 +36,12 @@ def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracl
     Raises:
         DataError: There is no such oracle, it cannot be made here, or eval has no references.
     """
-    spec = read_judge(text)
     try:
+        spec = read_judge(text)
         dataset.references("eval")
         made = make_oracle(spec, dataset=dataset, seed=seed)
     except (AlpacaFarmError, TypeError, ValueError) as error:
-        raise DataError(f"--judge: {error}") from error
+        raise DataError(f"--judge: {str(error).removeprefix('--judge: ')}") from error
     if isinstance(made, WinRate | Recorded):
         return made
     return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")
@@ -55,9 +57,10 @@ def read_judge(text: str) -> Spec:
 
     Raises:
         DataError: It begins like a JSON object and is none.
+        UnknownNameError: There is no such module or attribute.
     """
     if not text.lstrip().startswith("{"):
-        return text
+        return {"judge": text} if is_own(text) and only_compares(text) else text
     try:
         found: dict[str, Any] = json.loads(text)
     except ValueError as error:
@@ -81,7 +84,10 @@ def judge_settings(text: str | None) -> Any:
 
 
 def judge_content(text: str) -> Content:
-    """The content of the files behind `--judge`: reward models', also those of an ensemble; a pool's prompts."""
+    """The content of the files behind `--judge`, also of an ensemble's members.
+
+    A reward model's, a pool's prompts, and the source of what is one's own.
+    """
     found = _contents(read_judge(text))
     if len(found) == 1:
         return found[0]
@@ -103,22 +109,19 @@ def _deciding(spec: Any) -> Any:
         return [_deciding(member) for member in spec]
     if not isinstance(spec, Mapping):
         return spec
-    kept = {key: value for key, value in spec.items() if key not in _UNDECIDING}
-    if "pool" in kept:  # its files are content; who answers is known by an address alone
+    kept = dict(spec)
+    if "pool" in spec:  # its files are content; who answers is known by an address alone
         kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
-        kept = {
-            key: value
-            for key, value in kept.items()
-            if key != "pool" and not (key == "models" and isinstance(value, str))
-        }
+        files = {"pool"} | ({"models"} if isinstance(spec.get("models"), str) else set())
+        kept = {key: value for key, value in kept.items() if key not in _UNDECIDING | files}
     return {key: "a folder" if key == "reward_model" else _deciding(value) for key, value in kept.items()}
 
 
 def _contents(spec: Any) -> list[Content]:
     if spec == "surrogate":
         return [hash_model(sandbox.REWARD_MODEL)]
-    if isinstance(spec, list):
-        return [content for member in spec for content in _contents(member)]
+    if is_own(spec):
+        return [{spec: source_hash(spec)}]
     if not isinstance(spec, Mapping):
         return []
     if "reward_model" in spec:
@@ -127,4 +130,4 @@ def _contents(spec: Any) -> list[Content]:
         from ...annotators.factory import content
 
         return [{"annotators": content(spec)}]
-    return [content for value in spec.values() for content in _contents(value)]
+    return [content for part in parts_of(spec) for content in _contents(part)]

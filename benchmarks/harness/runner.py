@@ -1,7 +1,7 @@
-"""Cells of a study in several processes, with one progress report that a person can read while they run.
+"""Runs the cells of a study, in one process or several, with one progress report that a person can read meanwhile.
 
-Each process has one torch thread: two processes of one thread finish sooner than one process of two, and a run's
-numbers do not depend on how many processes there are.
+Each of several processes has one torch thread: two processes of one thread finish sooner than one process of two, and
+a run's numbers do not depend on how many processes there are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +23,8 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ...errors import AlpacaFarmError, CheckpointError
+from ...progress import SECONDS_IN_A_LOG
+from .shards import WHOLE, MissingCellsError
 from .stored import is_full
 from .study import Row, Study
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 WORTH_SHOWING = 0.1
 """Share of the work that must be done before its pace says something: it begins with parts of another pace."""
+START_S = 30.0
+"""Seconds for other shards to begin after this one: until then it waits for those that do not run."""
 _CLEAR = "\r\x1b[K"
 """Takes a terminal back to the start of its line and empties it."""
 
@@ -59,14 +63,19 @@ class Failure:
     """An error as text: errors themselves cannot always travel between processes."""
 
     summary: str
-    traceback: str
+    traceback: str = ""
+    """Of an error that is not told in words on purpose."""
     full: bool = False
     """Whether the disk is full, so that no other cell could be kept either."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What the error says; of one that is told in words no traceback."""
-        told = str(error) if isinstance(error, AlpacaFarmError) else "".join(traceback.format_exception(error))
+        """What the error says."""
+        if isinstance(error, CellError):
+            return cls(**vars(error.failure))
+        if isinstance(error, AlpacaFarmError):
+            return cls(str(error), full=is_full(error))
+        told = "".join(traceback.format_exception(error))
         return cls(f"{type(error).__name__}: {error}", told, is_full(error))
 
 
@@ -80,7 +89,22 @@ class CellError(Exception):
 
 ProgressFn = Callable[[ProgressUpdate], None]
 Work = Callable[[ProgressFn], Sequence[Row]]
-"""A cell's work. For several processes it must be picklable: a module's function, or a `functools.partial` of one."""
+"""What a cell does. For several processes it is picklable: a module's function, or a `functools.partial` of one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a study: the name it is stored under, what it does, and how long that takes beside the others."""
+
+    key: str
+    work: Work
+    weight: int = 1
+    """Units of work, as its progress updates count them."""
+
+    @classmethod
+    def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
+        """A cell whose work tells nothing of its progress."""
+        return cls(key, lambda on_progress: work())
 
 
 class Progress:
@@ -89,7 +113,7 @@ class Progress:
     Args:
         units: Cell -> its units of work.
         processes: How many cells run at a time.
-        stream: Where to write. On a terminal a last line is kept up to date as well.
+        stream: Where to write. On a terminal a last line is kept up to date; elsewhere a line comes now and then.
         clock: Seconds, for tests.
     """
 
@@ -104,7 +128,7 @@ class Progress:
         self._processes = processes
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
-        self._start = self._began = clock()
+        self._start = self._began = self._told = clock()
         self._first: dict[str, int] = {}
         self._done = dict.fromkeys(units, 0)
         self._lock = threading.Lock()  # each running cell has a thread of its own
@@ -117,10 +141,21 @@ class Progress:
             self._first.setdefault(news.cell, news.done)
             self._done[news.cell] = news.done
             clear = _CLEAR if self._stream.isatty() else ""
-            if news.text:
-                print(f"{clear}{self.status()} {news.text}", file=self._stream, flush=True)
+            if news.text or (not clear and self._clock() - self._told >= SECONDS_IN_A_LOG):
+                print(f"{clear}{self.status()} {news.text}".rstrip(), file=self._stream, flush=True)
+                self._told = self._clock()
             if clear:
                 print(f"{clear}{self.status()}", end="", file=self._stream, flush=True)
+
+    def write(self, text: str) -> None:
+        """Writes lines of something else."""
+        with self._lock:
+            print(f"{_CLEAR if self._stream.isatty() else ''}{text}", file=self._stream, flush=True)
+
+    def end(self) -> None:
+        """Leaves the last line of a terminal as it is, for what is written next."""
+        if self._stream.isatty():
+            print(file=self._stream, flush=True)
 
     def status(self) -> str:
         """For instance "[ 34 %, 1:20 passed, about 2:40 left]"."""
@@ -151,75 +186,122 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def run_cells(study: Study, cells: Mapping[str, Work], units: Mapping[str, int], *, processes: int) -> list[Row]:
-    """Runs the cells that the study has not stored yet, up to `processes` at a time; returns the rows of all.
+def run_cells(
+    study: Study, cells: Iterable[Cell], *, processes: int = 1, world: Processes | None = None, last: bool = True
+) -> list[Row]:
+    """Runs the cells that are not stored yet, those that weigh most first; returns the rows of all, in that order.
 
     A cell that raises, or whose process dies, is reported and listed in the study's manifest; the others still run.
-    With one process the work is done in this one, and in its main thread: Ctrl-C reaches no other.
+    What would stop the others too ends the command: a full disk, a damaged cell, models and data that have changed.
+
+    Args:
+        study: Where they are stored. If it is a shard, its share of the cells is run.
+        cells: All cells, whichever shard they are of.
+        processes: How many run at a time. With one the work is done in this process, and in its main thread: Ctrl-C
+            reaches no other.
+        world: Processes that `follow` and do each cell together with this one. A cell that fails ends the command,
+            and with it the world: the others may be waiting within that cell.
+        last: Whether these are the study's last cells. Others may need these: before those, a shard waits for these.
+
+    Raises:
+        CheckpointError: See above.
+        MissingCellsError: Cells of other shards are not stored yet.
     """
-    progress = Progress(units, processes)
+    found = {cell.key: cell for cell in sorted(cells, key=lambda cell: -cell.weight)}
+    own = [found[key] for key in study.plan(list(found))]
+    joined = world if world is not None and world.count > 1 else None
+    processes = 1 if joined else max(1, min(processes, len(own)))
+    progress = Progress({cell.key: cell.weight for cell in own}, processes)
     running: set[BaseProcess] = set()
+    reporting = threading.Lock()
 
-    def settle(key: str, work: Work) -> list[Row]:
-        def run() -> Sequence[Row]:
-            return work(progress.update) if processes == 1 else _run_in_process(work, progress.update, running)
+    def work(cell: Cell) -> Sequence[Row]:
+        if joined:
+            joined.from_main(cell.key)
+        return cell.work(progress.update) if processes == 1 else _run_in_process(cell.work, progress.update, running)
 
-        rows = study.cell(key, run)
-        progress.update(ProgressUpdate(key, units[key]))  # the only news of a cell that an earlier call has stored
-        return rows
-
-    if processes == 1:
-        return [row for key, work in cells.items() for row in _rows_or_failure(study, key, partial(settle, key, work))]
-    with ThreadPoolExecutor(processes) as threads:
-        # Threads only wait: each looks after one process and stores its cell as soon as that is finished.
-        futures = {key: threads.submit(settle, key, work) for key, work in cells.items()}
+    def settle(cell: Cell) -> None:
         try:
-            return [row for key, future in futures.items() for row in _rows_or_failure(study, key, future.result)]
+            study.cell(cell.key, partial(work, cell))
+            progress.update(ProgressUpdate(cell.key, cell.weight))  # the only news of a cell that was stored before
+        except Exception as error:  # whatever stopped one cell, the others go on
+            if joined or isinstance(error, (CheckpointError, CancelledError)) or is_full(error):
+                raise
+            with reporting:
+                _report(study, cell.key, Failure.of(error), progress)
+
+    try:
+        if processes == 1:
+            for cell in own:
+                settle(cell)
+        else:
+            _in_threads(settle, own, processes, running)
+    finally:
+        progress.end()
+    if joined:
+        joined.from_main("")
+    study.write_manifest()
+    _meet_other_shards(study, list(found), last)
+    return [row for key in found if key not in study.failed for row in study.rows(key)]
+
+
+def follow(world: Processes, cells: Iterable[Cell]) -> int:
+    """Does, on every other process of a world, the cells that `run_cells` does on the main one; the exit status."""
+    works = {cell.key: cell.work for cell in cells}
+    while key := world.from_main(""):
+        works[key](lambda news: None)
+    return 0
+
+
+def _report(study: Study, key: str, failure: Failure, progress: Progress) -> None:
+    """Tells of a failed cell; the same cause often fails many, and is explained once."""
+    explained = failure.summary in study.failed.values()
+    study.failed[key] = failure.summary
+    progress.write(f"{study.name}: {key!r} failed: {failure.summary}")
+    if failure.traceback and not explained:
+        progress.write(failure.traceback)
+    study.write_manifest()
+
+
+def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int, running: set[BaseProcess]) -> None:
+    """Settles the cells, `num` at a time: each thread looks after one process, and stores its cell at once."""
+    with ThreadPoolExecutor(num) as threads:
+        futures = [threads.submit(settle, cell) for cell in cells]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 process.terminate()
+            running.clear()
             raise
 
 
-def lead(world: Processes, study: Study, cells: Mapping[str, Work], units: Mapping[str, int]) -> list[Row]:
-    """`run_cells` on the main process of a world: one cell after the other, each together with all that `follow`.
-
-    A cell that fails ends the command, and with it the world: the others may be waiting within that cell.
-    """
-    progress = Progress(units, 1)
-
-    def together(key: str) -> Sequence[Row]:
-        world.from_main(key)
-        return cells[key](progress.update)
-
-    rows = []
-    for key in cells:
-        rows += study.cell(key, partial(together, key))
-        progress.update(ProgressUpdate(key, units[key]))
-    world.from_main("")
-    return rows
-
-
-def follow(world: Processes, cells: Mapping[str, Work]) -> int:
-    """Does, on every other process of a world, the cells that the main one does; the exit status."""
-    while key := world.from_main(""):
-        cells[key](lambda news: None)
-    return 0
-
-
-def _rows_or_failure(study: Study, key: str, rows: Callable[[], list[Row]]) -> list[Row]:
-    try:
-        return rows()
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever stopped one cell, the others go on; it is reported
-        if is_full(error):
-            raise
-        failure = error.failure if isinstance(error, CellError) else Failure.of(error)
-        study.failed[key] = failure.summary
-        print(f"{study.name}: {key} failed\n{failure.traceback}", file=sys.stderr)
-        return []
+def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
+    """Returns when all cells are stored; where it may, it waits for those that other shards are running."""
+    shard = study.shard
+    if shard == WHOLE:
+        return
+    while True:
+        # Who is at work is asked first: what is missing of others after that stays missing.
+        at_work = set() if last else shard.at_work(study.out, study.missing(keys))
+        missing = study.missing(keys)
+        if not missing:
+            break
+        to_come = at_work.issuperset(missing) or time.monotonic() < study.began + START_S
+        if last or study.failed or not to_come:
+            told = f"{study.name}: shard {shard} has done its share of {len(keys)} cells; "
+            if last:
+                told += f"missing are {shard.told(missing)}. The call that finds all of them stored writes the results."
+            else:
+                told += (
+                    f"others need all, and {shard.told(missing)} are missing. Run these shards, then this one again."
+                )
+            raise MissingCellsError(told, 1 if study.failed or not last else 0)
+        time.sleep(1)
+    if last:
+        study.await_results()
 
 
 def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProcess]) -> list[Row]:
@@ -240,7 +322,9 @@ def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProces
     except EOFError:
         process.join()
         died = f"its process died without an answer, exit status {process.exitcode}"
-        raise CellError(Failure(died, died)) from None
+        if process not in running:
+            raise CancelledError from None  # it was ended with the command: no failure of the cell
+        raise CellError(Failure(died)) from None
     finally:
         running.discard(process)
     process.join()

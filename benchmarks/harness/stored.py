@@ -13,7 +13,8 @@ from urllib.parse import quote
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import CheckpointError
-from ...folders import claim, refuse_claimed
+from ...folders import Claim, claim, refuse_claimed
+from .shards import WHOLE, Shard
 
 MANIFEST = "manifest.json"
 ANOTHER_OUT = "Choose another --out, or remove that folder."
@@ -33,17 +34,20 @@ def is_helper() -> bool:
     return environment_number("WORLD_SIZE", 1) > 1 and environment_number("RANK", 0) > 0
 
 
-def refuse_taken(out: Path) -> None:
+def refuse_taken(out: Path, shard: Shard = WHOLE) -> None:
     """Refuses an output folder that another call is writing now, before anything is loaded; makes nothing.
+
+    Other shards of the same study may write beside this one.
 
     Raises:
         CheckpointError: It is being written.
     """
     if not is_helper():
-        refuse_claimed(out)
+        for lock in (shard.lock, *shard.rivals(out)):
+            refuse_claimed(out, lock)
 
 
-def take_folder(out: Path, name: str) -> ExitStack:
+def take_folder(out: Path, name: str, shard: Shard = WHOLE) -> ExitStack:
     """Claims a command's output folder, made if missing and marked by a manifest with the command's name.
 
     Of several processes that make one world the first one claims it, for all.
@@ -55,25 +59,38 @@ def take_folder(out: Path, name: str) -> ExitStack:
     held = ExitStack()
     if is_helper():
         return held
-    held.enter_context(claim(out, name))
-    manifest = out / MANIFEST
+    held.enter_context(claim(out, name, lock=shard.lock))
     try:
-        found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-        files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
-        if files and not manifest.is_file():
-            shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
-            raise CheckpointError(
-                f"--out: expected a new or empty folder, or one of {name}, got {str(out)!r} with {shown}: nothing was "
-                "written. Choose another --out."
-            )
-        if not files:
-            write_atomic(manifest, json.dumps({"name": name}) + "\n")
-        elif (other := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
-            raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
+        # Own claim first: of two rivals that start at the same moment one, or both, are refused.
+        for lock in shard.rivals(out):
+            refuse_claimed(out, lock)
+        with turn(out, name):
+            _mark(out, name)
     except BaseException:
         held.close()
         raise
     return held
+
+
+def turn(out: Path, name: str, what: str = "manifest") -> Claim:
+    """Waits for this call's turn, among all shards, to read and write the manifest, or something else."""
+    return claim(out, name, lock=f".alpacafarm-{what}-lock", wait=True)
+
+
+def _mark(out: Path, name: str) -> None:
+    manifest = out / MANIFEST
+    found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
+    if files and not manifest.is_file():
+        shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
+        raise CheckpointError(
+            f"--out: expected a new or empty folder, or one of {name}, got {str(out)!r} with {shown}: nothing was "
+            "written. Choose another --out."
+        )
+    if not files:
+        write_atomic(manifest, json.dumps({"name": name}) + "\n")
+    elif (other := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
+        raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
 
 
 def cell_file(out: Path, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table. A
 finished cell is stored at once, so a command that was interrupted continues where it stopped when it is called again.
+`runner.run_cells` runs them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import json
 import math
 import platform
 import sys
-import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
-from ...folders import LOCK
-from ...progress import make_bar
+from ...folders import claim
+from .shards import WHOLE, MissingCellsError, Shard
 from .sources import Sources, changed, contents
 from .stored import (
     ANOTHER_OUT,
@@ -37,6 +40,7 @@ from .stored import (
     read_stored,
     refuse_taken,
     take_folder,
+    turn,
 )
 
 Row = dict[str, Any]
@@ -72,8 +76,15 @@ class StudyOptions:
     """Number of independent repetitions: seeds 0 .. N-1."""
     data: str | None = None
     """Data folder (or dataset name) to use instead of the command's own."""
+    shard: str | None = None
+    """One of n calls that share the work and --out, on several machines: i/n, i from 0, runs every n-th cell; the other
+    options of all n are the same. The call that finds all cells stored writes the results; one that is done before says
+    how many are missing, and ends with status 0. Where cells need those of other shards, it waits for shards that run,
+    else says which to call first, with status 1."""
 
     def __post_init__(self) -> None:
+        if self.shard is not None:
+            Shard.parse(self.shard)
         if self.seeds < 1:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
         if not self.repeats and self.seeds != 1:
@@ -85,6 +96,21 @@ class StudyOptions:
     def folder(self, name: str) -> Path:
         """The output folder: `out`, or results/<name>; a quick study has a folder of its own, results/<name>-quick."""
         return self.out if self.out is not None else Path("results") / (f"{name}-quick" if self.quick else name)
+
+    def refuse_taken(self, name: str) -> None:
+        """Refuses a folder that another call is writing: see `stored.refuse_taken`."""
+        refuse_taken(self.folder(name), self._shard)
+
+    def study(
+        self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None, row: Sequence[str] = ()
+    ) -> Study:
+        """The study that the options ask for: see `Study`."""
+        seeds = range(self.seeds)
+        return Study(self.folder(name), name, config, seeds=seeds, sources=sources, row=row, shard=self._shard)
+
+    @property
+    def _shard(self) -> Shard:
+        return WHOLE if self.shard is None else Shard.parse(self.shard)
 
 
 class Study:
@@ -99,6 +125,11 @@ class Study:
         sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
             they lie; so is a cell during which they change.
         row: Columns that every stored row has, for folders that others have had in hand.
+        shard: Which of the cells this call runs.
+
+    Attributes:
+        failed: Cell of this call -> why it failed.
+        began: When it was made, by `time.monotonic`.
 
     Raises:
         CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
@@ -115,24 +146,28 @@ class Study:
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
         row: Sequence[str] = (),
+        shard: Shard = WHOLE,
     ) -> None:
         self.out = Path(out)
-        refuse_taken(self.out)
+        self.began = monotonic()
+        self.shard = shard
+        refuse_taken(self.out, shard)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)
         self._sources: Sources = sources or {}
         self._contents = contents(self._sources)
-        self.done: list[str] = []
+        self._shards: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.finished = False
         self._facts: dict[str, Any] = {}
         self._shape: Shape = {"rows": [dict.fromkeys(row, object)]}
-        self._claim = take_folder(self.out, name)
+        self._claim = take_folder(self.out, name, shard)
         try:
-            self._check_manifest()
-            make_folder(self.out, "cells")
-            self.write_manifest()
+            with turn(self.out, name):
+                self._check_manifest()
+                make_folder(self.out, "cells")
+                self._write_manifest()
         except BaseException:
             self.close()
             raise
@@ -152,45 +187,51 @@ class Study:
         """0 only when `finish` was reached and no cell failed."""
         return 0 if self.finished and not self.failed else 1
 
-    def run(self, cells: Mapping[str, Callable[[], Sequence[Row]]], *, unit: str = "cell") -> list[Row]:
-        """Runs the cells that are not stored yet, with progress and ETA on stderr, and returns the rows of all of them.
+    @property
+    def done(self) -> list[str]:
+        """The cells that are stored, whichever call ran them, of those that were planned so far."""
+        stored = {path.name for path in (self.out / "cells").iterdir()}
+        return [key for key in self._shards if cell_file(self.out, key).name in stored]
 
-        A cell that raises is reported and listed in the manifest; the others still run, and the exit status becomes 1.
-        """
-        rows: list[Row] = []
-        with make_bar(len(cells), self.name, show=bool(cells), unit=unit) as bar:
-            for key, work in cells.items():
-                try:
-                    rows += self.cell(key, work)
-                except Exception as error:  # a cell fails in any way; others run, the status says so
-                    if is_full(error):
-                        raise
-                    self.failed[key] = f"{type(error).__name__}: {error}"
-                    # The first failure in full; the same cause often fails every cell: one line each is enough then.
-                    where = f"\n{traceback.format_exc()}" if len(self.failed) == 1 else ""
-                    bar.write(f"{self.name}: {unit} {key!r} failed: {self.failed[key]}{where}", file=sys.stderr)
-                bar.update()
-        self.write_manifest()
-        return rows
+    def plan(self, keys: Sequence[str]) -> list[str]:
+        """Takes the study's next cells up, and returns those that this call is to run."""
+        self._shards |= {key: place % self.shard.count for place, key in enumerate(keys)}
+        return list(keys[self.shard.index :: self.shard.count])
+
+    def missing(self, keys: Sequence[str]) -> Counter[int]:
+        """Shard -> how many of these planned cells it has not stored."""
+        done = set(self.done)
+        return Counter(self._shards[key] for key in keys if key not in done)
 
     def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
         """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
 
         Raises:
-            CheckpointError: The stored cell is damaged, or the study's sources are not what they were at its start.
+            CheckpointError: The stored cell is damaged, or the study's sources are not what they were at its start; or
+                a shard that was called with other options is running it.
         """
         path = cell_file(self.out, key)
-        if path.exists():
-            rows = read_stored(path, "rows", shape=self._shape)["rows"]
-        else:
-            self._refuse_changed()
-            # Through JSON here too, so that a fresh and a resumed run return the same values.
-            text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
-            self._refuse_changed()
-            rows = json.loads(text)["rows"]
-            write_atomic(path, text)
-        self.done.append(key)
-        return list(rows)
+        self._shards.setdefault(key, self.shard.index)
+        alone = self.shard == WHOLE
+        with nullcontext() if alone else claim(path.parent, self.name, lock=f".{path.stem}.lock"):
+            if not path.exists():
+                self._refuse_changed()
+                text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
+                self._refuse_changed()
+                write_atomic(path, text)
+        return self.rows(key)
+
+    def rows(self, key: str) -> list[Row]:
+        """The rows of a stored cell.
+
+        Raises:
+            CheckpointError: They are gone or damaged.
+        """
+        return list(read_stored(cell_file(self.out, key), "rows", shape=self._shape)["rows"])
+
+    def await_results(self) -> None:
+        """Waits until no other shard is writing the results, and keeps them from it until `close`."""
+        self._claim.enter_context(turn(self.out, self.name, "results"))
 
     def write_table(self, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
         """Writes table.csv: `columns` (default: those of the first row) of every row; floats keep every digit."""
@@ -209,15 +250,25 @@ class Study:
 
     def write_manifest(self) -> None:
         """Writes manifest.json: name, complete or not, config, seeds, cells, facts, versions."""
-        cells = {"done": self.done, "failed": self.failed}
+        with turn(self.out, self.name):
+            self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        done, facts, failed = self.done, self._facts, self.failed
+        if self.shard != WHOLE and not self.finished:  # what other shards have to say is there alone
+            stored = read_stored(self.out / MANIFEST, shape={"cells": {"failed": dict}, "facts": dict})
+            facts = stored.get("facts", {}) | facts
+            others = stored.get("cells", {"failed": {}})["failed"].items()
+            own = self.shard.index
+            failed = {key: why for key, why in others if key not in done and self._shards.get(key) != own} | failed
         manifest = {
             "name": self.name,
             "complete": self.exit_status == 0,
             "config": self.config,
             "contents": self._contents,
             "seeds": self.seeds,
-            "cells": cells,
-            "facts": self._facts,
+            "cells": {"done": done, "failed": failed},
+            "facts": facts,
             "versions": versions(),
         }
         write_atomic(self.out / MANIFEST, json.dumps(manifest, default=_plain, indent=1) + "\n")
@@ -225,9 +276,9 @@ class Study:
     def _check_manifest(self) -> None:
         objects: Shape = dict.fromkeys(("config", "contents", "versions"), dict)
         stored = read_stored(self.out / MANIFEST, shape=objects, remedy=ANOTHER_OUT)
-        made = (path for path in self.out.rglob("*") if path.is_file() and path.name not in (MANIFEST, LOCK))
-        if "config" not in stored or not any(made):
-            return  # a call that ended before it did anything
+        made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
+        if "config" not in stored or (self.shard == WHOLE and not any(made)):
+            return  # a call that ended before it did anything; beside a shard another one may be about to
         package, old, new = PACKAGES[0], stored.get("versions", {}), versions()
         found = differences({**stored["config"], package: old.get(package)}, {**self.config, package: new.get(package)})
         before = stored.get("contents", {})
@@ -265,6 +316,9 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
                 "Start it without torchrun or accelerate launch."
             )
         return command()
+    except MissingCellsError as error:
+        print(error, file=sys.stderr)
+        return error.status
     except AlpacaFarmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -24,9 +24,9 @@ from ...errors import UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..harness.provenance import Provenance
 from ..harness.report import Section, settings_table, text_table, write_report
-from ..harness.runner import run_cells
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.stored import cell_file, read_stored, refuse_taken
+from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from ..methods.catalogue import ABLATIONS, METHODS, find_method
 from ..methods.methods import Feedback, Method
@@ -111,26 +111,21 @@ class MethodRankingOptions(StudyOptions):
 
 def run(options: MethodRankingOptions) -> int:
     """Runs the study, writes its folder, prints the table and returns the exit status."""
-    refuse_taken(options.folder(NAME))
+    options.refuse_taken(NAME)
     out, methods = options.folder(NAME), options.chosen
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
-    with Study(
-        out, NAME, config, seeds=range(options.seeds), sources=sandbox_sources(), row=("feedback", "seed")
-    ) as study:
+    with options.study(NAME, config, sources=sandbox_sources(), row=("feedback", "seed")) as study:
         reward_plans, plans = make_reward_plans(options), make_plans(options)
         at_a_time = min(options.processes, len(plans))
         shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
         print(f"{NAME} into {out}: {shape}", file=sys.stderr)
         if reward_plans:
             print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
-            cells = {plan.cell: partial(run_reward_model, plan) for plan in reward_plans}
-            units = {plan.cell: plan.units for plan in reward_plans}
-            study.note(reward_models=run_cells(study, cells, units, processes=at_a_time))
+            cells = [Cell(plan.cell, partial(run_reward_model, plan), plan.units) for plan in reward_plans]
+            study.note(reward_models=run_cells(study, cells, processes=at_a_time, last=False))
             print("2 of 2: methods", file=sys.stderr)
-        # The longest first: what is left for the end fills both processes.
-        plans.sort(key=lambda plan: -plan.units)
-        work = {plan.cell: partial(run_method, plan) for plan in plans}
-        rows = run_cells(study, work, {plan.cell: plan.units for plan in plans}, processes=at_a_time)
+        cells = [Cell(plan.cell, partial(run_method, plan), plan.units) for plan in plans]
+        rows = run_cells(study, cells, processes=at_a_time)
         if rows:
             write_results(study, options, methods, plans, rows)
         return study.finish() if rows else study.exit_status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UnknownNameError, did_you_mean
-from ..harness.plugins import find_attribute
+from ...plugins import find_attribute
 from .ablations import ABLATIONS
 from .methods import METHODS, Method
 

@@ -19,10 +19,10 @@ from ...errors import DataError
 from ...folders import hash_model
 from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
+from ...plugins import check_unchanged, source_mark
 from ..harness.elapsed_time import ElapsedTime
 from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
-from ..harness.plugins import check_unchanged, source_hash
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
 from ..harness.stored import SETTINGS, check_settings, file_name, read_stored
@@ -82,7 +82,7 @@ class MethodPlan:
     """Of a method of one's own, as it was loaded where the plan was made."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mark", source_hash(self.method))
+        object.__setattr__(self, "mark", source_mark(self.method))
 
     @property
     def cell(self) -> str:

@@ -23,10 +23,9 @@ from typing import Annotated, Any, Self
 import tyro
 
 from ...errors import UnknownNameError
-from ..harness.plugins import check_unchanged
-from ..harness.runner import ProgressFn, run_cells
+from ...plugins import check_unchanged
+from ..harness.runner import Cell, ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.stored import refuse_taken
 from ..harness.study import Row, Study, StudyOptions, run_command
 from .plans import BestOfNPlan, Kind, Plans, PPOPlan, RewardModelPlan, SamplesPlan, Sizes, TreatmentPlan
 from .treatments import TREATMENTS, find_treatment
@@ -105,11 +104,11 @@ Runner = Callable[[Any, ProgressFn], Sequence[Row]]
 
 def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
-    refuse_taken(options.folder(NAME))
+    options.refuse_taken(NAME)
     sizes, seeds = options.chosen_sizes, range(options.seeds)
     plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
     plans.refuse_changed()
-    with Study(options.folder(NAME), NAME, settings(sizes), seeds=seeds, sources=sandbox_sources()) as study:
+    with options.study(NAME, settings(sizes), sources=sandbox_sources()) as study:
         counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
         print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
         models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
@@ -155,14 +154,12 @@ def run_plans(
     runner: Runner,
     processes: int,
 ) -> list[Row]:
-    """Runs the cells of one part, the longest first: what is left for the end fills all processes."""
+    """Runs the cells of one part; treatments are the last, and need the others."""
     if not plans:
         return []
     print(f"{title} ({len(plans)})", file=sys.stderr)
-    longest_first = sorted(plans, key=lambda plan: -plan.units)
-    cells = {plan.cell: partial(runner, plan) for plan in longest_first}
-    units = {plan.cell: plan.units for plan in longest_first}
-    return run_cells(study, cells, units, processes=min(processes, len(plans)))
+    cells = [Cell(plan.cell, partial(runner, plan), plan.units) for plan in plans]
+    return run_cells(study, cells, processes=processes, last=isinstance(plans[0], TreatmentPlan))
 
 
 # The doors to the modules that import torch: --help and the error about a mistyped option do not wait for it.

@@ -12,9 +12,9 @@ from ... import sandbox
 from ...errors import CheckpointError, DataError
 from ...folders import hash_model
 from ...instructions import Instruction
+from ...plugins import source_mark
 from ...seeding import keyed_rng
 from ..harness.evaluation import subset
-from ..harness.plugins import source_hash
 from ..harness.stored import ANOTHER_OUT, cell_file, differences, file_name, read_stored
 from .treatments import Cell, Labels, Treatment, find_treatment
 
@@ -160,7 +160,7 @@ class TreatmentPlan:
     method: ClassVar[Kind]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mark", source_hash(self.treatment))
+        object.__setattr__(self, "mark", source_mark(self.treatment))
 
     @property
     def units(self) -> int:

@@ -1,7 +1,7 @@
 """Reward treatments of the over-optimization study: whose labels, how noisy, how many, and how they make one reward.
 
 A treatment is data; everything else of the study is held fixed. One of your own is named on the command line as
-`module:attribute`: a `Treatment`, an oracle (an object with `name` and `score`), or a wrapper of a batched environment.
+`module:attribute`: a `Treatment`, an oracle or its class, or a wrapper of a batched environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ...instructions import Instruction
 from ...oracles import Centred, Ensemble, RewardModel
 from ...oracles.base import PreferenceOracle, RewardOracle, Shared, Verdicts, checked
 from ...oracles.judges import Flip
-from ..harness.plugins import find_attribute
+from ...oracles.registry import make_oracle
+from ...plugins import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
 DISAGREEMENT: Final = "disagreement"
@@ -257,7 +258,7 @@ TREATMENTS: Final = (
 
 
 def find_treatment(name: str) -> Treatment:
-    """A treatment by its name, or by `module:attribute` any `Treatment`, oracle or wrapper.
+    """A treatment by its name, or by `module:attribute` any `Treatment`, oracle (or its class) or wrapper.
 
     An oracle scores as it is and needs no labels. A wrapper (a class over batched environments, or a function of one)
     goes over the reward model of 25 % flips, under its attribute's name.
@@ -273,13 +274,11 @@ def find_treatment(name: str) -> Treatment:
     found, attribute = find_attribute("Treatment", name), name.partition(":")[2]
     if isinstance(found, Treatment):
         return found
-    # A class has its instances' attributes too, but is no oracle.
-    if isinstance(found, type):
-        if issubclass(found, VectorWrapper):
-            return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
-    elif isinstance(found, RewardOracle):
-        return Treatment(attribute, found.name, members=0, oracle=_Given(found))
-    elif callable(found):
+    wraps = issubclass(found, VectorWrapper) if isinstance(found, type) else callable(found)
+    if callable(getattr(found, "score", None)):
+        oracle = make_oracle(name, dataset=sandbox.SANDBOX)
+        return Treatment(attribute, oracle.name, members=0, oracle=_Given(oracle))
+    if wraps:
         return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
     raise UnknownNameError(
         f"Treatment {name!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "

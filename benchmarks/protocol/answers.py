@@ -18,7 +18,7 @@ from ... import sandbox
 from ...errors import DataError
 from ...sandbox import writers
 from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
-from ..harness.runner import quiet
+from ..harness.runner import Cell, quiet
 from ..harness.stored import MANIFEST, file_name, read_stored
 from ..harness.study import Row
 from ..methods.methods import StandIn
@@ -43,9 +43,11 @@ RANKED: Final = "ranked "
 """How the names of generators from a ranking begin."""
 
 
-def cells(made: Iterable[Answering], asked: Callable[[], Asked]) -> dict[str, Callable[[], list[Row]]]:
-    """The cells of a study that answer, by their keys: a row for each generator and set."""
-    return {f"answers of {name}, seed {seed}": partial(_rows, answer, asked, seed) for name, seed, answer in made}
+def answering(made: Iterable[Answering], asked: Callable[[], Asked]) -> list[Cell]:
+    """The cells of a study that answer: a row for each generator and set."""
+    return [
+        Cell.silent(f"answers of {name}, seed {seed}", partial(_rows, who, asked, seed)) for name, seed, who in made
+    ]
 
 
 def _rows(answer: Answer, asked: Callable[[], Asked], seed: int) -> list[Row]:

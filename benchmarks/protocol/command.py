@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,12 +34,13 @@ from ..harness.frames import frame_of
 from ..harness.plots import write_png
 from ..harness.report import Figure, settings_table, text_table, write_report
 from ..harness.report_text import SIMULATION
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from . import recorded as protocol_recorded
 from . import report as words
 from . import sandbox as protocol_sandbox
-from .answers import cells, collect, own, ranked
+from .answers import answering, collect, own, ranked
 from .live import questions
 
 NAME: Final = "protocol"
@@ -67,30 +68,30 @@ class ProtocolOptions(StudyOptions):
 
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes."""
-    out, seeds = options.folder(NAME), range(options.seeds)
-    num_eval, num_live, repeats, resamples = (each[options.quick] for each in (NUM_EVAL, NUM_LIVE, REPEATS, RESAMPLES))
+    seeds, quick = range(options.seeds), options.quick
+    num_eval, num_live = NUM_EVAL[quick], NUM_LIVE[quick]
     asked = cache(partial(questions, SANDBOX, num_eval, num_live))  # drawn when first asked for
     made = [*own(seeds), *(ranked(options.ranking, seeds) if options.ranking else ())]
     folder = options.data or os.environ.get(DATA_VARIABLE)
     dataset = recorded_dataset(folder) if folder else None
-    config = {"num_eval": num_eval, "num_live": num_live, "repeats": repeats, "resamples": resamples}
+    sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}
     sources = dict(sandbox_sources())
     if options.ranking is not None:
         sources["--ranking"] = partial(ranking_content, options.ranking)
-    with Study(out, NAME, config, seeds=seeds, sources=sources) as study:
-        answered = study.run(cells(made, asked), unit="generator")
-        parts: dict[str, Callable[[], Sequence[Row]]] = {}
+    with options.study(NAME, {"num_eval": num_eval, "num_live": num_live, **sizes}, sources=sources) as study:
+        cells = answering(made, asked)
+        answered = run_cells(study, cells, last=False)
+        parts = []
         if answered:
-            names = hashlib.sha256(json.dumps(study.done).encode()).hexdigest()[:16]
-            parts[f"sandbox {names}"] = lambda: protocol_sandbox.rows_of(
-                collect(answered), asked(), repeats=repeats, resamples=resamples
+            done = [cell.key for cell in cells if cell.key in study.done]
+            names = hashlib.sha256(json.dumps(done).encode()).hexdigest()[:16]
+            parts.append(
+                Cell.silent(f"sandbox {names}", lambda: protocol_sandbox.rows_of(collect(answered), asked(), **sizes))
             )
         if dataset is not None:
             digest = recorded_digest(dataset.path, judgements_digest(dataset))
-            parts[f"recorded {digest[:16]}"] = partial(
-                protocol_recorded.rows_of, dataset, repeats=repeats, resamples=resamples
-            )
-        rows = study.run(parts, unit="level")
+            parts.append(Cell.silent(f"recorded {digest[:16]}", partial(protocol_recorded.rows_of, dataset, **sizes)))
+        rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
         write_results(study, rows, quick=options.quick)

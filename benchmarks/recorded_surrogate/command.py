@@ -28,6 +28,7 @@ from ...errors import DataError, did_you_mean
 from ..harness.frames import frame_of
 from ..harness.plots import write_png
 from ..harness.report import Figure, Table, settings_table, text_table, write_report
+from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
 from . import report as words
 from .data import POOLS, PROTOCOLS, Array, Judged, read_judged
@@ -88,10 +89,10 @@ def run(options: SurrogateOptions) -> int:
     judged = read_judged(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
-    with Study(options.folder(NAME), NAME, config, row=("scores",)) as study:
+    with options.study(NAME, config, row=("scores",)) as study:
         wanted, features = plans(options, judged), Features(judged)
-        cells = {" ".join(key): partial(fit, judged, features, *key, folds) for key in wanted}
-        fits = {row["cell"]: row for row in study.run(cells, unit="surrogate")}
+        cells = [Cell.silent(" ".join(key), partial(fit, judged, features, *key, folds)) for key in wanted]
+        fits = {row["cell"]: row for row in run_cells(study, cells)}
         scores = {key: np.array(fits[" ".join(key)]["scores"]) for key in wanted if " ".join(key) in fits}
         if not any(protocol in PROTOCOLS for protocol, _ in scores):
             return study.exit_status

@@ -31,6 +31,7 @@ from ..harness.fresh_pairs import fresh_pairs
 from ..harness.plots import write_png
 from ..harness.report import Figure, text_table, write_report
 from ..harness.report_text import SIMULATION
+from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report as words
 
@@ -86,9 +87,9 @@ def run(options: AccuracyOptions) -> int:
         )
     sources = {name: partial(hash_model, assets / name) for name in ("policy", *TRAINED_ON)}
     sources["data"] = partial(hash_folder, assets / "data")
-    with Study(options.folder(NAME), NAME, {"num": num}, seeds=range(options.seeds), sources=sources) as study:
-        cells = {f"seed {seed}": partial(measure, assets, num, seed) for seed in range(options.seeds)}
-        rows = study.run(cells, unit="seed")
+    with options.study(NAME, {"num": num}, sources=sources) as study:
+        cells = [Cell.silent(f"seed {seed}", partial(measure, assets, num, seed)) for seed in range(options.seeds)]
+        rows = run_cells(study, cells)
         if rows:
             write_results(study, rows)
             return study.finish()

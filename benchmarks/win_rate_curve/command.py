@@ -29,8 +29,7 @@ from ..harness.own_judge import judge_name
 from ..harness.provenance import Provenance
 from ..harness.report import Section, settings_table, text_table, write_report
 from ..harness.report_text import SIMULATION
-from ..harness.runner import follow, lead, run_cells
-from ..harness.stored import refuse_taken
+from ..harness.runner import Cell, follow, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
 from . import report as words
 from .inputs import check_inputs
@@ -135,25 +134,20 @@ def run(options: WinRateCurveOptions) -> int:
 
     Processes that torchrun has started train each seed together, one after the other; the main one alone writes.
     """
-    refuse_taken(options.folder(NAME))
+    options.refuse_taken(NAME)
     plans = make_plans(options)
     from ...agents.processes import Processes
 
     world = Processes()
-    cells = {plan.cell: partial(run_seed, plan) for plan in plans}
+    cells = [Cell(plan.cell, partial(run_seed, plan), plan.units) for plan in plans]
     if not world.is_main:
         return follow(world, cells)
     check_inputs(plans[0])
-    settings, sources, row = plans[0].settings(), plans[0].sources, ("split", *COLUMNS)
-    with Study(options.folder(NAME), NAME, settings, seeds=range(options.seeds), sources=sources, row=row) as study:
+    with options.study(NAME, plans[0].settings(), sources=plans[0].sources, row=("split", *COLUMNS)) as study:
         processes = min(options.processes, len(plans)) if world.count == 1 else 1
         shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
-        units = {plan.cell: plan.units for plan in plans}
-        if world.count == 1:
-            rows = run_cells(study, cells, units, processes=processes)
-        else:
-            rows = lead(world, study, cells, units)
+        rows = run_cells(study, cells, processes=processes, world=world)
         if rows:
             write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
         return study.finish() if rows else study.exit_status

@@ -1,7 +1,5 @@
 """Fixtures of the agents' tests: language models on two architectures, and saved folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

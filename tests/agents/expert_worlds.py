@@ -1,7 +1,5 @@
 """What the tests of expert iteration share: oracles that are counted or picky, small runs, and what a run leaves."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

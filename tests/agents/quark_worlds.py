@@ -1,13 +1,9 @@
 """What the tests of Quark share: small agents, their gradients, and jobs for other processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from tiny_worlds import ASCII, First, load_policy, make_env
 from torch import Tensor
 
@@ -18,14 +14,8 @@ from alpacafarm_env.agents.rollouts import Rollouts, micro_batches
 
 def small(**changes: Any) -> QuarkConfig:
     """16 responses a step, the best 4 in updates of 2, two epochs."""
-    settings: dict[str, Any] = {
-        "total_steps": 2,
-        "rollout_batch_size": 16,
-        "minibatch_size": 2,
-        "learning_rate": 1e-3,
-        "warmup_steps": 0,
-    }
-    return QuarkConfig(**{**settings, **changes})
+    settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 2, "learning_rate": 1e-3}
+    return QuarkConfig(**{"warmup_steps": 0, **settings, **changes})
 
 
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, Pool, dict[str, float]]:
@@ -51,40 +41,7 @@ def gradients(
     return found, means
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def move(policy: LanguageModel, factor: float = 1.05) -> None:
-    """Take the policy away from its reference."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(factor)
-
-
 # Jobs that run in processes of their own -------------------------------------------------------------------------
-
-
-def train_in_a_world(policy_folder: Path, target: Path) -> None:
-    """The gradient of the first pool, its rows, and the weights after two steps, as this world computes them."""
-    tensors: dict[str, Tensor] = {}
-    for mode, best_quantile_only in (("best", True), ("all", False)):
-        config = small(minibatch_size=3, best_quantile_only=best_quantile_only, kl_coef=1.0)
-        env = make_env(16 // int(os.environ["WORLD_SIZE"]))
-        agent = Quark(env, load_policy(policy_folder), config=config, seed=2)
-        rollouts, scores, numbers, _ = agent._collector.collect(1)
-        pool, metrics = agent._prepare(1, rollouts, scores, numbers)
-        tensors |= {f"{mode}.{name}": gradient for name, gradient in gradients(agent, pool)[0].items()}
-        tensors |= {f"{mode}.{name}": torch.tensor(value) for name, value in metrics.items()}
-        tensors[f"{mode}.rows"] = torch.from_numpy(pool.trained)
-        agent.learn()
-        tensors |= {f"trained.{mode}.{name}": p.detach().clone() for name, p in agent._loop.parameters.items()}
-    if agent._loop.processes.is_main:
-        save_file(tensors, target)
 
 
 def train_where_one_has_no_score(policy_folder: Path, target: Path) -> None:
@@ -98,9 +55,3 @@ def train_where_one_has_no_score(policy_folder: Path, target: Path) -> None:
         for only in (True, False)
     )
     (target / str(rank)).write_text(repr([list(agent.updates()) for agent in agents]))
-
-
-def finish(*worlds: Any) -> None:
-    for process in (process for world in worlds for process in world):
-        process.join(120)
-        assert process.exitcode == 0

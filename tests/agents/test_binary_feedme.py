@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,31 +17,15 @@ CHOSEN = ("no!", "yes 1", "no!", "yes 3", "no!")
 SMALL = BinaryFeedMEConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2)
 
 
-def test_it_trains_on_the_chosen_texts_only(llama: LanguageModel) -> None:
-    agent = BinaryFeedME(llama, PREFERENCES)
-    assert agent._data.texts == CHOSEN
-    assert agent._data.instructions == TEXTS
-    assert agent._data.tokens.tolist() == [token for row in llama.encode_responses(CHOSEN) for token in row]
-
-
 def test_it_is_sft_on_them(llama: LanguageModel, policy_folder: Path) -> None:
     demonstrations = [Demonstration(p.instruction, text) for p, text in zip(PREFERENCES, CHOSEN, strict=True)]
     feedme = BinaryFeedME(llama, PREFERENCES, config=SMALL, seed=4)
     config = SFTConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2)
     sft = SFT(load_policy(policy_folder, max_response_tokens=16), demonstrations, config=config, seed=4)
+    assert feedme._data.texts == CHOSEN  # and the rejected ones nowhere
     assert list(feedme.updates()) == list(sft.updates())
     for ours, theirs in zip(feedme.policy.model.parameters(), sft.policy.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_the_rejected_texts_change_nothing(llama: LanguageModel, policy_folder: Path) -> None:
-    def without_rejected(p: Preference) -> Preference:
-        responses = (p.chosen, "other") if p.preference == 1 else ("other", p.chosen)
-        return replace(p, responses=responses)
-
-    first = BinaryFeedME(llama, PREFERENCES, config=SMALL).learn()
-    policy = load_policy(policy_folder, max_response_tokens=16)
-    assert BinaryFeedME(policy, [without_rejected(p) for p in PREFERENCES], config=SMALL).learn() == first
 
 
 def test_it_learns_to_give_the_chosen_responses(language_model: LanguageModel) -> None:
@@ -54,27 +35,6 @@ def test_it_learns_to_give_the_chosen_responses(language_model: LanguageModel) -
     assert agent.act([p.instruction for p in PREFERENCES]) == CHOSEN
 
 
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> BinaryFeedME:
-        policy = load_policy(policy_folder, max_response_tokens=16)
-        return BinaryFeedME(policy, PREFERENCES, config=SMALL, out=tmp_path / out)
-
-    agent("whole").learn()
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 3:
-            break
-    assert agent("parts").learn()["step"] == 6
-    for name in ("metrics.jsonl", "checkpoint-6/policy/model.safetensors", "checkpoint-6/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
 def test_no_preferences_is_an_error(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="BinaryFeedME needs at least one preference, got none"):
+    with pytest.raises(ValueError, match="got none"):
         BinaryFeedME(llama, [])
-
-
-def test_presets() -> None:
-    paper, sft = BinaryFeedMEConfig.paper(), SFTConfig.paper()
-    assert isinstance(paper, BinaryFeedMEConfig)
-    assert (paper.epochs, paper.batch_size, paper.learning_rate) == (sft.epochs, sft.batch_size, sft.learning_rate)
-    assert isinstance(BinaryFeedMEConfig.sandbox(), BinaryFeedMEConfig)

@@ -17,6 +17,8 @@ from alpacafarm_env.instructions import Instruction, Preference
 from alpacafarm_env.oracles import RewardModel, make_oracle
 from alpacafarm_env.templates import ALPACA, FILE_NAME
 
+ENDS = {"chatml": ["<|im_end|>", "<|endoftext|>"], "llama-3": ["<|eot_id|>", "<|end_of_text|>"], "llama-2": ["</s>"]}
+"""What ends a response; first what ends a turn."""
 ASKS = ("List two birds.", "What is it?", "Sing")
 
 
@@ -31,11 +33,8 @@ def folder(family, tmp_path):
     tokenizer = build_chat_tokenizer(family)
     tokenizer.pad_token = tokenizer.pad_token or "<unk>"
     model = build_llama(len(tokenizer))
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(
-        {"chatml": ["<|im_end|>", "<|endoftext|>"], "llama-3": ["<|end_of_text|>", "<|eot_id|>"], "llama-2": "</s>"}[
-            family
-        ]
-    )
+    listed = ENDS[family][0] if len(ENDS[family]) == 1 else sorted(ENDS[family], reverse=True)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(listed)
     model.save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
     return tmp_path / "policy"
@@ -63,21 +62,14 @@ def test_a_policy_reads_the_librarys_prompts_and_scores_what_it_samples(folder):
 
 def test_every_listed_end_ends_a_response_and_the_turns_end_is_trained(folder, family):
     policy = LanguageModel.from_pretrained(folder, max_response_tokens=60)
-    ends = {
-        "chatml": ["<|im_end|>", "<|endoftext|>"],
-        "llama-3": ["<|eot_id|>", "<|end_of_text|>"],
-        "llama-2": ["</s>"],
-    }
-    ids = policy.tokenizer.convert_tokens_to_ids(ends[family])
+    ids = policy.tokenizer.convert_tokens_to_ids(ENDS[family])
     assert list(policy.eos_token_ids) == ids
     assert [row[-1] for row in policy.encode_responses(["The robin", "sings"])] == [ids[0]] * 2
     samples = policy.generate(ASKS, generator=generator(), num_samples=64)
     rows = [row.tolist() for row in ragged_split(samples.tokens, samples.lengths)]
     finished = samples.finished.tolist()
     assert {row[-1] for row, ended in zip(rows, finished, strict=True) if ended} == set(ids)
-    assert not set(ids) & {
-        token for row, ended in zip(rows, finished, strict=True) for token in row[: -1 if ended else None]
-    }
+    assert not any(token in ids for row in rows for token in row[:-1])
 
 
 def test_a_saved_policy_keeps_its_chat_template(folder, tmp_path):
@@ -112,8 +104,7 @@ def test_the_token_environment_speaks_the_chat_template(folder, family):
     length = int(observation["attention_mask"].sum())
     asked = library_ids(env.tokenizer, env.instructions[0], add_generation_prompt=True)
     assert observation["input_ids"][:length].tolist() == asked
-    end = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "llama-2": "</s>"}[family]
-    _, _, terminated, _, _ = env.step(env.tokenizer.convert_tokens_to_ids(end))
+    _, _, terminated, _, _ = env.step(env.tokenizer.convert_tokens_to_ids(ENDS[family][0]))
     assert terminated
 
 

@@ -1,12 +1,12 @@
-from __future__ import annotations
-
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from tiny_worlds import learn_within, small_sft, start
+from safetensors.torch import save_model
+from tiny_worlds import finish, learn_within, small_sft, start
 from torch import nn
 
 from alpacafarm_env.agents import checkpoints
@@ -19,6 +19,10 @@ def write(folder: Path) -> None:
     (folder / "state.json").write_text('{"step": 1}')
 
 
+def names(out: Path) -> list[str]:
+    return sorted(path.name for path in out.iterdir())
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """A run with two complete checkpoints."""
@@ -29,13 +33,10 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_published_checkpoint_is_complete_and_leaves_no_draft(out: Path) -> None:
     checkpoints.check(out / "checkpoint-10")
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+    assert names(out) == ["checkpoint-10", "checkpoint-5"]
     assert checkpoints.newest(out) == out / "checkpoint-10"
-
-
-def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoints.newest(tmp_path) is None
-    assert checkpoints.newest(tmp_path / "none") is None
+    for empty in (out / "none", out / "checkpoint-5"):
+        assert checkpoints.newest(empty) is None
 
 
 def test_a_fingerprint_tells_names_types_shapes_and_bits_apart() -> None:
@@ -64,34 +65,34 @@ def test_adapters_count_as_a_starting_point_once_they_do_something() -> None:
     assert len({fingerprint(1, 0), fingerprint(1, 1), fingerprint(2, 1)}) == 3
 
 
+def cut(content: bytes) -> bytes:
+    return content[:-2]
+
+
+def flip(content: bytes) -> bytes:
+    return bytes([content[0] ^ 1]) + content[1:]
+
+
+NO_MANIFEST = (b"[]", b"null", b"{}", b'{"files": []}', b'{"files": null}', b'"x"', b"\xff")
+
+
 @pytest.mark.parametrize("name", ["policy/weights", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "empty"])
-def test_damage_to_any_file_is_found_and_the_one_before_is_taken(out: Path, name: str, damage: str) -> None:
+@pytest.mark.parametrize("damage", [flip, cut, None, b""])
+def test_damage_to_any_file_is_found_and_the_one_before_is_taken(out: Path, name: str, damage: Any) -> None:
     path = out / "checkpoint-10" / name
-    content = path.read_bytes()
-    if damage == "delete":
-        path.unlink()
-    else:
-        path.write_bytes({"flip": bytes([content[0] ^ 1]) + content[1:], "cut": content[:-2], "empty": b""}[damage])
-    with pytest.raises(CheckpointError, match="checkpoint-10"):
-        checkpoints.check(out / "checkpoint-10")
-    with pytest.warns(UserWarning, match=r"Skipping a checkpoint: .*checkpoint-10"):
-        assert checkpoints.newest(out) == out / "checkpoint-5"
+    contents = [damage(path.read_bytes()) if callable(damage) else damage]
+    for content in [*contents, *(NO_MANIFEST if name == "manifest.json" and not damage else ())]:
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="checkpoint-10"):
+            checkpoints.check(out / "checkpoint-10")
+        with pytest.warns(UserWarning, match="checkpoint-10"):
+            assert checkpoints.newest(out) == out / "checkpoint-5"
 
 
 def test_a_file_that_was_added_is_found(out: Path) -> None:
     (out / "checkpoint-10" / "extra").touch()
-    with pytest.raises(CheckpointError, match="damaged: extra"):
+    with pytest.raises(CheckpointError, match="extra"):
         checkpoints.check(out / "checkpoint-10")
-
-
-@pytest.mark.parametrize(
-    "content", [b"[]", b"null", b"{}", b'{"files": []}', b'{"files": null}', b'"x"', b"\xff"], ids=repr
-)
-def test_a_manifest_that_is_none_is_damage(out: Path, content: bytes) -> None:
-    (out / "checkpoint-10" / "manifest.json").write_bytes(content)
-    with pytest.warns(UserWarning, match=r"Skipping a checkpoint: .*checkpoint-10"):
-        assert checkpoints.newest(out) == out / "checkpoint-5"
 
 
 FULL = [
@@ -101,35 +102,22 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*FULL, KeyError("policy")], ids=lambda error: type(error).__name__)
 def test_a_full_disk_is_one_error_and_leaves_the_older_checkpoint_and_no_draft(out: Path, error: Exception) -> None:
+    """And a mistake in writing is not taken for a full disk."""
+
     def fail(folder: Path) -> None:
         write(folder)
         raise error
 
-    with pytest.raises(CheckpointError, match=r"checkpoint-15.*errno 28"):
+    full = error in FULL
+    with pytest.raises(CheckpointError if full else KeyError, match=r"checkpoint-15.*errno 28" if full else "policy"):
         checkpoints.publish(out / "checkpoint-15", fail)
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+    assert names(out) == ["checkpoint-10", "checkpoint-5"]
     assert checkpoints.newest(out) == out / "checkpoint-10"
 
 
-def test_a_mistake_in_writing_is_not_taken_for_a_full_disk(out: Path) -> None:
-    def fail(folder: Path) -> None:
-        raise KeyError("policy")
-
-    with pytest.raises(KeyError, match="policy"):
-        checkpoints.publish(out / "checkpoint-15", fail)
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
-
-
-def test_a_draft_of_a_killed_process_is_removed(out: Path) -> None:
-    (out / ".checkpoint-15.123.tmp").mkdir()
-    checkpoints.remove_leftovers(out, step=10)
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-10", "checkpoint-5"]
-
-
-@pytest.mark.parametrize("limit", [300, 3_000, 30_000])
-@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize(("limit", "earlier"), [(300, False), (3_000, True), (30_000, True)])
 def test_a_run_that_may_not_write_ends_in_one_error_and_goes_on_later(
     policy_folder: Path, tmp_path: Path, limit: int, earlier: bool
 ) -> None:
@@ -138,25 +126,21 @@ def test_a_run_that_may_not_write_ends_in_one_error_and_goes_on_later(
     if earlier:
         agent = small_sft(policy_folder, run)
         next(agent.updates())
-    process = start(learn_within, policy_folder, run, limit)
-    process.join()
-    said = (tmp_path / "said").read_text()
-    assert f"errno {errno.EFBIG}" in said
+    finish([start(learn_within, policy_folder, run, limit)])
+    assert f"errno {errno.EFBIG}" in (tmp_path / "said").read_text()
     assert sorted(path.name for path in run.glob("*checkpoint*")) == ["checkpoint-1"] * earlier
     small_sft(policy_folder, run).learn()
     small_sft(policy_folder, tmp_path / "whole").learn()
     assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
-def test_pruning_keeps_the_newest_by_number(out: Path) -> None:
+def test_what_is_not_needed_is_removed(out: Path) -> None:
     checkpoints.publish(out / "checkpoint-100", write)
     checkpoints.prune(out, keep=2)
-    assert sorted(checkpoints.steps(out)) == [10, 100]
-
-
-def test_leftovers_beyond_the_step_are_removed(out: Path) -> None:
-    checkpoints.remove_leftovers(out, step=5)
-    assert checkpoints.steps(out) == [5]
+    assert sorted(checkpoints.steps(out)) == [10, 100]  # the newest by number
+    (out / ".checkpoint-15.123.tmp").mkdir()  # a draft of a killed process
+    checkpoints.remove_leftovers(out, step=10)
+    assert names(out) == ["checkpoint-10"]
 
 
 def test_floats_survive_json_exactly(tmp_path: Path) -> None:
@@ -188,20 +172,13 @@ def test_optimizer_state_comes_back_to_the_bit(tmp_path: Path) -> None:
     checkpoints.load_optimizer(tmp_path, other, resumed)
     train(resumed, other, 3)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_optimizer_state_of_other_parameters_is_refused(tmp_path: Path) -> None:
-    parameters, optimizer = trained(1)
-    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
-    with pytest.raises(CheckpointError, match="belongs to other parameters"):
+    with pytest.raises(CheckpointError, match="other parameters"):
         checkpoints.load_optimizer(tmp_path, optimizer, {"a": parameters["a"]})
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"Expected the weights .*model.safetensors"):
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))
-    from safetensors.torch import save_model
-
     save_model(nn.Linear(3, 3), str(tmp_path / "model.safetensors"))
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*mismatch"):
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))

@@ -1,7 +1,5 @@
 """What agents take from an environment: responses without a score, and rewards of a wrong shape."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -34,7 +32,7 @@ def test_a_step_without_any_score_is_an_error(llama: LanguageModel) -> None:
             return np.full(len(responses), np.nan)
 
     agent = PPO(make_env(16, Silent(""), on_unscored="truncate"), llama, config=small_ppo())
-    with pytest.raises(UnscoredError, match="Step 1: none of 16 responses has a score"):
+    with pytest.raises(UnscoredError, match="Step 1: none of 16"):
         next(agent.updates())
 
 
@@ -45,7 +43,7 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
             return observations, rewards.mean(), *rest
 
     agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
-    with pytest.raises(OracleError, match=r"environment's step .* must answer 16 rows .*, got shape \(\)"):
+    with pytest.raises(OracleError, match=r"16 rows .*\(\)"):
         next(agent.updates())
 
 

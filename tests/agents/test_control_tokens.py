@@ -1,7 +1,5 @@
 """Control tokens: new ids in front of a prompt that no text encodes to and no model says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import peft
@@ -10,7 +8,6 @@ import torch
 from tiny_models import INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, build_tokenizer, generator
 from tiny_worlds import load_policy
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from alpacafarm_env.agents.conditioning import add_control_tokens
 from alpacafarm_env.agents.control_tokens import (
@@ -26,23 +23,19 @@ from alpacafarm_env.agents.language_model import LanguageModel
 NAMES = ("<reward_0>", "<reward_1>")
 
 
-@pytest.fixture(params=["llama", "llama with tied embeddings", "gpt2", "llama with room"])
+MODELS = {
+    "llama": build_llama,
+    "llama with tied embeddings": lambda size: build_llama(size, tie_word_embeddings=True),
+    "llama with room": lambda size: build_llama(size + 5),  # more embeddings than tokens, as many models have
+    "gpt2": build_gpt2,  # whose embeddings are tied
+}
+
+
+@pytest.fixture(params=MODELS)
 def policy(request: pytest.FixtureRequest) -> LanguageModel:
-    """With a tokenizer of its own: these tests change it. GPT-2's embeddings are tied, this LLaMA's are not."""
+    """With a tokenizer of its own: these tests change it."""
     tokenizer = build_tokenizer()
-    size = len(tokenizer)
-    if request.param == "gpt2":
-        model = build_gpt2(size)
-    elif request.param == "llama with room":  # more embeddings than tokens, as many models have
-        model = build_llama(size + 5)
-    elif request.param == "llama":
-        model = build_llama(size)
-    else:
-        config = build_llama(size).config
-        config.tie_word_embeddings = True
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    return LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=8)
+    return LanguageModel(MODELS[request.param](len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=8)
 
 
 def tables(policy: LanguageModel) -> list[Tensor]:
@@ -50,23 +43,18 @@ def tables(policy: LanguageModel) -> list[Tensor]:
     return [table.weight.detach().clone() for table in (model.get_input_embeddings(), model.get_output_embeddings())]
 
 
-def test_each_is_one_new_id(policy: LanguageModel) -> None:
+def test_each_is_one_new_id_with_the_mean_embedding_and_a_jitter(policy: LanguageModel) -> None:
     num_old = len(policy.tokenizer)
+    before = tables(policy)
+    tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
     ids = add_control_tokens(policy, NAMES, seed=0)
     assert ids == (num_old, num_old + 1)
     assert policy.tokenizer.convert_ids_to_tokens(list(ids)) == list(NAMES)
     assert control_tokens(policy.model) == ids
     assert own_control_token(policy.model) == ids[0]
-    assert len(policy.model.get_input_embeddings().weight) >= len(policy.tokenizer)
     assert policy.tokenizer.eos_token == "</s>"  # nothing else is lost
-
-
-def test_their_embeddings_are_the_mean_and_a_jitter(policy: LanguageModel) -> None:
-    num_old = len(policy.tokenizer)
-    before = tables(policy)
-    tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
-    ids = add_control_tokens(policy, NAMES, seed=0)
     after = tables(policy)
+    assert len(after[0]) >= len(policy.tokenizer)
     assert (policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight) == tied
     assert torch.equal(after[0], after[1]) == tied
     for old, new in zip(before, after, strict=True):
@@ -124,7 +112,9 @@ def test_none_is_ever_sampled(policy: LanguageModel) -> None:
         sampled = policy.generate(INSTRUCTIONS, generator=generator(), temperature=temperature, num_samples=4)
         assert not set(ids) & set(sampled.tokens.tolist())
         torch.testing.assert_close(policy.logprobs(sampled), sampled.logprobs, atol=1e-4, rtol=0)
+    policy.add_reference()
     logits = policy.logits(sampled)
+    assert torch.equal(policy.logits(sampled, role="reference"), logits)
     assert bool((logits[:, list(ids)] == -torch.inf).all())
     torch.testing.assert_close(logits.softmax(-1).sum(-1), torch.ones(len(logits)))
 
@@ -143,14 +133,6 @@ def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -
     assert all(torch.equal(a, b) for a, b in zip(before, tables(loaded), strict=True))
 
 
-def test_the_reference_knows_them_too(policy: LanguageModel) -> None:
-    ids = add_control_tokens(policy, NAMES, seed=0)
-    policy.add_reference()
-    data = policy.as_rollouts(INSTRUCTIONS, ["ab"] * 5)
-    assert torch.equal(policy.logits(data, role="reference"), policy.logits(data))
-    assert bool((policy.logits(data, role="reference")[:, list(ids)] == -torch.inf).all())
-
-
 def test_conditioned_and_back(llama: LanguageModel) -> None:
     data = llama.as_rollouts(INSTRUCTIONS, ["a", "bc", "", "d", "e"])
     tokens = [300, 301, 300, 301, 301]
@@ -166,15 +148,16 @@ def test_conditioned_and_back(llama: LanguageModel) -> None:
     assert torch.equal(back.prompt_tokens, data.prompt_tokens)
     assert torch.equal(back.prompt_lengths, data.prompt_lengths)
     assert unconditioned(changed, ()) is changed
-    with pytest.raises(ValueError, match="expected a token for each of 5 rows, got 1"):
+    with pytest.raises(ValueError, match="5 rows, got 1"):
         conditioned(data, [300], bos=0)
 
 
-def test_insert_with_and_without_bos() -> None:
-    assert insert([0, 7, 8], 9, 0) == [0, 9, 7, 8]
-    assert insert([7, 8], 9, 0) == [9, 7, 8]
-    assert insert([7, 8], 9, None) == [9, 7, 8]
-    assert insert([0, 7], None, 0) == [0, 7]
+@pytest.mark.parametrize(
+    ("prompt", "token", "bos", "expected"),
+    [([0, 7], 9, 0, [0, 9, 7]), ([7, 8], 9, 0, [9, 7, 8]), ([7, 8], 9, None, [9, 7, 8]), ([0, 7], None, 0, [0, 7])],
+)
+def test_insert_with_and_without_bos(prompt: list[int], token: int, bos: int, expected: list[int]) -> None:
+    assert insert(prompt, token, bos) == expected
 
 
 def test_silence_lets_gradients_of_the_others_pass() -> None:
@@ -191,12 +174,12 @@ def test_silence_lets_gradients_of_the_others_pass() -> None:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_what_cannot_be_is_refused(policy_folder: Path) -> None:
     policy = load_policy(policy_folder)
-    with pytest.raises(ValueError, match=r"\['</s>'\] are ordinary tokens of the tokenizer already"):
+    with pytest.raises(ValueError, match=r"\['</s>'\]"):  # an ordinary token
         add_control_tokens(policy, ("</s>", "<new>"), seed=0)
     assert control_tokens(policy.model) == ()
     add_control_tokens(policy, NAMES, seed=0)
-    with pytest.raises(ValueError, match=r"or with \['<a>'\], got one with \['<reward_0>', '<reward_1>'\]"):
+    with pytest.raises(ValueError, match=r"\['<a>'\], .*\['<reward_0>', '<reward_1>'\]"):
         add_control_tokens(policy, ("<a>",), seed=0)
     lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="which a LoRA adapter does not hold; merge the adapter"):
+    with pytest.raises(ValueError, match="LoRA adapter"):
         add_control_tokens(load_policy(policy_folder, lora=lora), NAMES, seed=0)

@@ -1,25 +1,19 @@
 """DPO against its formulas, and on a world small enough that the optimum is known."""
 
-from __future__ import annotations
-
-import json
 import math
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
-import peft
 import pytest
 import torch
-from tiny_worlds import TEXTS, load_policy, start_world
+from tiny_models import LORA
+from tiny_worlds import TEXTS, load_policy, move
 from torch import Tensor
 
 from alpacafarm_env.agents.dpo import DPO, DPOConfig
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.losses import dpo_loss, implicit_rewards, pairwise_loss
 from alpacafarm_env.agents.rollouts import segment_sum
-from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction, Preference
 
 PREFERENCES = tuple(
@@ -36,34 +30,6 @@ def gradients(agent: DPO, total: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in agent._loop.parameters.items() if p.grad is not None}
 
 
-# The loss --------------------------------------------------------------------------------------------------------
-
-
-def test_the_loss_by_hand() -> None:
-    chosen, rejected = torch.tensor([-3.0, -5.0]), torch.tensor([-4.0, -2.0])
-    ref_chosen, ref_rejected = torch.tensor([-4.0, -4.0]), torch.tensor([-3.0, -1.0])
-    losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.5)
-    # log-ratios 1 and -1, so a margin of 0.5 x 2; then -1 and -1, a margin of 0
-    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(-1)), LN2])
-    smoothed = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, targets=torch.full((2,), 0.9))
-    assert smoothed.tolist() == pytest.approx([math.log(1 + math.exp(-1)) + 0.1, LN2])
-    assert implicit_rewards(chosen, ref_chosen, beta=0.5).tolist() == [0.5, -0.5]
-
-
-def test_exchanging_the_responses_negates_the_margin() -> None:
-    a, b, ref_a, ref_b = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
-    margins = implicit_rewards(a, ref_a, beta=0.3) - implicit_rewards(b, ref_b, beta=0.3)
-    swapped = dpo_loss(b, a, ref_b, ref_a, beta=0.3)
-    torch.testing.assert_close(swapped, pairwise_loss(-margins, torch.zeros(7)))
-    torch.testing.assert_close(swapped, dpo_loss(a, b, ref_a, ref_b, beta=0.3, targets=torch.zeros(7)))
-    torch.testing.assert_close(swapped - dpo_loss(a, b, ref_a, ref_b, beta=0.3), margins)
-
-
-def test_shapes_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected tensors of one shape, got logprobs \(2,\), ref_logprobs \(1,\)"):
-        dpo_loss(torch.zeros(2), torch.zeros(2), torch.zeros(1), torch.zeros(2), beta=0.1)
-
-
 # Before the first update -----------------------------------------------------------------------------------------
 
 
@@ -72,8 +38,6 @@ def test_the_first_loss_is_log_two_and_the_margins_are_zero(language_model: Lang
     assert metrics["loss"] == pytest.approx(LN2, abs=1e-5)
     for name in ("margin", "reward/chosen", "reward/rejected"):
         assert metrics[name] == pytest.approx(0, abs=1e-5)
-    assert metrics["logprob/chosen"] < -1
-    assert metrics["logprob/rejected"] < -1
 
 
 def test_the_first_gradient_is_half_beta_times_the_difference_of_gradients(language_model: LanguageModel) -> None:
@@ -94,17 +58,6 @@ def test_the_first_gradient_is_half_beta_times_the_difference_of_gradients(langu
     assert max(float(gradient.abs().max()) for gradient in expected.values()) > 0.1
 
 
-def test_the_first_response_token_counts_as_without_pads(language_model: LanguageModel) -> None:
-    agent = DPO(language_model, PREFERENCES)
-    logprobs = language_model.logprobs(agent._data).detach()
-    first = agent._data.lengths.cumsum(0) - agent._data.lengths
-    for row, position in enumerate(first.tolist()):
-        prompt = language_model.encode_prompts([agent._data.instructions[row]])
-        with torch.no_grad():
-            alone = language_model.model(input_ids=torch.tensor(prompt)).logits[0, -1].log_softmax(-1)
-        assert float(logprobs[position]) == pytest.approx(float(alone[agent._data.tokens[position]]), abs=1e-5)
-
-
 def test_the_reference_is_the_policy_before_training(llama: LanguageModel) -> None:
     agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=128))
     data = agent._data
@@ -123,9 +76,7 @@ def test_the_reference_is_the_policy_before_training(llama: LanguageModel) -> No
 @pytest.mark.parametrize("budget", [128, 256, 16384])
 def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, budget: int) -> None:
     agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=budget, beta=0.7))
-    with torch.no_grad():
-        for parameter in llama.model.parameters():  # away from the reference, so that pairs weigh differently
-            parameter.mul_(1.02)
+    move(llama, 1.02)  # so that pairs weigh differently
     alone = [agent._sums(torch.tensor([pair])) for pair in range(5)]
     expected = gradients(agent, torch.stack([sums["loss"] for sums in alone]).sum() / 5)
     llama.model.zero_grad()
@@ -144,7 +95,7 @@ def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, 
 
 
 def test_training_raises_the_chosen_over_the_rejected(language_model: LanguageModel) -> None:
-    """The sign: AlpacaFarm's first release had it the wrong way round."""
+    """The sign: AlpacaFarm's first release had it the wrong way round. Labels are of both kinds, see PREFERENCES."""
     agent = DPO(language_model, PREFERENCES, config=DPOConfig(epochs=6, batch_size=5, learning_rate=1e-3))
     first, *_, last = agent.updates()
     assert last["loss"] < first["loss"] - 0.1
@@ -153,19 +104,6 @@ def test_training_raises_the_chosen_over_the_rejected(language_model: LanguageMo
     gap = (last["logprob/chosen"] - last["logprob/rejected"]) - (first["logprob/chosen"] - first["logprob/rejected"])
     assert gap == pytest.approx(last["margin"] / agent.config.beta, abs=1e-3)
     assert gap > 2
-
-
-def test_flipped_labels_train_the_other_way(llama: LanguageModel, policy_folder: Path) -> None:
-    flipped = [replace(preference, preference=3 - preference.preference) for preference in PREFERENCES]
-    config = DPOConfig(epochs=4, batch_size=5, learning_rate=1e-3)
-    right = DPO(llama, PREFERENCES, config=config)
-    wrong = DPO(load_policy(policy_folder, max_response_tokens=16), flipped, config=config)
-    right.learn()
-    wrong.learn()
-    with torch.no_grad():
-        assert float(right._sums(torch.arange(5))["reward/chosen"]) > float(
-            wrong._sums(torch.arange(5))["reward/rejected"]
-        )
 
 
 def test_a_bandit_reaches_its_closed_form(policy_folder: Path) -> None:
@@ -192,13 +130,12 @@ def test_a_bandit_reaches_its_closed_form(policy_folder: Path) -> None:
         with torch.no_grad():
             return policy.model(input_ids=prompt).logits[0, -1, tokens].softmax(-1)
 
-    config = DPOConfig(
-        beta=0.5, epochs=30, batch_size=len(preferences), learning_rate=5e-3, schedule="cosine", max_grad_norm=None
-    )
+    size = len(preferences)
+    config = DPOConfig(beta=0.5, epochs=30, batch_size=size, learning_rate=5e-3, schedule="cosine", max_grad_norm=None)
     reference, rewards = shares(), torch.tensor(odds).log()
     optimum = (reference.log() + rewards / config.beta).softmax(-1)
     assert float((reference - optimum).abs().max()) > 0.1
-    with pytest.warns(UserWarning, match="are cut to max_response_tokens=1"):  # the one token is the letter
+    with pytest.warns(UserWarning, match="max_response_tokens=1"):  # the one token is the letter
         agent = DPO(policy, preferences, config=config)
     agent.learn()
     torch.testing.assert_close(shares(), optimum, atol=0.01, rtol=0)
@@ -213,43 +150,7 @@ def test_smoothed_labels_keep_the_margin_finite(llama: LanguageModel) -> None:
     assert metrics["margin"] == pytest.approx(math.log(3), abs=0.05)
 
 
-def write_metrics(policy_folder: Path, target: Path) -> None:
-    """What a run reports, by the rank of the process."""
-    policy = load_policy(policy_folder, max_response_tokens=16)
-    updates = list(DPO(policy, PREFERENCES, config=replace(SMALL, batch_size=3)).updates())
-    (target / os.environ.get("RANK", "alone")).write_text(json.dumps(updates))
-
-
-def test_two_processes_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
-    """Each reads its share of the reference and of a batch; one batch of an epoch has two pairs, the other three."""
-    write_metrics(policy_folder, tmp_path)
-    processes = start_world(write_metrics, policy_folder, tmp_path, size=2)
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    alone, first, second = (json.loads((tmp_path / name).read_text()) for name in ("alone", "0", "1"))
-    assert first == second
-    assert len(alone) == len(first) == 4
-    for expected, metrics in zip(alone, first, strict=True):
-        assert metrics == pytest.approx(expected, abs=1e-3)
-
-
 # The run ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> DPO:
-        return DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, out=tmp_path / out)
-
-    agent("whole").learn()
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
-            break
-    resumed = agent("parts")
-    assert resumed._loop.step == 2
-    assert resumed.learn()["step"] == 6
-    for name in ("metrics.jsonl", "checkpoint-6/policy/model.safetensors", "checkpoint-6/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
@@ -264,56 +165,18 @@ def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_lora_trains_its_adapter_only(policy_folder: Path) -> None:
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    policy = load_policy(policy_folder, max_response_tokens=16, lora=lora)
+    policy = load_policy(policy_folder, max_response_tokens=16, lora=LORA)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
-    first, *_, last = DPO(
-        policy, PREFERENCES, config=replace(SMALL, batch_size=5, epochs=6, learning_rate=1e-2)
-    ).updates()
+    config = replace(SMALL, batch_size=5, epochs=6, learning_rate=1e-2)
+    first, *_, last = DPO(policy, PREFERENCES, config=config).updates()
     assert first["margin"] == pytest.approx(0, abs=1e-5)
     assert last["margin"] > 0.1
     assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
 
 
-def test_a_trained_policy_acts(policy_folder: Path, tmp_path: Path) -> None:
-    agent = DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, seed=2)
-    before = agent.act(TEXTS)
-    agent.learn()
-    agent.save(tmp_path / "saved")
-    loaded = load_policy(tmp_path / "saved", max_response_tokens=16)
-    assert DPO(loaded, PREFERENCES, config=SMALL, seed=2).act(TEXTS) == agent.act(TEXTS) != before
-    assert len(before) == len(TEXTS)
-
-
-# Config ----------------------------------------------------------------------------------------------------------
-
-
-def test_paper_preset_is_the_papers() -> None:
-    config = DPOConfig.paper()
-    assert (config.beta, config.epochs, config.batch_size, config.learning_rate) == (0.1, 1, 64, 1e-5)
-    assert (config.schedule, config.warmup_steps, config.label_smoothing) == ("linear", 0.03, 0)
-    assert (config.weight_decay, config.act_temperature) == (0, 0.7)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("beta", 0.0, "above 0"),
-        ("epochs", 0, "1 or more"),
-        ("batch_size", 0, "1 or more"),
-        ("label_smoothing", 0.5, "in [0, 0.5)"),
-    ],
-)
-def test_bad_settings_are_named(field: str, value: float, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"DPOConfig.{field} must be {expected}, got {value!r}")):
-        DPOConfig(**{field: value})
-
-
 def test_bad_data_is_refused_or_counted(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="DPO needs at least one preference, got none"):
+    with pytest.raises(ValueError, match="got none"):
         DPO(llama, [])
-    with pytest.raises(DataError, match="micro_batch_tokens=64"):
-        DPO(llama, PREFERENCES, config=DPOConfig(micro_batch_tokens=64))
     llama.max_response_tokens = 6
-    with pytest.warns(UserWarning, match="of 10 responses are cut to max_response_tokens=6"):
+    with pytest.warns(UserWarning, match="of 10 .*max_response_tokens=6"):
         DPO(llama, PREFERENCES)

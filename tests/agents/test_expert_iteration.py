@@ -1,7 +1,5 @@
 """Expert iteration: what it learns, in closed form where there is one; and stopping it anywhere changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -10,18 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from expert_worlds import (
-    INSTRUCTIONS,
-    Odd,
-    Silent,
-    make,
-    read,
-    small,
-    weights,
-)
+from expert_worlds import INSTRUCTIONS, Odd, Silent, make, read, small, weights
 from numpy.typing import NDArray
-from tiny_models import build_llama
+from tiny_models import build_llama, say_more
 from tiny_worlds import ASCII, TEXTS, Share, load_policy
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
@@ -40,39 +31,35 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def best_of_4(policy: LanguageModel, oracle: Share | None = None, *, number: int = 1) -> BestOfN:
+    """What a round of the runs below samples from its policy."""
+    seed = round_seed(3, number, "sampling")
+    return BestOfN(policy, oracle or Share(ASCII), config=BestOfNConfig(num_samples=4), seed=seed)
+
+
 def test_a_round_samples_then_trains_on_the_best(policy_folder: Path, out: Path) -> None:
     updates = list(make(policy_folder, out).updates())
     assert [metrics["step"] for metrics in updates] == list(range(1, 15))
     assert [metrics["round"] for metrics in updates] == [1] * 7 + [2] * 7
     assert [metrics.get("instructions") for metrics in updates[:7]] == [2, 4, 5, None, None, None, None]
     assert all(math.isfinite(metrics["loss"]) for metrics in updates[3:7])
-    samples = BestOfN(
-        load_policy(policy_folder),
-        Share(ASCII),
-        config=BestOfNConfig(num_samples=4),
-        seed=round_seed(3, 1, "sampling"),
-    ).sample(INSTRUCTIONS)
+    samples = best_of_4(load_policy(policy_folder)).sample(INSTRUCTIONS)
     rows = read(out)
     assert [row["response"] for row in rows] == list(samples.texts)
     assert [row["reward"] for row in rows] == samples.rewards.max(axis=1).tolist()
-    assert [(row["row"], row["id"], row["instruction"]) for row in rows] == [
-        (i, 10 + i, text) for i, text in enumerate(TEXTS)
-    ]
+    for i, (row, text) in enumerate(zip(rows, TEXTS, strict=True)):
+        assert (row["row"], row["id"], row["instruction"]) == (i, 10 + i, text)
     assert updates[0]["reward/best"] == pytest.approx(samples.rewards[:2].max(axis=1).mean())
     assert updates[0]["reward/mean"] == pytest.approx(samples.rewards[:2].mean())
     assert sum(metrics["tokens"] for metrics in updates[:3]) == samples.num_tokens
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert lines == updates
+    assert [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] == updates
 
 
 def test_best_of_one_is_sft_on_the_policys_own_samples(policy_folder: Path) -> None:
     policy, seed = load_policy(policy_folder), round_seed(3, 1, "sampling")
-    own = [
-        policy.generate([text], generator=keyed_generator(seed, "best of n", str(text)), temperature=1.0)
-        for text in INSTRUCTIONS
-    ]
     demonstrations = [
-        Demonstration(asked, rollouts.texts[0]) for asked, rollouts in zip(INSTRUCTIONS, own, strict=True)
+        Demonstration(asked, policy.generate([asked], generator=keyed_generator(seed, "best of n", asked)).texts[0])
+        for asked in INSTRUCTIONS
     ]
     agent = make(policy_folder, config=small(num_samples=1, num_rounds=1))
     metrics = list(agent.updates())
@@ -87,34 +74,13 @@ def test_the_second_round_samples_from_the_updated_policy(policy_folder: Path, o
     one = make(policy_folder, config=small(num_rounds=1))
     one.learn()
     make(policy_folder, out).learn()
-    second = BestOfN(
-        one.policy, Share(ASCII), config=BestOfNConfig(num_samples=4), seed=round_seed(3, 2, "sampling")
-    ).act(INSTRUCTIONS)
-    untrained = BestOfN(
-        load_policy(policy_folder),
-        Share(ASCII),
-        config=BestOfNConfig(num_samples=4),
-        seed=round_seed(3, 2, "sampling"),
-    ).act(INSTRUCTIONS)
+    second, untrained = (
+        best_of_4(policy, number=2).act(INSTRUCTIONS) for policy in (one.policy, load_policy(policy_folder))
+    )
     assert [row["response"] for row in read(out, 2)] == list(second)
     assert second != untrained
     seeds = {round_seed(3, number, purpose) for number in (1, 2) for purpose in ("sampling", "sft")}
     assert len(seeds) == 4
-
-
-def test_a_response_at_the_limit_is_imitated_without_an_end(policy_folder: Path) -> None:
-    """Also where the policy itself may say more: nothing teaches it to stop where sampling was cut off."""
-    policy = load_policy(policy_folder, max_response_tokens=16)
-    agent = make(policy, config=small(max_response_tokens=2, num_rounds=1))
-    for metrics in agent.updates():
-        if "loss" in metrics:
-            break
-    assert agent._sft is not None
-    data, best = agent._sft._data, agent._best
-    assert not all(row.finished for row in best)
-    assert data.finished.tolist() == [row.finished for row in best]
-    assert int((data.tokens == policy.tokenizer.eos_token_id).sum()) == sum(row.finished for row in best)
-    assert policy.max_response_tokens == 16
 
 
 def tokens_trained_on(agent: ExpertIteration) -> list[list[int]]:
@@ -133,10 +99,8 @@ def test_the_end_follows_the_sample_whatever_its_text_encodes_to(
 ) -> None:
     """A tokenizer reads a text back as fewer or more tokens: what was cut off has no end, what ended has one."""
     policy, width = load_policy(policy_folder), 2
-    policy.model.lm_head.register_forward_hook(  # about every third token ends a response
-        lambda module, args, logits: logits + 5.0 * torch.nn.functional.one_hot(torch.tensor(1), logits.shape[-1])
-    )
     encode, extra, eos = policy.encode_responses, 200, policy.tokenizer.eos_token_id
+    say_more(policy.model, eos, 5.0)  # about every third token ends a response
 
     def unlike(responses: Sequence[str], *, eos: bool = True) -> list[list[int]]:
         rows = [row + [extra] * change if change > 0 else row[-change:] for row in encode(responses, eos=False)]
@@ -155,7 +119,7 @@ def test_the_end_follows_the_sample_whatever_its_text_encodes_to(
     assert max(map(len, rows)) > width or change <= 0
     assert agent._sft is not None
     assert agent._sft._data.finished.tolist() == [row[-1] == eos for row in rows]
-    assert policy.max_response_tokens == 4
+    assert policy.max_response_tokens == 4  # it may say more than was sampled here
 
 
 def test_bytes_that_are_no_text_are_cut_where_sampling_was(policy_folder: Path) -> None:
@@ -171,9 +135,7 @@ def test_bytes_that_are_no_text_are_cut_where_sampling_was(policy_folder: Path) 
 
 def test_a_response_cut_off_before_any_text_is_left_out(policy_folder: Path) -> None:
     policy = load_policy(policy_folder)
-    policy.model.lm_head.register_forward_hook(  # <pad>, which has no text, about as often as everything else
-        lambda module, args, logits: logits + 6.0 * torch.nn.functional.one_hot(torch.tensor(2), logits.shape[-1])
-    )
+    say_more(policy.model, policy.tokenizer.pad_token_id, 6.0)  # which has no text, as often as everything else
     agent = make(policy, config=small(max_response_tokens=1, num_rounds=1, num_samples=1))
     rows = tokens_trained_on(agent)
     said = [best.response for best in agent._best]
@@ -182,30 +144,25 @@ def test_a_response_cut_off_before_any_text_is_left_out(policy_folder: Path) -> 
     assert len(rows) == len(said) - said.count("")
 
 
-def test_instructions_without_a_verdict_are_left_out_and_counted(policy_folder: Path, out: Path) -> None:
-    agent = make(policy_folder, out, oracle=Silent("Hi"), config=small(num_rounds=1))
-    updates = list(agent.updates())
-    assert [metrics["reward/unscored"] for metrics in updates[:3]] == [0.5, 0, 0]
-    assert [row["response"] is None for row in read(out)] == [False, True, False, False, False]
-    assert len(updates) == 3 + 2 * math.ceil(4 / 3)
-    assert sum(row["num_scored"] for row in read(out)) == 4 * 4
-
-
-def test_a_chunk_without_any_verdict_has_no_means(policy_folder: Path, out: Path) -> None:
-    config, oracle = small(num_rounds=1), Silent(*TEXTS[:2])
-    metrics = next(make(policy_folder, out, oracle=oracle, config=config).updates())
-    assert all(math.isnan(metrics[name]) for name in ("reward/best", "reward/mean", "finished"))
+def test_instructions_and_chunks_without_a_verdict_are_left_out_and_counted(policy_folder: Path, out: Path) -> None:
+    config, oracle = small(num_rounds=1), Silent(*TEXTS[:3])
+    updates = make(policy_folder, out, oracle=oracle, config=config).updates()
+    first = [next(updates), next(updates)]
+    assert [metrics["reward/unscored"] for metrics in first] == [1, 0.5]
+    assert all(math.isnan(first[0][name]) for name in ("reward/best", "reward/mean", "finished"))
     written = (out / "metrics.jsonl").read_bytes()
-    assert json.loads(written)["reward/best"] is None
+    assert json.loads(written.splitlines()[0])["reward/best"] is None
+    updates.close()  # type: ignore[attr-defined]
     resumed = make(policy_folder, out, oracle=oracle, config=config)
     assert (out / "metrics.jsonl").read_bytes() == written
-    assert len(list(resumed.updates())) == 2 + 2
+    assert len(list(resumed.updates())) == 1 + 2  # a chunk, and two epochs of two responses
+    assert [row["response"] is None for row in read(out)] == [True, True, True, False, False]
+    assert [row["num_scored"] for row in read(out)] == [0, 0, 0, 4, 4]
 
 
 def test_unscored_samples_are_never_the_best(policy_folder: Path, out: Path) -> None:
     make(policy_folder, out, oracle=Odd(ASCII), config=small(num_rounds=1)).learn()
-    config, seed = BestOfNConfig(num_samples=4), round_seed(3, 1, "sampling")
-    samples = BestOfN(load_policy(policy_folder), Odd(ASCII), config=config, seed=seed).sample(INSTRUCTIONS)
+    samples = best_of_4(load_policy(policy_folder), Odd(ASCII)).sample(INSTRUCTIONS)
     rows = read(out)
     assert 0 < sum(row["num_scored"] for row in rows) < 5 * 4
     assert any(0 < row["num_scored"] < 4 for row in rows)
@@ -220,7 +177,7 @@ def test_nothing_scored_is_an_error(policy_folder: Path) -> None:
     agent = make(policy_folder, oracle=Silent())
     updates = agent.updates()
     assert all(math.isnan(next(updates)["reward/best"]) for _ in range(3))
-    with pytest.raises(UnscoredError, match=r"Round 1: the oracle 'share' scored no response to any of 5 instructions"):
+    with pytest.raises(UnscoredError, match=r"Round 1.*'share'.* 5 instructions"):
         next(updates)
 
 
@@ -251,12 +208,10 @@ def one_state_policy(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     model = build_llama(len(tokenizer))
     letters = tokenizer.convert_tokens_to_ids(list(LETTERS))
     model.config.alpacafarm_control_tokens = sorted(set(range(len(tokenizer))) - set(letters))
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-        model.lm_head.weight /= 5  # no letter is nearly certain
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name == "lm_head.weight")
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+    model.requires_grad_(False).lm_head.weight /= 5  # no letter is nearly certain
+    model.lm_head.requires_grad_(True)
     template = PromptTemplate(with_input="{instruction}{input}:", without_input="{instruction}:")
     return LanguageModel(model, tokenizer, template, max_response_tokens=1)
 
@@ -310,9 +265,6 @@ def test_a_bandit_learns_the_best_of_n_distribution(tokenizer: PreTrainedTokeniz
     assert total_variation(learned, tilted) < apart + noise + 0.01 < total_variation(reference, tilted) / 3
 
 
-# Stopping and resuming ------------------------------------------------------------------------------------------------
-
-
 def test_a_number_of_instructions_is_a_keyed_choice(policy_folder: Path) -> None:
     config = small(num_instructions=3)
     chosen = make(policy_folder, config=config).instructions
@@ -320,24 +272,7 @@ def test_a_number_of_instructions_is_a_keyed_choice(policy_folder: Path) -> None
     assert chosen == make(policy_folder, config=config).instructions
     assert {make(policy_folder, config=config, seed=seed).instructions for seed in range(9)} != {chosen}
     assert make(policy_folder).instructions == INSTRUCTIONS
-    with pytest.raises(ValueError, match="expected num_instructions=6 instructions, got 5"):
+    with pytest.raises(ValueError, match="num_instructions=6 .* 5"):
         make(policy_folder, config=small(num_instructions=6))
-    with pytest.raises(ValueError, match="expected 1 or more instructions, got 0"):
+    with pytest.raises(ValueError, match="got 0"):
         make(policy_folder, instructions=())
-
-
-def test_training_is_set_in_one_place() -> None:
-    with pytest.raises(ValueError, match=r"ExpertIterationConfig.learning_rate must be left alone: .*sft=SFTConfig"):
-        ExpertIterationConfig(learning_rate=1e-3)
-    with pytest.raises(ValueError, match=r"num_samples must be 1 or more, got 0"):
-        ExpertIterationConfig(num_samples=0)
-    with pytest.raises(ValueError, match=r"temperature must be above 0, got 0"):
-        ExpertIterationConfig(temperature=0)
-
-
-def test_presets() -> None:
-    paper = ExpertIterationConfig.paper()
-    assert (paper.num_samples, paper.num_rounds, paper.temperature) == (16, 1, 1.0)
-    assert (paper.max_response_tokens, paper.num_instructions) == (300, None)
-    assert paper.sft == SFTConfig.paper()
-    assert ExpertIterationConfig.sandbox().sft.schedule == "linear"

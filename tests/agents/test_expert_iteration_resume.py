@@ -14,18 +14,15 @@ import torch
 from expert_worlds import (
     DEADLINE_S,
     INSTRUCTIONS,
-    LAST_POLICY,
     Counting,
     make,
-    read,
     result,
     small,
     train,
     weights,
 )
-from safetensors.torch import load_file
 from tiny_models import TEMPLATE, build_llama
-from tiny_worlds import ASCII, TEXTS, Share, load_policy, start, start_world
+from tiny_worlds import ASCII, TEXTS, Share, load_policy, start
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.expert_iteration import ExpertIteration
@@ -87,18 +84,6 @@ def test_a_killed_process_is_resumed(policy_folder: Path, out: Path, whole: Expe
     make(policy_folder, out).learn()
     assert whole.out is not None
     assert result(out) == result(whole.out)
-
-
-def test_two_processes_share_the_instructions(policy_folder: Path, out: Path, whole: ExpertIteration) -> None:
-    """They store what one process does, and train on it together: equal but for the order of additions."""
-    for process in (world := start_world(train, policy_folder, out, size=2)):
-        process.join(DEADLINE_S)
-    assert [process.exitcode for process in world] == [0, 0]
-    assert whole.out is not None
-    assert read(out) == read(whole.out)
-    last = {name: load_file(folder / LAST_POLICY) for name, folder in (("two", out), ("one", whole.out))}
-    for name, value in last["one"].items():
-        torch.testing.assert_close(last["two"][name], value, atol=1e-4, rtol=0)
 
 
 def test_stored_chunks_are_not_sampled_again(policy_folder: Path, out: Path) -> None:

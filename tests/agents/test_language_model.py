@@ -7,13 +7,13 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import BUILDERS, INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, generator
+from tiny_models import BUILDERS, INSTRUCTIONS, SPECIAL_TOKENS, TEMPLATE, build_gpt2, build_llama, generator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.rollouts import Rollouts, micro_batches, ragged_split
+from alpacafarm_env.agents.rollouts import micro_batches, ragged_split
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.templates import PromptTemplate
@@ -31,8 +31,8 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
-def lora_model(tokenizer, *, config=LORA):
-    model = peft.get_peft_model(build_llama(len(tokenizer)), copy.deepcopy(config))
+def lora_model(tokenizer):
+    model = peft.get_peft_model(build_llama(len(tokenizer)), copy.deepcopy(LORA))
     return LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=16)
 
 
@@ -42,307 +42,265 @@ def train_adapters(lm):
             nn.init.normal_(parameter, std=0.3, generator=generator(3))
 
 
-class TestText:
-    def test_prompt_is_bos_and_the_rendered_template(self, llama):
-        (tokens,) = llama.encode_prompts([Instruction("Translate.", "Bonjour")])
-        assert tokens[0] == llama.tokenizer.bos_token_id
-        assert llama.tokenizer.decode(tokens[1:]) == "Q: Translate.\nIn: Bonjour\nA:"
-
-    def test_too_long_prompt_is_named(self, llama):
-        llama.max_prompt_tokens = 12
-        with pytest.raises(ValueError, match=r"1 to 12 tokens, got 22 for the instruction 'List two birds.'"):
-            llama.encode_prompts(["Hi", "List two birds."])
-
-    def test_responses_end_with_eos_and_read_back(self, llama):
-        rollouts = llama.as_rollouts(INSTRUCTIONS, RESPONSES)
-        llama.max_response_tokens = 64
-        rollouts = llama.as_rollouts(INSTRUCTIONS, RESPONSES)
-        rows = ragged_split(rollouts.tokens, rollouts.lengths)
-        assert all(row[-1] == llama.tokenizer.eos_token_id for row in rows)
-        assert tuple(llama.tokenizer.decode(row[:-1]) for row in rows) == RESPONSES
-        assert rollouts.texts == RESPONSES
-        assert rollouts.finished.all()
-        assert not rollouts.logprobs.any()
-
-    def test_overlong_response_is_cut_and_not_finished(self, llama):
-        llama.max_response_tokens = 4
-        rollouts = llama.as_rollouts(["a", "b"], ["12345", "123"])
-        assert rollouts.lengths.tolist() == [4, 4]
-        assert rollouts.finished.tolist() == [False, True]
-        assert llama.tokenizer.decode(rollouts.tokens[:4]) == "1234"
-
-    def test_instructions_and_responses_must_match(self, llama):
-        with pytest.raises(ValueError, match="2 instructions but 1 responses"):
-            llama.as_rollouts(["a", "b"], ["c"])
-
-    def test_response_continues_the_prompt_for_a_tokenizer_that_prefixes_spaces(self):
-        # SentencePiece's way: every text starts with a space. The response does not start a text.
-        pieces = ["<unk>", "</s>", "<pad>", "▁", ":", *["▁Hello", "▁Hi", "Hello", "Hi", "A", "Q", "▁Q", "▁A"]]
-        backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Metaspace(prepend_scheme="always", split=True),
-                pre_tokenizers.Punctuation(),
-            ]
-        )
-        backend.decoder = decoders.Metaspace(prepend_scheme="always")
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
-        )
-        template = PromptTemplate("{instruction}{input}:", "{instruction}:")
-        lm = LanguageModel(build_llama(len(tokenizer)), tokenizer, template)
-        joint = tokenizer("Q:Hello Hi")["input_ids"]
-        assert lm.encode_prompts(["Q"])[0] + lm.encode_responses(["Hello Hi"], eos=False)[0] == joint
+# Text -------------------------------------------------------------------------------------------------------------
 
 
-class TestSampling:
-    @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_sampled_logprobs_are_the_scored_ones(self, language_model, temperature):
-        rollouts = language_model.generate(INSTRUCTIONS, generator=generator(), temperature=temperature, num_samples=4)
-        assert_close(language_model.logprobs(rollouts, temperature=temperature).detach(), rollouts.logprobs)
-        # The temperature is not without effect: under another one the numbers differ.
-        assert (language_model.logprobs(rollouts, temperature=1.3) - rollouts.logprobs).abs().max() > 0.1
-
-    def test_rollouts_are_complete(self, language_model):
-        rollouts = language_model.generate(INSTRUCTIONS, generator=generator(), num_samples=2)
-        assert rollouts.instructions == tuple(text for text in INSTRUCTIONS for _ in range(2))
-        prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)
-        assert [row.tolist() for row in prompts[::2]] == language_model.encode_prompts(INSTRUCTIONS)
-        eos, tokenizer = language_model.tokenizer.eos_token_id, language_model.tokenizer
-        for row, tokens in enumerate(ragged_split(rollouts.tokens, rollouts.lengths)):
-            assert bool(rollouts.finished[row]) == (int(tokens[-1]) == eos)
-            assert rollouts.texts[row] == tokenizer.decode(tokens[tokens != eos], skip_special_tokens=True)
-
-    def test_seed_decides_and_batches_do_not(self, language_model):
-        one = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3)
-        two = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3, batch_size=4)
-        other = language_model.generate(INSTRUCTIONS, generator=generator(6), num_samples=3)
-        assert one.texts == two.texts
-        assert torch.equal(one.tokens, two.tokens)
-        assert one.texts != other.texts
-
-    @pytest.mark.parametrize("shape", [(1, 8), (2, 8), (8, 8), (4, 7), (4,), (4, 8, 1)])
-    def test_uniforms_are_a_row_a_response(self, llama, shape):
-        def texts(uniforms):
-            return llama.generate(INSTRUCTIONS[:2], generator=uniforms, num_samples=2, max_new_tokens=8).texts
-
-        with pytest.raises(ValueError, match=r"uniforms.*\[4, 8\]"):
-            texts(torch.rand(shape, generator=generator()))
-        uniforms = torch.rand(4, 9, generator=generator())
-        assert texts(uniforms) == texts(uniforms[:, :8])
-
-    def test_generator_moves_on_by_rows_times_steps(self, llama):
-        source, expected = generator(2), generator(2)
-        llama.generate(INSTRUCTIONS, generator=source, max_new_tokens=7)
-        torch.rand(len(INSTRUCTIONS), 7, generator=expected)
-        assert torch.equal(source.get_state(), expected.get_state())
-
-    def test_greedy_needs_no_randomness(self, language_model):
-        one = language_model.generate(INSTRUCTIONS, generator=generator(1), temperature=0)
-        two = language_model.generate(INSTRUCTIONS, generator=generator(2), temperature=0)
-        assert torch.equal(one.tokens, two.tokens)
-        assert_close(language_model.logprobs(one, temperature=0).detach(), one.logprobs)
-
-    def test_no_instruction_no_rollout(self, llama):
-        assert len(llama.generate([], generator=generator())) == 0
-
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            {"temperature": -1},
-            {"temperature": float("nan")},
-            {"max_new_tokens": 0},
-            {"batch_size": 0},
-            {"num_samples": 0},
-        ],
-    )
-    def test_numbers_out_of_range(self, llama, bad):
-        with pytest.raises(ValueError, match="generate: expected temperature >= 0"):
-            llama.generate(INSTRUCTIONS, generator=generator(), **bad)
-
-    def test_more_positions_than_the_model_has(self, tokenizer):
-        lm = LanguageModel(build_llama(len(tokenizer), max_positions=32), tokenizer, TEMPLATE)
-        with pytest.raises(ValueError, match="model knows 32 positions"):
-            lm.generate(["Hi"], generator=generator(), max_new_tokens=30)
-        lm.max_response_tokens = 31
-        with pytest.raises(ValueError, match="model knows 32 positions"):
-            lm.logprobs(lm.as_rollouts(["Hi"], ["x" * 30]))
+def test_prompt_is_bos_and_the_rendered_template(llama):
+    (tokens,) = llama.encode_prompts([Instruction("Translate.", "Bonjour")])
+    assert tokens[0] == llama.tokenizer.bos_token_id
+    assert llama.tokenizer.decode(tokens[1:]) == "Q: Translate.\nIn: Bonjour\nA:"
+    llama.max_prompt_tokens = 12
+    with pytest.raises(ValueError, match=r"12 tokens, got 22 .*'List two birds.'"):
+        llama.encode_prompts(["Hi", "List two birds."])
 
 
-class TestScoring:
-    def test_equals_one_row_at_a_time(self, language_model):
-        language_model.max_response_tokens = 64
-        rollouts = language_model.as_rollouts(INSTRUCTIONS, RESPONSES)
-        together = language_model.logprobs(rollouts)
-        for row, alone in enumerate(ragged_split(together, rollouts.lengths)):
-            ids = torch.cat([rollouts[[row]].prompt_tokens, rollouts[[row]].tokens])
-            logits = language_model.model(input_ids=ids[None]).logits[0].log_softmax(-1)
-            start = int(rollouts.prompt_lengths[row])
-            assert_close(alone, logits[torch.arange(start - 1, len(ids) - 1), ids[start:]])
-
-    def test_micro_batches_give_the_same_gradient(self, language_model):
-        rollouts = language_model.generate(INSTRUCTIONS, generator=generator(), num_samples=3)
-        gradients = []
-        for budget in (10_000, 70):
-            language_model.model.zero_grad()
-            for rows in micro_batches(rollouts.total_lengths, budget):
-                language_model.logprobs(rollouts[rows]).sum().backward()
-            gradients.append([parameter.grad.clone() for parameter in language_model.model.parameters()])
-        for whole, parts in zip(*gradients, strict=True):
-            torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
-
-    def test_dropout_is_off_even_in_train_mode(self, tokenizer):
-        lm = LanguageModel(build_gpt2(len(tokenizer)), tokenizer, TEMPLATE)
-        rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
-        expected = lm.logprobs(rollouts)
-        assert not lm.model.training
-        lm.model.train()
-        assert_close(lm.logprobs(rollouts), expected)
-
-    def test_bfloat16_weights_score_in_float32(self, tokenizer):
-        lm = LanguageModel(build_llama(len(tokenizer)).to(torch.bfloat16), tokenizer, TEMPLATE, max_response_tokens=8)
-        rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-        assert rollouts.logprobs.dtype == torch.float32
-        assert lm.logprobs(rollouts).dtype == torch.float32
-
-    def test_unknown_role(self, llama):
-        with pytest.raises(ValueError, match="Unknown role 'refernce'; roles: policy, reference"):
-            llama.logprobs(llama.as_rollouts(["a"], ["b"]), role="refernce")
+def test_responses_end_with_eos_and_read_back_unless_they_are_cut(llama):
+    llama.max_response_tokens = 64
+    rollouts = llama.as_rollouts(INSTRUCTIONS, RESPONSES)
+    rows = ragged_split(rollouts.tokens, rollouts.lengths)
+    assert all(row[-1] == llama.tokenizer.eos_token_id for row in rows)
+    assert tuple(llama.tokenizer.decode(row[:-1]) for row in rows) == RESPONSES == rollouts.texts
+    assert rollouts.finished.all()
+    assert not rollouts.logprobs.any()
+    llama.max_response_tokens = 4
+    rollouts = llama.as_rollouts(["a", "b"], ["12345", "123"])
+    assert rollouts.lengths.tolist() == [4, 4]
+    assert rollouts.finished.tolist() == [False, True]
+    assert llama.tokenizer.decode(rollouts.tokens[:4]) == "1234"
+    with pytest.raises(ValueError, match="2 instructions but 1 responses"):
+        llama.as_rollouts(["a", "b"], ["c"])
 
 
-class TestReference:
-    def test_copy_stays_where_the_policy_was(self, language_model):
-        rollouts = language_model.as_rollouts(INSTRUCTIONS, RESPONSES)
-        with pytest.raises(RuntimeError, match="add_reference"):
-            language_model.logprobs(rollouts, role="reference")
-        language_model.add_reference()
-        before = language_model.logprobs(rollouts)
-        assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
-        with torch.no_grad():
-            for parameter in language_model.model.parameters():
-                parameter.mul_(1.1)
-        assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
-        assert (language_model.logprobs(rollouts) - before).abs().max() > 1e-3
-        assert not language_model.logprobs(rollouts, role="reference").requires_grad
-
-    @OLD_NAME_IN_PEFT
-    def test_fresh_adapters_are_the_identity(self, tokenizer):
-        lm = lora_model(tokenizer)
-        lm.add_reference()
-        rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-        assert torch.equal(lm.logprobs(rollouts), lm.logprobs(rollouts, role="reference"))
-
-    @OLD_NAME_IN_PEFT
-    def test_the_reference_of_fresh_adapters_is_the_base_model(self, tokenizer, llama):
-        lm = lora_model(tokenizer)
-        lm.add_reference()
-        train_adapters(lm)
-        rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-        base = llama.logprobs(rollouts).detach()
-        assert lm.reference is None
-        assert torch.equal(lm.logprobs(rollouts, role="reference"), base)
-        assert_close(lm.logprobs(rollouts).detach(), rollouts.logprobs)  # the adapters do take part in sampling
-        assert (rollouts.logprobs - base).abs().max() > 0.1
-
-    @OLD_NAME_IN_PEFT
-    def test_the_reference_of_trained_adapters_is_where_they_were(self, tokenizer, llama, tmp_path):
-        lm = lora_model(tokenizer)
-        with pytest.raises(RuntimeError, match="add_reference"):
-            lm.logprobs(lm.as_rollouts(INSTRUCTIONS, RESPONSES), role="reference")
-        train_adapters(lm)
-        trainable = [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
-        rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
-        start = lm.logprobs(rollouts).detach()
-        lm.add_reference()
-        with torch.no_grad():
-            for parameter in lm.model.parameters():
-                if parameter.requires_grad:
-                    parameter.mul_(2)
-        assert torch.equal(lm.logprobs(rollouts, role="reference"), start)
-        assert not lm.logprobs(rollouts, role="reference").requires_grad
-        assert (start - llama.logprobs(rollouts)).abs().max() > 0.1
-        moved = lm.logprobs(rollouts)
-        assert (moved - start).abs().max() > 0.1  # scoring the reference left the policy as it was
-        assert trainable == [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
-        lm.model.save_pretrained(tmp_path)
-        assert not any("reference" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
-
-    @OLD_NAME_IN_PEFT
-    def test_only_adapters_get_gradients(self, tokenizer):
-        lm = lora_model(tokenizer)
-        lm.logprobs(lm.as_rollouts(INSTRUCTIONS, RESPONSES)).sum().backward()
-        trained = {name for name, parameter in lm.model.named_parameters() if parameter.grad is not None}
-        assert trained
-        assert all("lora_" in name for name in trained)
+def test_response_continues_the_prompt_for_a_tokenizer_that_prefixes_spaces():
+    # SentencePiece's way: every text starts with a space. The response does not start a text.
+    pieces = ["<unk>", "</s>", "<pad>", "▁", ":", *["▁Hello", "▁Hi", "Hello", "Hi", "A", "Q", "▁Q", "▁A"]]
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([spaces, pre_tokenizers.Punctuation()])
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    template = PromptTemplate("{instruction}{input}:", "{instruction}:")
+    lm = LanguageModel(build_llama(len(tokenizer)), tokenizer, template)
+    joint = tokenizer("Q:Hello Hi")["input_ids"]
+    assert lm.encode_prompts(["Q"])[0] + lm.encode_responses(["Hello Hi"], eos=False)[0] == joint
 
 
-class TestFolders:
-    def test_saved_and_loaded(self, language_model, tmp_path):
-        language_model.save(tmp_path / "policy")
-        names = {path.name for path in (tmp_path / "policy").iterdir()}
-        assert {"config.json", "model.safetensors", "tokenizer.json", "prompt_template.json"} <= names
-        assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in names)
-        assert [path.name for path in tmp_path.iterdir()] == ["policy"]  # nothing half-written is left
-        loaded = LanguageModel.from_pretrained(tmp_path / "policy", max_response_tokens=16)
-        assert loaded.template == TEMPLATE
-        one = language_model.generate(INSTRUCTIONS, generator=generator())
-        two = loaded.generate(INSTRUCTIONS, generator=generator())
-        assert one.texts == two.texts
-        assert torch.equal(one.logprobs, two.logprobs)
-
-    def test_saving_replaces_and_keeps_what_is_not_its_own(self, llama, policy_folder):
-        (policy_folder / "notes.txt").write_text("mine")
-        with torch.no_grad():
-            llama.model.lm_head.weight.zero_()
-        llama.save(policy_folder)
-        assert not load_file(policy_folder / "model.safetensors")["lm_head.weight"].any()
-        assert (policy_folder / "notes.txt").read_text() == "mine"
-
-    @OLD_NAME_IN_PEFT
-    def test_adapter_folder_names_its_base(self, policy_folder, tmp_path):
-        lm = LanguageModel.from_pretrained(policy_folder, lora=LORA, max_response_tokens=16)
-        train_adapters(lm)
-        lm.save(tmp_path / "adapter")
-        config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-        assert config["base_model_name_or_path"] == str(policy_folder)
-        assert not (tmp_path / "adapter" / "model.safetensors").exists()
-        loaded = LanguageModel.from_pretrained(tmp_path / "adapter", max_response_tokens=16)
-        rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-        assert torch.equal(loaded.logprobs(rollouts), lm.logprobs(rollouts))
-        assert any(parameter.requires_grad for parameter in loaded.model.parameters())
-        with pytest.raises(CheckpointError, match="adapter already"):
-            LanguageModel.from_pretrained(tmp_path / "adapter", lora=LORA)
-
-    @pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "runs/a/policy"])
-    def test_missing_folder(self, path):
-        with pytest.raises(CheckpointError, match=path):
-            LanguageModel.from_pretrained(path)
+@pytest.mark.parametrize("changes", [{"pad_token": "</s>"}, {"pad_token": None}, {"eos_token": None}])
+def test_padding_and_eos_must_be_there_and_differ(tokenizer, changes):
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **{**SPECIAL_TOKENS, **changes})
+    with pytest.raises(ValueError, match="end-of-sequence token"):
+        LanguageModel(build_llama(len(tokenizer)), other, TEMPLATE)
 
 
-class TestSpecialTokens:
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"pad_token": "</s>"}, r"differs from the end-of-sequence token, got the end-of-sequence token '</s>'"),
-            ({"pad_token": None}, "differs from the end-of-sequence token, got none"),
-            ({"eos_token": None}, "no end-of-sequence token"),
-        ],
-    )
-    def test_padding_and_eos_must_differ(self, tokenizer, changes, message):
-        special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", **changes}
-        other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
-        with pytest.raises(ValueError, match=message):
-            LanguageModel(build_llama(len(tokenizer)), other, TEMPLATE)
-
-    @pytest.mark.parametrize("architecture", sorted(BUILDERS))
-    def test_more_tokens_than_embeddings(self, tokenizer, architecture):
-        with pytest.raises(ValueError, match=r"tokenizer has 259 tokens but the model embeds 100"):
-            LanguageModel(BUILDERS[architecture](100), tokenizer, TEMPLATE)
+@pytest.mark.parametrize("architecture", sorted(BUILDERS))
+def test_more_tokens_than_embeddings(tokenizer, architecture):
+    with pytest.raises(ValueError, match=r"259 .* 100"):
+        LanguageModel(BUILDERS[architecture](100), tokenizer, TEMPLATE)
 
 
-def test_rollouts_are_what_the_loop_needs(llama):
-    rollouts = llama.generate(INSTRUCTIONS, generator=generator())
-    assert isinstance(rollouts, Rollouts)
-    assert rollouts.tokens.dtype == rollouts.lengths.dtype == torch.int64
-    assert rollouts.logprobs.dtype == torch.float32
-    assert rollouts.finished.dtype == torch.bool
+# Sampling ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
+def test_sampled_logprobs_are_the_scored_ones_and_rollouts_are_complete(language_model, temperature):
+    rollouts = language_model.generate(INSTRUCTIONS, generator=generator(), temperature=temperature, num_samples=2)
+    assert_close(language_model.logprobs(rollouts, temperature=temperature).detach(), rollouts.logprobs)
+    # The temperature is not without effect: under another one the numbers differ.
+    assert (language_model.logprobs(rollouts, temperature=1.3) - rollouts.logprobs).abs().max() > 0.1
+    assert rollouts.instructions == tuple(text for text in INSTRUCTIONS for _ in range(2))
+    prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)
+    assert [row.tolist() for row in prompts[::2]] == language_model.encode_prompts(INSTRUCTIONS)
+    eos, tokenizer = language_model.tokenizer.eos_token_id, language_model.tokenizer
+    for row, tokens in enumerate(ragged_split(rollouts.tokens, rollouts.lengths)):
+        assert bool(rollouts.finished[row]) == (int(tokens[-1]) == eos)
+        assert rollouts.texts[row] == tokenizer.decode(tokens[tokens != eos], skip_special_tokens=True)
+    other = language_model.generate(INSTRUCTIONS, generator=generator(1), temperature=temperature, num_samples=2)
+    assert torch.equal(other.tokens, rollouts.tokens) == (temperature == 0)
+
+
+def test_seed_decides_and_batches_do_not(language_model):
+    one = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3)
+    two = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3, batch_size=4)
+    assert one.texts == two.texts
+    assert torch.equal(one.tokens, two.tokens)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 8), (8, 8), (4, 7), (4,), (4, 8, 1)])
+def test_uniforms_are_a_row_a_response(llama, shape):
+    def texts(uniforms):
+        return llama.generate(INSTRUCTIONS[:2], generator=uniforms, num_samples=2, max_new_tokens=8).texts
+
+    with pytest.raises(ValueError, match=r"\[4, 8\]"):
+        texts(torch.rand(shape, generator=generator()))
+    uniforms = torch.rand(4, 9, generator=generator())
+    assert texts(uniforms) == texts(uniforms[:, :8])
+
+
+def test_generator_moves_on_by_rows_times_steps(llama):
+    source, expected = generator(2), generator(2)
+    llama.generate(INSTRUCTIONS, generator=source, max_new_tokens=7)
+    torch.rand(len(INSTRUCTIONS), 7, generator=expected)
+    assert torch.equal(source.get_state(), expected.get_state())
+
+
+def test_what_cannot_be_sampled_or_scored(llama, tokenizer):
+    assert len(llama.generate([], generator=generator())) == 0
+    bad = {"temperature": (-1, float("nan")), "max_new_tokens": (0,), "batch_size": (0,), "num_samples": (0,)}
+    for name, value in ((name, value) for name, values in bad.items() for value in values):
+        with pytest.raises(ValueError, match=f"{name}.*{value!r}"):
+            llama.generate(INSTRUCTIONS, generator=generator(), **{name: value})
+    with pytest.raises(ValueError, match="'refernce'.*reference"):
+        llama.logprobs(llama.as_rollouts(["a"], ["b"]), role="refernce")
+    small = LanguageModel(build_llama(len(tokenizer), max_positions=32), tokenizer, TEMPLATE)
+    with pytest.raises(ValueError, match="32 positions"):
+        small.generate(["Hi"], generator=generator(), max_new_tokens=30)
+    small.max_response_tokens = 31
+    with pytest.raises(ValueError, match="32 positions"):
+        small.logprobs(small.as_rollouts(["Hi"], ["x" * 30]))
+
+
+# Scoring ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_and_gradients_are_those_of_one_row_at_a_time(language_model):
+    language_model.max_response_tokens = 64
+    rollouts = language_model.as_rollouts(INSTRUCTIONS, RESPONSES)
+    gradients = []
+    for budget in (10_000, 70):
+        language_model.model.zero_grad()
+        for rows in micro_batches(rollouts.total_lengths, budget):
+            language_model.logprobs(rollouts[rows]).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in language_model.model.parameters()])
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+    together = language_model.logprobs(rollouts)
+    for row, alone in enumerate(ragged_split(together, rollouts.lengths)):
+        ids = torch.cat([rollouts[[row]].prompt_tokens, rollouts[[row]].tokens])
+        logits = language_model.model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        start = int(rollouts.prompt_lengths[row])
+        assert_close(alone, logits[torch.arange(start - 1, len(ids) - 1), ids[start:]])
+
+
+def test_dropout_is_off_even_in_train_mode(tokenizer):
+    lm = LanguageModel(build_gpt2(len(tokenizer)), tokenizer, TEMPLATE)
+    rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
+    expected = lm.logprobs(rollouts)
+    assert not lm.model.training
+    lm.model.train()
+    assert_close(lm.logprobs(rollouts), expected)
+
+
+def test_bfloat16_weights_score_in_float32(tokenizer):
+    lm = LanguageModel(build_llama(len(tokenizer)).to(torch.bfloat16), tokenizer, TEMPLATE, max_response_tokens=8)
+    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
+    assert rollouts.logprobs.dtype == lm.logprobs(rollouts).dtype == torch.float32
+
+
+# The reference ----------------------------------------------------------------------------------------------------
+
+
+def test_copy_stays_where_the_policy_was(language_model):
+    rollouts = language_model.as_rollouts(INSTRUCTIONS, RESPONSES)
+    with pytest.raises(RuntimeError, match="add_reference"):
+        language_model.logprobs(rollouts, role="reference")
+    language_model.add_reference()
+    before = language_model.logprobs(rollouts)
+    assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
+    with torch.no_grad():
+        for parameter in language_model.model.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
+    assert (language_model.logprobs(rollouts) - before).abs().max() > 1e-3
+    assert not language_model.logprobs(rollouts, role="reference").requires_grad
+
+
+@OLD_NAME_IN_PEFT
+def test_the_reference_of_fresh_adapters_is_the_base_model(tokenizer, llama):
+    lm = lora_model(tokenizer)
+    lm.add_reference()
+    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
+    lm.logprobs(rollouts).sum().backward()
+    trained = {name for name, parameter in lm.model.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, _ in lm.model.named_parameters() if "lora_" in name}
+    base = llama.logprobs(rollouts).detach()
+    assert torch.equal(lm.logprobs(rollouts), base)  # fresh, they are the identity
+    train_adapters(lm)
+    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
+    base = llama.logprobs(rollouts).detach()
+    assert lm.reference is None
+    assert torch.equal(lm.logprobs(rollouts, role="reference"), base)
+    assert_close(lm.logprobs(rollouts).detach(), rollouts.logprobs)  # the adapters do take part in sampling
+    assert (rollouts.logprobs - base).abs().max() > 0.1
+
+
+@OLD_NAME_IN_PEFT
+def test_the_reference_of_trained_adapters_is_where_they_were(tokenizer, llama, tmp_path):
+    lm = lora_model(tokenizer)
+    with pytest.raises(RuntimeError, match="add_reference"):
+        lm.logprobs(lm.as_rollouts(INSTRUCTIONS, RESPONSES), role="reference")
+    train_adapters(lm)
+    trainable = [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
+    rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
+    start = lm.logprobs(rollouts).detach()
+    lm.add_reference()
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(2)
+    assert torch.equal(lm.logprobs(rollouts, role="reference"), start)
+    assert not lm.logprobs(rollouts, role="reference").requires_grad
+    assert (start - llama.logprobs(rollouts)).abs().max() > 0.1
+    moved = lm.logprobs(rollouts)
+    assert (moved - start).abs().max() > 0.1  # scoring the reference left the policy as it was
+    assert trainable == [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
+    lm.model.save_pretrained(tmp_path)
+    assert not any("reference" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+
+
+# Folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded(language_model, tmp_path):
+    language_model.save(tmp_path / "policy")
+    names = {path.name for path in (tmp_path / "policy").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "prompt_template.json"} <= names
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in names)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]  # nothing half-written is left
+    loaded = LanguageModel.from_pretrained(tmp_path / "policy", max_response_tokens=16)
+    assert loaded.template == TEMPLATE
+    one = language_model.generate(INSTRUCTIONS, generator=generator())
+    two = loaded.generate(INSTRUCTIONS, generator=generator())
+    assert one.texts == two.texts
+    assert torch.equal(one.logprobs, two.logprobs)
+
+
+def test_saving_replaces_and_keeps_what_is_not_its_own(llama, policy_folder):
+    (policy_folder / "notes.txt").write_text("mine")
+    with torch.no_grad():
+        llama.model.lm_head.weight.zero_()
+    llama.save(policy_folder)
+    assert not load_file(policy_folder / "model.safetensors")["lm_head.weight"].any()
+    assert (policy_folder / "notes.txt").read_text() == "mine"
+
+
+@OLD_NAME_IN_PEFT
+def test_adapter_folder_names_its_base(policy_folder, tmp_path):
+    lm = LanguageModel.from_pretrained(policy_folder, lora=LORA, max_response_tokens=16)
+    train_adapters(lm)
+    lm.save(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(policy_folder)
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    loaded = LanguageModel.from_pretrained(tmp_path / "adapter", max_response_tokens=16)
+    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
+    assert torch.equal(loaded.logprobs(rollouts), lm.logprobs(rollouts))
+    assert any(parameter.requires_grad for parameter in loaded.model.parameters())
+    with pytest.raises(CheckpointError, match="adapter already"):
+        LanguageModel.from_pretrained(tmp_path / "adapter", lora=LORA)
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "runs/a/policy"])
+def test_missing_folder(path):
+    with pytest.raises(CheckpointError, match=path):
+        LanguageModel.from_pretrained(path)

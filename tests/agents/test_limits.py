@@ -1,9 +1,8 @@
 """The longest prompt and response: AlpacaFarm's where they fit, and what was asked for or an error."""
 
 import pytest
-from tiny_models import TEMPLATE, build_llama, build_tokenizer, generator
+from tiny_models import TEMPLATE, build_llama, build_tokenizer
 
-from alpacafarm_env import sandbox
 from alpacafarm_env.agents import BinaryRewardConditioning, LanguageModel, PolicyActor, RewardConditioningConfig
 from alpacafarm_env.agents.text import fit_limits
 from alpacafarm_env.instructions import Preference
@@ -47,11 +46,3 @@ def test_a_control_token_has_a_position_beside_the_longest_prompt_and_response(t
             PolicyActor(conditioned).act(texts)
     with pytest.raises(ValueError, match="control token"):
         LanguageModel.from_pretrained(tmp_path, max_prompt_tokens=192, max_response_tokens=64)
-
-
-def test_the_shipped_policy_answers_with_the_defaults():
-    policy = LanguageModel.from_pretrained(sandbox.POLICY)
-    texts = policy.generate(["List three traits of a lion."], generator=generator()).texts
-    explicit = LanguageModel.from_pretrained(sandbox.POLICY, max_prompt_tokens=192, max_response_tokens=64)
-    assert explicit.generate(["List three traits of a lion."], generator=generator()).texts == texts
-    assert len(PolicyActor(sandbox.POLICY).act(["List three traits of a lion."])) == 1

@@ -1,38 +1,27 @@
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_worlds import DEMONSTRATIONS, load_policy, start_world, write_gradients
+from tiny_worlds import DEMONSTRATIONS, assert_near, load_policy
 from torch import nn
 
-from alpacafarm_env.agents.loop import Loop, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
-from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.agents.loop import Loop, Resume, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError
 
 
-def make_loop(out: Path | None = None, *, total: int = 4, **changes: Any) -> tuple[nn.Linear, Loop]:
+def make_loop(
+    out: Path | None = None, *, total: int = 4, resume: Resume = "auto", frozen: bool = False, **changes: Any
+) -> tuple[nn.Linear, Loop]:
     """A loop over one weight vector that starts at zero."""
-    model = nn.Linear(3, 1, bias=False)
+    model = nn.Linear(3, 1, bias=False).requires_grad_(not frozen)
     nn.init.zeros_(model.weight)
-    loop = Loop(
-        {"model": model},
-        config=TrainingConfig(**{"learning_rate": 0.1, **changes}),
-        total=total,
-        seed=0,
-        out=out,
-        inputs={},
-        write=lambda folder: None,
-        read=lambda folder: None,
-    )
-    return model, loop
+    config = TrainingConfig(**{"learning_rate": 0.1, **changes})
+    nothing = {"inputs": {}, "write": lambda folder: None, "read": lambda folder: None}
+    return model, Loop({"model": model}, config=config, total=total, seed=0, out=out, resume=resume, **nothing)
 
 
 def step_of(model: nn.Linear, loop: Loop) -> Any:
@@ -43,43 +32,22 @@ def step_of(model: nn.Linear, loop: Loop) -> Any:
     return step
 
 
-# Schedule and config ---------------------------------------------------------------------------------------------
-
-
-def test_linear_schedule_ends_one_step_above_zero() -> None:
-    assert [schedule_factor(k, 4, warmup=0, kind="linear") for k in range(4)] == [1, 0.75, 0.5, 0.25]
-
-
-def test_warm_up_never_has_rate_zero_and_peaks_after_its_steps() -> None:
-    factors = [schedule_factor(k, 10, warmup=4, kind="linear") for k in range(6)]
-    np.testing.assert_allclose(factors, [0.2, 0.4, 0.6, 0.8, 1, 5 / 6])
-
-
-def test_cosine_is_half_way_in_the_middle() -> None:
-    assert schedule_factor(5, 10, warmup=0, kind="cosine") == pytest.approx(0.5)
-    assert schedule_factor(9, 10, warmup=0, kind="constant") == 1
-
-
-def test_warm_up_below_one_is_a_share() -> None:
-    assert schedule_factor(0, 100, warmup=0.03, kind="cosine") == pytest.approx(1 / 4)
-    assert schedule_factor(3, 100, warmup=0.03, kind="cosine") == 1
+# Schedule and order ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("kind", "warmup", "total", "factors"),
     [
-        ("learning_rate", 0.0),
-        ("learning_rate", math.nan),
-        ("max_grad_norm", -1.0),
-        ("micro_batch_tokens", 0),
-        ("keep_checkpoints", 0),
-        ("schedule", "lienar"),
-        ("mixed_precision", "fp16"),
+        ("linear", 0, 4, {0: 1, 1: 0.75, 2: 0.5, 3: 0.25}),  # ends one step above zero
+        ("linear", 4, 10, {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 5 / 6}),  # never zero, and peaks after its steps
+        ("cosine", 0, 10, {5: 0.5}),
+        ("constant", 0, 10, {9: 1}),
+        ("cosine", 0.03, 100, {0: 1 / 4, 3: 1}),  # below one, a share
     ],
 )
-def test_a_bad_setting_is_named(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"TrainingConfig.{field} must be .*{value!r}"):
-        TrainingConfig(**{field: value})
+def test_schedule(kind: str, warmup: float, total: int, factors: dict[int, float]) -> None:
+    found = {k: schedule_factor(k, total, warmup=warmup, kind=kind) for k in factors}
+    assert found == pytest.approx(factors)
 
 
 def test_every_epoch_holds_every_item_once_in_a_new_order() -> None:
@@ -106,23 +74,8 @@ def test_gradients_do_not_depend_on_micro_batches(policy_folder: Path) -> None:
         gradients[size] = {name: p.grad.clone() for name, p in sft._loop.parameters.items() if p.grad is not None}
         sft._loop._optimizer.zero_grad()
     for size in (4, 1):
-        for name, gradient in gradients[16].items():
-            torch.testing.assert_close(gradients[size][name], gradient, rtol=0, atol=1e-6)
+        assert_near(gradients[size], gradients[16], atol=1e-6)
     assert max(float(gradient.abs().max()) for gradient in gradients[16].values()) > 1e-3
-
-
-def test_gradients_do_not_depend_on_the_number_of_processes(policy_folder: Path, tmp_path: Path) -> None:
-    """Two gloo processes, each with half of the environments, against one: equal responses in equal minibatches."""
-    worlds = [start_world(write_gradients, policy_folder, tmp_path / f"{n}.safetensors", size=n) for n in (1, 2)]
-    for process in (process for world in worlds for process in world):
-        process.join(120)
-        assert process.exitcode == 0
-    one, two = (load_file(tmp_path / f"{n}.safetensors") for n in (1, 2))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        # After twelve updates, Adam has turned rounding of tiny gradients into differences of its own.
-        atol = 1e-4 if name.startswith("trained.") else 1e-6
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_items() -> None:
@@ -133,32 +86,23 @@ def test_the_gradient_is_that_of_the_mean_over_all_items() -> None:
 
 
 def test_clipping_limits_the_gradient_and_logs_its_norm() -> None:
-    model, loop = make_loop(max_grad_norm=0.5)
+    model, loop = make_loop(max_grad_norm=0.5, adam_eps=1.0)  # large enough for the first step to show the gradient
     metrics = loop.update([torch.arange(1)], lambda _: {"loss": 30 * model.weight.sum()}, count=1)
     assert metrics["grad_norm"] == pytest.approx(30 * math.sqrt(3))
-    assert metrics["loss"] == 0
+    gradient = 0.5 / math.sqrt(3)
+    assert model.weight.tolist() == [pytest.approx([-0.1 * gradient / (gradient + 1)] * 3, rel=1e-4)]
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
     model, loop = make_loop()
-    with pytest.raises(FloatingPointError, match=r"step 1: loss nan.*learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"step 1.*nan"):
         loop.update([torch.arange(1)], lambda _: {"loss": model.weight.sum() * math.nan}, count=1)
     assert torch.equal(model.weight, torch.zeros(1, 3))
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
-    frozen = nn.Linear(2, 1).requires_grad_(False)
-    with pytest.raises(ValueError, match="Nothing to train: no parameter of frozen requires a gradient"):
-        Loop(
-            {"frozen": frozen},
-            config=TrainingConfig(),
-            total=1,
-            seed=0,
-            out=None,
-            inputs={},
-            write=lambda folder: None,
-            read=lambda folder: None,
-        )
+    with pytest.raises(ValueError, match="model requires a gradient"):
+        make_loop(frozen=True)
 
 
 # The run's folder ------------------------------------------------------------------------------------------------
@@ -210,17 +154,7 @@ def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path)
     list(loop.run(step_of(model, loop)))
     with pytest.raises(CheckpointError, match="resume='never'"):
-        Loop(
-            {"model": model},
-            config=loop.config,
-            total=4,
-            seed=0,
-            out=tmp_path,
-            inputs={},
-            write=lambda folder: None,
-            read=lambda folder: None,
-            resume="never",
-        )
+        make_loop(tmp_path, resume="never")
 
 
 def test_edited_metrics_are_noticed(tmp_path: Path) -> None:
@@ -229,13 +163,3 @@ def test_edited_metrics_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"metrics.jsonl has 0 bytes, but had \d+"):
         make_loop(tmp_path)
-
-
-def test_micro_batches_respect_the_budget_of_the_config(policy_folder: Path) -> None:
-    sft = SFT(
-        load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(micro_batch_tokens=100)
-    )
-    lengths = sft._data.total_lengths
-    cut = micro_batches(lengths, 100)
-    assert len(cut) > 1
-    assert all(len(rows) * int(lengths[rows].max()) <= 100 for rows in cut)

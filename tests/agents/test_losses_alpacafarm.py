@@ -4,14 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alpacafarm_env.agents.losses import (
-    gae,
-    masked_moments,
-    missing_eos_penalty,
-    shape_rewards,
-    stops_after,
-    whiten,
-)
+from alpacafarm_env.agents.losses import gae, masked_moments, missing_eos_penalty, shape_rewards, stops_after, whiten
 
 
 def close(actual: Tensor, expected: object, atol: float = 1e-6) -> None:

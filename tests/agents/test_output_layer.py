@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from tiny_models import INSTRUCTIONS, TEMPLATE, generator
+from tiny_models import INSTRUCTIONS, SPECIAL_IDS, TEMPLATE, generator
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.rollouts import scoring_batch
@@ -22,8 +22,7 @@ ENDS = {
 
 def build(architecture, tokenizer):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 128}
-    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    sizes |= {"vocab_size": len(tokenizer), "initializer_range": 0.2} | special | ENDS[architecture]
+    sizes |= {"vocab_size": len(tokenizer), "initializer_range": 0.2} | SPECIAL_IDS | ENDS[architecture]
     config = getattr(transformers, f"{architecture}Config")(**sizes)
     torch.manual_seed(0)
     name = f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,9 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_worlds import DEMONSTRATIONS, load_policy
-from torchrun_jobs import make_ppo
 
 from alpacafarm_env.agents import loop
 from alpacafarm_env.agents.processes import Processes, join
@@ -29,21 +26,6 @@ def begin(job: str, policy: Path, out: Path, *launcher: str) -> subprocess.Popen
     environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *launcher, str(folder / "torchrun_jobs.py"), job, str(policy), str(out)]
     return subprocess.Popen(command, env=environment)
-
-
-def test_two_processes_of_torchrun_train_as_one(policy_folder: Path, tmp_path: Path) -> None:
-    worlds = [begin("train", policy_folder, tmp_path / "1"), begin("train", policy_folder, tmp_path / "2", *TORCHRUN)]
-    assert [world.wait(300) for world in worlds] == [0, 0]
-    # One process goes on where two have stopped, and there is nothing left to do.
-    assert make_ppo(str(policy_folder), tmp_path / "2" / "ppo").learn() == {}
-    before = load_file(policy_folder / "model.safetensors")
-    for agent in ("ppo", "quark"):
-        lines = [(tmp_path / n / agent / "metrics.jsonl").read_text().splitlines() for n in ("1", "2")]
-        assert [[json.loads(line)["step"] for line in run] for run in lines] == [[1, 2, 3]] * 2
-        one, two = (load_file(tmp_path / n / agent / "checkpoint-3/policy/model.safetensors") for n in ("1", "2"))
-        for name, tensor in one.items():
-            torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
-        assert max(float((one[name] - before[name]).abs().max()) for name in one) > 1e-4
 
 
 def test_processes_that_differ_are_all_told_how(policy_folder: Path, tmp_path: Path) -> None:

@@ -1,30 +1,25 @@
-from __future__ import annotations
-
 import math
-import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from quark_worlds import assert_near, gradients, move, prepared, small
-from tiny_models import build_tokenizer
-from tiny_worlds import DEMONSTRATIONS, TEXTS, load_policy, make_env
+from quark_worlds import gradients, prepared, small
+from tiny_models import LORA, build_tokenizer
+from tiny_worlds import DEMONSTRATIONS, TEXTS, assert_near, load_policy, make_env, move
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents import quark
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.losses import exact_kl
 from alpacafarm_env.agents.quark import Pool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
-from alpacafarm_env.agents.rollouts import Rollouts, ragged_split
+from alpacafarm_env.agents.rollouts import Rollouts
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 
 
@@ -45,19 +40,18 @@ def truth(policy: LanguageModel, prompt: list[int], response: list[int]) -> Tens
 # Quantiles -------------------------------------------------------------------------------------------------------
 
 
-def test_golden_quantiles_of_ten_rewards() -> None:
-    """AlpacaFarm's pool, run by hand: the best of four quantiles holds items 5 and 9, the last takes the remainder."""
-    rewards = torch.tensor([0.3, 0.9, -1, 0.5, 0.9, 2, 0.1, 0, -2, 1.5])
-    labels = quantile_labels(rewards, 4)
-    assert (labels == 0).nonzero().flatten().tolist() == [5, 9]
-    assert labels.bincount().tolist() == [2, 2, 2, 4]
-    assert labels.tolist() == [2, 1, 3, 2, 1, 0, 3, 3, 3, 0]
-
-
-def test_equal_scores_go_by_position() -> None:
-    assert quantile_labels(torch.zeros(6), 3).tolist() == [0, 0, 1, 1, 2, 2]
-    assert quantile_labels(torch.tensor([1.0, 2, 1, 2]), 2).tolist() == [1, 0, 1, 0]
-    assert quantile_labels(torch.tensor([1.0, 1, 2, 1]), 2).tolist() == [0, 1, 0, 1]
+@pytest.mark.parametrize(
+    ("scores", "num_quantiles", "labels"),
+    [
+        # AlpacaFarm's pool, run by hand: the best of four quantiles holds items 5 and 9, the last takes the remainder.
+        ([0.3, 0.9, -1, 0.5, 0.9, 2, 0.1, 0, -2, 1.5], 4, [2, 1, 3, 2, 1, 0, 3, 3, 3, 0]),
+        ([0, 0, 0, 0, 0, 0], 3, [0, 0, 1, 1, 2, 2]),  # equal scores go by position
+        ([1, 2, 1, 2], 2, [1, 0, 1, 0]),
+        ([1, 1, 2, 1], 2, [0, 1, 0, 1]),
+    ],
+)
+def test_quantiles_by_hand(scores: list[float], num_quantiles: int, labels: list[int]) -> None:
+    assert quantile_labels(torch.tensor(scores), num_quantiles).tolist() == labels
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.integers(1, 8))
@@ -72,9 +66,9 @@ def test_labels_partition_the_pool_from_best_to_worst(scores: list[int], num_qua
 
 
 def test_scores_that_cannot_be_sorted_are_refused() -> None:
-    with pytest.raises(ValueError, match="without NaN, got shape \\(2,\\) with 1 NaN"):
+    with pytest.raises(ValueError, match=r"\(2,\) with 1 NaN"):
         quantile_labels(torch.tensor([1.0, math.nan]), 2)
-    with pytest.raises(ValueError, match="at least 1 quantile, got 0"):
+    with pytest.raises(ValueError, match="got 0"):
         quantile_labels(torch.zeros(2), 0)
 
 
@@ -134,18 +128,6 @@ def test_an_update_takes_a_minibatch_at_most(
 # The loss --------------------------------------------------------------------------------------------------------
 
 
-def test_golden_kl_and_its_gradient_with_a_token_that_both_forbid() -> None:
-    logits = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
-    forbidden = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
-    assert torch.equal(forbidden.detach(), torch.tensor([[1.0, 0.0, -1.0, -torch.inf]]))
-    kl = exact_kl(forbidden, torch.tensor([[0.5, 0.5, -1.0, -torch.inf]]))
-    assert float(kl.detach()) == pytest.approx(0.1015666, abs=1e-6)
-    (with_it,) = torch.autograd.grad(kl, logits)
-    (without,) = torch.autograd.grad(exact_kl(logits, torch.tensor([[0.5, 0.5, -1.0]])), logits)
-    torch.testing.assert_close(with_it, without)
-    assert float(without.abs().max()) > 0.01
-
-
 @pytest.mark.parametrize("best_quantile_only", [True, False])
 def test_the_loss_is_nll_plus_exact_kl_of_unpadded_rows(
     language_model: LanguageModel, best_quantile_only: bool
@@ -177,17 +159,6 @@ def test_the_loss_is_nll_plus_exact_kl_of_unpadded_rows(
     assert float(sums["loss"]) == pytest.approx(nll + 0.3 * kl, rel=1e-5)
 
 
-def test_the_first_token_is_read_right_behind_the_prompt(llama: LanguageModel) -> None:
-    """Responses of one token: their loss is that of the first token, which AlpacaFarm read behind a pad."""
-    agent, rollouts, _, pool, _ = prepared(llama, max_response_tokens=1, num_quantiles=1)
-    assert set(rollouts.lengths.tolist()) == {1}
-    prompts = [tokens.tolist() for tokens in ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)]
-    expected = sum(float(truth(llama, p, [t])) for p, t in zip(prompts, rollouts.tokens.tolist(), strict=True))
-    found = quark_sums(agent.policy, pool, torch.from_numpy(pool.trained), agent.config)["loss/nll"]
-    assert len({len(prompt) for prompt in prompts}) > 1
-    assert float(found.detach()) == pytest.approx(-expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("train_eos", [True, False])
 def test_eos_is_a_target_unless_it_is_switched_off(llama: LanguageModel, train_eos: bool) -> None:
     agent, rollouts, _, pool, _ = prepared(llama, num_quantiles=1, train_eos=train_eos)
@@ -204,17 +175,13 @@ def test_eos_is_a_target_unless_it_is_switched_off(llama: LanguageModel, train_e
     found = quark_sums(agent.policy, pool, torch.tensor(rows), agent.config)["loss/nll"]
     assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
     assert int(pool.read.lengths[rows].sum()) == num_tokens
-    unfinished = ~rollouts.finished
-    assert torch.equal(pool.read.lengths[unfinished], rollouts.lengths[unfinished])
-
-
-def test_without_eos_takes_one_token_off_finished_rows_only(llama: LanguageModel) -> None:
-    _, rollouts, _, _, _ = prepared(llama)
     cut = without_eos(rollouts)
-    for row in range(16):
-        whole, rest = rollouts[[row]].tokens.tolist(), cut[[row]].tokens.tolist()
-        assert rest == (whole[:-1] if rollouts.finished[row] else whole)
     assert not cut.finished.any()
+    for row, finished in enumerate(rollouts.finished.tolist()):
+        whole = rollouts[[row]].tokens.tolist()
+        less = whole[:-1] if finished else whole
+        assert cut[[row]].tokens.tolist() == less
+        assert pool.read[[row]].tokens.tolist() == (whole if train_eos else less)
 
 
 def test_responses_that_say_nothing_cannot_be_learned_without_eos(llama: LanguageModel) -> None:
@@ -227,7 +194,7 @@ def test_responses_that_say_nothing_cannot_be_learned_without_eos(llama: Languag
         logprobs=torch.zeros(16),
         finished=torch.ones(16, dtype=torch.bool),
     )
-    with pytest.raises(ValueError, match="Step 7: the responses to train on are empty, and train_eos=False"):
+    with pytest.raises(ValueError, match="Step 7.*train_eos=False"):
         agent._prepare(7, silent, scores, np.arange(16))
     one_word = Rollouts.cat([rollouts[[3]], silent[list(range(15))]])
     pool, _ = agent._prepare(7, one_word, torch.ones(16), np.arange(16))
@@ -235,13 +202,8 @@ def test_responses_that_say_nothing_cannot_be_learned_without_eos(llama: Languag
 
 
 def test_one_quantile_without_kl_is_sft_on_the_pool(language_model: LanguageModel) -> None:
-    """The same gradient, and after one update the same weights."""
-    common = {"max_grad_norm": 0.5, "adam_eps": 1e-5, "learning_rate": 1e-2, "schedule": "constant", "warmup_steps": 0}
-    settings = {"num_quantiles": 1, "kl_coef": 0.0, "minibatch_size": 16, "num_epochs": 1, "total_steps": 1}
-    sft = SFT(language_model, DEMONSTRATIONS, config=SFTConfig(batch_size=16, epochs=1, **common))
-    agent, rollouts, _, pool, _ = prepared(language_model, **settings, **common)
-    sft._data = rollouts
-    before = {name: p.detach().clone() for name, p in agent._loop.parameters.items()}
+    sft = SFT(language_model, DEMONSTRATIONS, config=SFTConfig(batch_size=16))
+    agent, rollouts, _, pool, _ = prepared(language_model, num_quantiles=1, kl_coef=0.0)
     means = sft._loop.accumulate(sft._cut(rollouts), lambda rows: sft._sums(rollouts[rows]), count=len(rollouts.tokens))
     expected = {name: p.grad.clone() for name, p in sft._loop.parameters.items() if p.grad is not None}
     sft._loop._optimizer.zero_grad()
@@ -249,29 +211,19 @@ def test_one_quantile_without_kl_is_sft_on_the_pool(language_model: LanguageMode
     assert losses["loss"] == losses["loss/nll"] == pytest.approx(means["loss"], rel=1e-6)
     assert_near(found, expected, atol=1e-6)
 
-    sft.learn()
-    fine_tuned = {name: p.detach().clone() for name, p in sft._loop.parameters.items()}
-    with torch.no_grad():
-        for name, parameter in agent._loop.parameters.items():
-            parameter.copy_(before[name])
-    agent.learn()
-    assert any(not torch.equal(before[name], tensor) for name, tensor in fine_tuned.items())
-    assert_near({name: p.detach() for name, p in agent._loop.parameters.items()}, fine_tuned, atol=1e-5)
-
-
-def test_before_training_there_is_no_kl_to_pull(llama: LanguageModel) -> None:
-    agent, _, _, pool, metrics = prepared(llama, kl_coef=100.0)
-    pulled, means = gradients(agent, pool)
-    agent.config = replace(agent.config, kl_coef=0.0)
-    free, _ = gradients(agent, pool)
-    assert means["loss/kl"] == pytest.approx(0, abs=1e-6)
-    assert abs(metrics["kl/k1"]) < 1e-5
-    assert_near(pulled, free, atol=1e-4)
-
 
 @pytest.mark.parametrize("best_quantile_only", [True, False])
-def test_gradients_do_not_depend_on_micro_batches(llama: LanguageModel, best_quantile_only: bool) -> None:
-    agent, _, _, pool, _ = prepared(llama, best_quantile_only=best_quantile_only, num_quantiles=2)
+def test_gradients_do_not_depend_on_micro_batches_nor_on_a_kl_of_zero(
+    llama: LanguageModel, best_quantile_only: bool
+) -> None:
+    agent, _, _, pool, metrics = prepared(llama, best_quantile_only=best_quantile_only, num_quantiles=2, kl_coef=100.0)
+    if best_quantile_only:  # before training the policy is the reference: there is nothing to pull
+        pulled, means = gradients(agent, pool)
+        agent.config = replace(agent.config, kl_coef=0.0)
+        assert means["loss/kl"] == pytest.approx(0, abs=1e-6)
+        assert abs(metrics["kl/k1"]) < 1e-5
+        assert_near(pulled, gradients(agent, pool)[0], atol=1e-4)
+    agent.config = replace(agent.config, kl_coef=0.05)
     move(agent.policy)
     whole, means = gradients(agent, pool)
     parts, summed = gradients(agent, pool, micro_batch_tokens=int(pool.read.total_lengths.max()))
@@ -324,45 +276,8 @@ def test_the_best_quantile_alone_needs_no_tokens(llama: LanguageModel) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_lora_trains_without_tokens_only(policy_folder: Path) -> None:
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    updates = list(Quark(make_env(), load_policy(policy_folder, lora=lora), config=small()).updates())
+    updates = list(Quark(make_env(), load_policy(policy_folder, lora=LORA), config=small()).updates())
     assert updates[0]["kl/k1"] == pytest.approx(0, abs=1e-5)
     assert abs(updates[1]["kl/k1"]) > 1e-4
-    with pytest.raises(ValueError, match="a LoRA adapter does not hold"):
-        Quark(make_env(), load_policy(policy_folder, lora=lora), config=small(best_quantile_only=False))
-
-
-# Config ----------------------------------------------------------------------------------------------------------
-
-
-def test_paper_preset_is_appendix_b() -> None:
-    config = QuarkConfig.paper()
-    assert (config.rollout_batch_size, config.minibatch_size, config.num_epochs, config.total_steps) == (
-        512,
-        256,
-        2,
-        390,
-    )
-    assert (config.learning_rate, config.warmup_steps, config.adam_eps, config.schedule) == (3e-6, 5, 1e-5, "linear")
-    assert (config.kl_coef, config.num_quantiles, config.best_quantile_only, config.train_eos) == (0.05, 4, True, True)
-    assert (config.max_response_tokens, config.temperature, config.act_temperature) == (300, 1.0, 0.7)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("total_steps", 0, "1 or more"),
-        ("minibatch_size", 2.5, "an integer"),
-        ("num_quantiles", 0, "1 or more"),
-        ("num_quantiles", 17, "at most rollout_batch_size=16"),
-        ("kl_coef", -0.1, "0 or more"),
-        ("kl_coef", math.nan, "a finite number"),
-        ("temperature", 0, "above 0"),
-        ("max_response_tokens", 0, "1 or more, or None"),
-        ("best_quantile_only", "yes", "True or False"),
-        ("train_eos", 1, "True or False"),
-    ],
-)
-def test_bad_settings_are_named(field: str, value: object, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"QuarkConfig.{field} must be {expected}, got {value!r}")):
-        small(**{field: value})
+    with pytest.raises(ValueError, match="LoRA adapter"):
+        Quark(make_env(), load_policy(policy_folder, lora=LORA), config=small(best_quantile_only=False))

@@ -85,18 +85,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     assert not list((tmp_path / "killed").glob(".checkpoint-*"))
 
 
-def test_a_run_that_is_stopped_and_resumed_in_process_is_the_same_too(policy_folder: Path, tmp_path: Path) -> None:
-    config = small_ppo(total_steps=5, save_every=2)
-    PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "whole").learn()
-    for metrics in PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "parts").updates():
-        if metrics["step"] == 3:  # one beyond the last checkpoint: the step is made again
-            break
-    resumed = PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / "parts")
-    assert num_steps(tmp_path / "parts") == 2
-    assert [metrics["step"] for metrics in resumed.updates()] == [3, 4, 5]
-    assert result(tmp_path / "parts") == result(tmp_path / "whole")
-
-
 def test_a_run_that_ran_out_of_memory_goes_on_in_smaller_micro_batches(policy_folder: Path, tmp_path: Path) -> None:
     agents = {}
     for name, budgets in {"whole": [16384], "smaller": [16384, 100]}.items():

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 from pathlib import Path
 
-import peft
 import pytest
 import torch
-from tiny_models import BUILDERS, TEMPLATE, build_tokenizer
+from tiny_models import BUILDERS, LORA, TEMPLATE, build_tokenizer
 from tiny_worlds import TEXTS, load_policy
 
 from alpacafarm_env.agents.conditioning import add_control_tokens
@@ -17,7 +14,6 @@ from alpacafarm_env.agents.reward_conditioning import (
     BinaryRewardConditioning,
     RewardConditioningConfig,
 )
-from alpacafarm_env.agents.sft import SFTConfig
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 PREFERENCES = tuple(
@@ -45,7 +41,8 @@ def fresh(policy_folder: Path) -> LanguageModel:
 def test_each_pair_is_read_twice_after_a_token_of_its_own(policy: LanguageModel) -> None:
     assert all(set(p.chosen) == {"a"} and set(p.rejected) == {"b"} for p in PREFERENCES)
     bare = policy.encode_prompts(TEXTS)
-    data = BinaryRewardConditioning(policy, PREFERENCES)._data
+    agent = BinaryRewardConditioning(policy, PREFERENCES)
+    data = agent._data
     ids = policy.tokenizer.convert_tokens_to_ids([POSITIVE, NEGATIVE])
     assert len(data) == 2 * len(PREFERENCES)
     assert data.instructions == TEXTS * 2
@@ -54,6 +51,10 @@ def test_each_pair_is_read_twice_after_a_token_of_its_own(policy: LanguageModel)
     responses = [p.chosen for p in PREFERENCES] + [p.rejected for p in PREFERENCES]
     assert data.texts == tuple(responses)
     assert data.tokens.tolist() == [token for row in policy.encode_responses(responses) for token in row]
+    half = data[:5]  # evaluation is after the positive token
+    expected = float(agent._sums(half)["loss"].detach()) / len(half.tokens)
+    chosen = [Demonstration(p.instruction, p.chosen) for p in PREFERENCES]
+    assert agent.evaluate(chosen) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_token_decides_which_kind_is_said(policy: LanguageModel, tmp_path: Path) -> None:
@@ -72,14 +73,6 @@ def test_the_token_decides_which_kind_is_said(policy: LanguageModel, tmp_path: P
     assert set("".join(again.act(TEXTS))) == {"b"}
 
 
-def test_evaluation_is_after_the_positive_token(policy: LanguageModel) -> None:
-    agent = BinaryRewardConditioning(policy, PREFERENCES)
-    chosen = [Demonstration(p.instruction, p.chosen) for p in PREFERENCES]
-    half = agent._data[:5]
-    expected = float(agent._sums(half)["loss"].detach()) / len(half.tokens)
-    assert agent.evaluate(chosen) == pytest.approx(expected, abs=1e-5)
-
-
 def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> None:
     agent = BinaryRewardConditioning(policy, PREFERENCES, config=SMALL)
     ids = list(control_tokens(policy.model))
@@ -92,38 +85,13 @@ def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> No
     assert not set(ids) & set(samples.tokens.tolist())
 
 
-def test_a_run_that_is_stopped_and_resumed_equals_an_uninterrupted_one(policy_folder: Path, tmp_path: Path) -> None:
-    def agent(out: str) -> BinaryRewardConditioning:
-        return BinaryRewardConditioning(fresh(policy_folder), PREFERENCES, config=SMALL, seed=1, out=tmp_path / out)
-
-    whole = agent("whole")
-    assert whole.learn()["step"] == 8  # two epochs of ten responses by threes
-    for metrics in agent("parts").updates():
-        if metrics["step"] == 5:
-            break
-    resumed = agent("parts")
-    assert resumed._loop.step == 4
-    resumed.learn()
-    for name in ("metrics.jsonl", "checkpoint-8/policy/model.safetensors", "checkpoint-8/optimizer.safetensors"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert resumed.act(TEXTS) == whole.act(TEXTS)
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_what_cannot_be_trained_is_refused(policy_folder: Path) -> None:
-    with pytest.raises(ValueError, match="BinaryRewardConditioning needs at least one preference, got none"):
+    with pytest.raises(ValueError, match="got none"):
         BinaryRewardConditioning(fresh(policy_folder), [])
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="which a LoRA adapter does not hold; merge the adapter"):
-        BinaryRewardConditioning(load_policy(policy_folder, max_response_tokens=16, lora=lora), PREFERENCES)
+    with pytest.raises(ValueError, match="LoRA adapter"):
+        BinaryRewardConditioning(load_policy(policy_folder, max_response_tokens=16, lora=LORA), PREFERENCES)
     other = fresh(policy_folder)
     add_control_tokens(other, ("<good>", "<bad>"), seed=0)
     with pytest.raises(ValueError, match=r"got one with \['<good>', '<bad>'\]"):
         BinaryRewardConditioning(other, PREFERENCES)
-
-
-def test_presets() -> None:
-    paper, sft = RewardConditioningConfig.paper(), SFTConfig.paper()
-    assert isinstance(paper, RewardConditioningConfig)
-    assert (paper.epochs, paper.batch_size, paper.learning_rate) == (sft.epochs, sft.batch_size, sft.learning_rate)
-    assert isinstance(RewardConditioningConfig.sandbox(), RewardConditioningConfig)

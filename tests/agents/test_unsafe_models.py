@@ -1,7 +1,5 @@
 """Model folders that are damaged or bring code along: one error that names the folder, and no code is run."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable
@@ -49,8 +47,9 @@ READERS: dict[str, Callable[[Path, LanguageModel], object]] = {
     "tokenizer": lambda folder, _: load_tokenizer(str(folder)),
 }
 OLD_NAME_IN_PEFT = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-TOKENIZER_ONLY = {"token_environment", "tokenizer"}
-CONFIG_ONLY = {"config", "positions"}
+TOKENIZER, CONFIG = ("tokenizer.json", "tokenizer_config.json"), ("config.json",)
+READ_BY = {"token_environment": TOKENIZER, "tokenizer": TOKENIZER, "config": CONFIG, "positions": CONFIG}
+"""Of those that do not read all files."""
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -80,9 +79,7 @@ def test_a_damaged_file_is_one_error_that_names_the_folder(
 ) -> None:
     (reward_model_folder / name).write_bytes(content)
     for reader, read in READERS.items():
-        if (reader in TOKENIZER_ONLY and not name.startswith("token")) or (
-            reader in CONFIG_ONLY and name != "config.json"
-        ):
+        if name not in READ_BY.get(reader, (name,)):
             continue
         with pytest.raises(AlpacaFarmError) as raised:
             read(reward_model_folder, llama)
@@ -108,23 +105,25 @@ def test_weights_that_the_file_lacks_are_not_drawn_at_random(policy_folder: Path
         LanguageModel.from_pretrained(policy_folder)
 
 
+def damage(content: bytes) -> Callable[[bytes], bytes]:
+    return lambda _: content
+
+
 @OLD_NAME_IN_PEFT
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"{}", b'{"base_model_name_or_path": 1}'], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        *(("adapter_config.json", damage(x)) for x in (b"", b"[]", b"{", b"{}", b'{"base_model_name_or_path": 1}')),
+        *(("adapter_model.safetensors", damage(x)) for x in (b"", b"[]")),
+        ("adapter_model.safetensors", lambda x: x.replace(b"layers.1.mlp.up_proj", b"layers.1.mlp.up_prop")),
+    ],
+)
 def test_a_damaged_adapter_is_one_error_that_names_the_folder(
-    policy_folder: Path, tmp_path: Path, name: str, content: bytes
+    policy_folder: Path, tmp_path: Path, name: str, damaged: Callable[[bytes], bytes]
 ) -> None:
+    """One without some of its matrices too."""
     LanguageModel.from_pretrained(policy_folder, lora=LoraConfig(r=2, target_modules="all-linear")).save(tmp_path / "x")
     file = tmp_path / "x" / name
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=str(tmp_path / "x")):
-        LanguageModel.from_pretrained(tmp_path / "x")
-
-
-@OLD_NAME_IN_PEFT
-def test_an_adapter_without_some_of_its_matrices_is_refused(policy_folder: Path, tmp_path: Path) -> None:
-    LanguageModel.from_pretrained(policy_folder, lora=LoraConfig(r=2, target_modules="all-linear")).save(tmp_path / "x")
-    file = tmp_path / "x" / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes().replace(b"layers.1.mlp.up_proj", b"layers.1.mlp.up_prop"))
+    file.write_bytes(damaged(file.read_bytes()))
     with pytest.raises(CheckpointError, match=str(tmp_path / "x")):
         LanguageModel.from_pretrained(tmp_path / "x")

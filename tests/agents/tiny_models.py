@@ -1,10 +1,10 @@
 """Tiny real models and a byte-level tokenizer, built in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     GPT2Config,
@@ -18,8 +18,10 @@ from transformers import (
 from alpacafarm_env.templates import PromptTemplate
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+SPECIAL_IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 TEMPLATE = PromptTemplate(with_input="Q: {instruction}\nIn: {input}\nA:", without_input="Q: {instruction}\nA:")
 INSTRUCTIONS = ("List two birds.", "Hi", "Describe the sea in one short sentence.", "What is 2+2?", "Name a tree")
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -33,40 +35,25 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
 
 
-def build_llama(vocab_size: int, *, seed: int = 0, max_positions: int = 256) -> LlamaForCausalLM:
+def build_llama(vocab_size: int, *, seed: int = 0, max_positions: int = 256, **settings: Any) -> LlamaForCausalLM:
     """Two layers, width 32, grouped heads; weights large enough that the next token is far from uniform."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=max_positions,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": max_positions,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=vocab_size, initializer_range=0.2, **sizes, **heads, **SPECIAL_IDS, **settings)
     return LlamaForCausalLM(config).eval()
 
 
 def build_gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
     """Learned absolute positions and biases: what LLaMA has not. Its dropout is on, for the agents to turn off."""
     torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=256,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
-    return GPT2LMHeadModel(config)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, initializer_range=0.2, **sizes, **SPECIAL_IDS))
 
 
 BUILDERS: dict[str, Callable[[int], PreTrainedModel]] = {"llama": build_llama, "gpt2": build_gpt2}
@@ -74,3 +61,9 @@ BUILDERS: dict[str, Callable[[int], PreTrainedModel]] = {"llama": build_llama, "
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def say_more(model: PreTrainedModel, token: int, bonus: float) -> None:
+    """Add to the logit of one token, from now on."""
+    extra = bonus * torch.nn.functional.one_hot(torch.tensor(token), model.config.vocab_size)
+    model.get_output_embeddings().register_forward_hook(lambda module, args, logits: logits + extra)

@@ -1,15 +1,14 @@
 """What the agents' tests train on: a few instructions, rewards that are counted, and jobs for other processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -23,12 +22,11 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from torch import Tensor
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
-from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, UnscoredError
@@ -106,6 +104,20 @@ def load_policy(folder: Path, **kwargs: Any) -> LanguageModel:
     return LanguageModel.from_pretrained(folder, **{"max_response_tokens": 4, **kwargs})
 
 
+def move(policy: LanguageModel, factor: float = 1.05) -> None:
+    """Take the policy away from its reference."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(factor)
+
+
+def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        told = partial("{}: {}".format, name)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=told)
+
+
 # Jobs that run in processes of their own -------------------------------------------------------------------------
 
 
@@ -133,6 +145,13 @@ def start_world(job: Any, *args: Any, size: int) -> list[BaseProcess]:
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
     return [start(job, *args, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in range(size)]
+
+
+def finish(*worlds: Sequence[BaseProcess]) -> None:
+    """Wait for all processes; none may have failed."""
+    for process in (process for world in worlds for process in world):
+        process.join(120)
+        assert process.exitcode == 0
 
 
 def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
@@ -176,27 +195,3 @@ def train_with_few_scores(policy_folder: Path, target: Path, num_scored: Sequenc
     except UnscoredError as error:
         said = str(error)
     (target / os.environ["RANK"]).write_text(said)
-
-
-def write_gradients(policy_folder: Path, target: Path) -> None:
-    """Gradients of one SFT and one PPO batch, and the weights after three PPO steps, as this world computes them."""
-    sft = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(batch_size=5))
-    data = sft._data[sft._loop.processes.share(np.arange(5))]
-    sft._loop.accumulate(sft._cut(data), lambda rows: sft._sums(data[rows]), count=len(data.tokens))
-    tensors = {f"sft.{name}": p.grad for name, p in sft._loop.parameters.items() if p.grad is not None}
-
-    config = small_ppo(minibatch_size=8, total_steps=3)
-    ppo = PPO(make_env(16 // int(os.environ["WORLD_SIZE"])), load_policy(policy_folder), config=config)
-    rollouts, scores, *_ = ppo._collector.collect(1)
-    experience, _ = ppo._prepare(rollouts, scores)
-    ppo._loop.accumulate(
-        micro_batches(rollouts.total_lengths, 128),
-        lambda rows: ppo_sums(ppo.policy, ppo.value_model, experience, rows, config),
-        count=len(rollouts.tokens),
-    )
-    tensors |= {f"ppo.{name}": p.grad.clone() for name, p in ppo._loop.parameters.items() if p.grad is not None}
-    ppo._loop._optimizer.zero_grad()
-    ppo.learn()
-    tensors |= {f"trained.{name}": p.detach() for name, p in ppo._loop.parameters.items()}
-    if ppo._loop.processes.is_main:
-        save_file(tensors, target)

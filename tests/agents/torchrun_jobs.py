@@ -8,28 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from quark_worlds import small
+from agent_worlds import EXACT, RUNS
 from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_env, small_ppo
 
-from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, Quark, SFTConfig
+from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
 from alpacafarm_env.errors import AlpacaFarmError
 from alpacafarm_env.wrappers.vector import AddScore
 
-SIZE, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-
-
-def make_ppo(policy: str, out: Path) -> PPO:
-    """Two minibatches a step, and the default split of environments."""
-    config = small_ppo(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
-    return PPO(make_env(16 // SIZE), policy, config=config, seed=2, out=out)
+RANK = int(os.environ.get("RANK", "0"))
 
 
 def train(policy: str, out: Path) -> None:
-    """PPO and Quark, from a policy given as a path."""
-    make_ppo(policy, out / "ppo").learn()
-    quark = small(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
-    Quark(make_env(16 // SIZE), policy, config=quark, seed=2, out=out / "quark").learn()
+    """Every agent that has runs."""
+    for name, make in {**RUNS, **EXACT}.items():
+        make(Path(policy), out / name, seed=2).learn()
 
 
 def disagree(policy: str, out: Path) -> None:

@@ -5,8 +5,6 @@ import json
 
 from alpacafarm_env.__main__ import main
 
-VARIABLES = ("ALPACAFARM_DATA", "OPENAI_API_KEY", "OPENAI_BASE_URL")
-
 
 def make_pairs(num, start=0):
     """Pairs with an input now and then, fields of their own, and every tenth identical."""
@@ -20,15 +18,8 @@ def make_pairs(num, start=0):
 
 def outputs(num=12, **more):
     """A generator's outputs and the references they meet, in different orders."""
-    ours = [
-        {
-            "instruction": f"Question {n}",
-            "input": "i" * (n % 2),
-            "output": f"answer {n} " * (n % 5 + 1),
-            "generator": "g",
-        }
-        for n in range(num)
-    ]
+    ours = [{"instruction": f"Question {n}", "input": "i" * (n % 2)} for n in range(num)]
+    ours = [{**row, "output": f"answer {n} " * (n % 5 + 1), "generator": "g"} for n, row in enumerate(ours)]
     base = [{**row, "output": f"reference {row['instruction']}", "generator": "base"} for row in ours]
     return [{**row, **more} for row in ours], base[::-1]
 
@@ -51,8 +42,7 @@ def requests(server):
 def make_call(server, tmp_path, monkeypatch):
     """A function that runs a command against the server, in an empty folder, with a ledger of its own."""
     monkeypatch.chdir(tmp_path)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
     monkeypatch.setenv("ALPACAFARM_LEDGER", str(tmp_path / "own.sqlite"))
 
     def call(*args, at=server, ledger="ledger.sqlite"):

@@ -1,6 +1,43 @@
-"""What the tests of the annotators' pool share; see `pool_worlds`."""
+"""What tests of several files share: an environment without keys, a ledger, servers, pools."""
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """The folder of a reward model: to be read, and copied before it is changed."""
+    from tiny_reward_model import make_tiny_reward_model
+
+    return make_tiny_reward_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def short_waits(monkeypatch):
+    """A client's first repeat comes at once."""
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.01)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    from alpacafarm_env.llm.ledger.store import Ledger
+
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def anyway():
+    """A judge server that judges any instruction."""
+    from alpacafarm_env.judge_server.server import JudgeServer
+
+    with JudgeServer(anyway=True) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +54,11 @@ def make(tmp_path):
     from pool_worlds import builder
 
     return builder(tmp_path)
+
+
+@pytest.fixture
+def call(anyway, tmp_path, monkeypatch):
+    """A function that runs a command against the server `anyway`, in an empty folder, with a ledger of its own."""
+    from command_files import make_call
+
+    return make_call(anyway, tmp_path, monkeypatch)

@@ -35,10 +35,10 @@ GOLD = {  # the verdicts of the worked examples
     "gpt4_3": "abab",
     "gpt4_4": "abbaba",
     "gpt4_5": "bbab",
-    "greedy_gpt4": "abab",
     "chatgpt_1": "ab",
     "chatgpt_2": "baa",
     "chatgpt_4": "ab",
+    "greedy_gpt4": "abab",
     "weighted_gpt4": "",
     "davinci003_1": "baabba",
     "davinci003_2": "abbaba",
@@ -176,35 +176,40 @@ def test_a_pool_of_another_file_keeps_its_prompts_paths(tmp_path):
 
 
 def test_all_mistakes_of_a_pool_are_listed_with_their_fields(tmp_path):
-    members = [
-        {**GOOD, "batch_sise": 5},
-        {**GOOD, "name": "b", "max_tokens": "20"},
-        {**GOOD, "name": "c", "role": None},
-    ]
+    wrong = [{"batch_sise": 5}, {"name": "b", "max_tokens": "20"}, {"name": "c", "role": None}]
+    members = [GOOD | each for each in wrong]
     path = _pool_file(tmp_path, {"name": "mine", "flip": 0.7, "descripton": "x", "annotators": members})
-    message = _error(load_pool, path)
-    assert message.splitlines()[0] == f"{path}: 5 mistakes:"
-    assert "  flip: expected less than or equal to 0.5; got 0.7." in message
-    assert "  descripton: unknown field. Did you mean 'description'?" in message
-    assert "  annotators[0].batch_sise: unknown field. Did you mean 'batch_size'?" in message
-    assert "  annotators[1].max_tokens: expected a valid integer; got '20'." in message
-    assert "  annotators[2].role: expected a valid string; got None." in message
+    first, *lines = _error(load_pool, path).splitlines()
+    assert first.startswith(f"{path}: 5 ")
+    told = {
+        "flip": "0.7",
+        "descripton": "'description'",
+        "annotators[0].batch_sise": "'batch_size'",
+        "annotators[1].max_tokens": "'20'",
+        "annotators[2].role": "None",
+    }
+    assert {
+        field: told[field] in line for line in lines for field in [line.strip().partition(":")[0]]
+    } == dict.fromkeys(told, True)
 
 
 def test_all_wrong_prompts_of_a_pool_are_listed(tmp_path):
     (tmp_path / "p.yaml").write_text("name: p\nformat: label\nlayout: chat\nparts: [{user: x, itms: true}]", "utf-8")
-    members = [
-        {**GOOD, "name": "one", "prompt": "gtp4_3"},
-        {**GOOD, "name": "two", "prompt": "gpt4_4", "batch_size": 5},
-        {**GOOD, "name": "three", "prompt": "./nowhere.yaml"},
-        {**GOOD, "name": "four", "prompt": "./p.yaml"},
-    ]
+    prompts = (
+        {"prompt": "gtp4_3"},
+        {"prompt": "gpt4_4", "batch_size": 5},
+        {"prompt": "./no.yaml"},
+        {"prompt": "./p.yaml"},
+    )
+    members = [GOOD | {"name": f"m{n}"} | each for n, each in enumerate(prompts)]
     message = _error(load_pool, _pool_file(tmp_path, {"name": "mine", "annotators": members}))
-    assert "annotators[0].prompt: Unknown name 'gtp4_3' in prompts. Did you mean 'gpt4_3'?" in message
-    assert "annotators[1].batch_size: expected 1 with the prompt 'gpt4_4'" in message
-    assert "annotators[2].prompt: " in message
-    assert "nowhere.yaml: cannot be read (No such file or directory)" in message
-    assert "parts[0].itms: unknown field. Did you mean 'items'?" in message
+    for said in (
+        r"annotators\[0\]\.prompt: .*'gtp4_3'.*'gpt4_3'",
+        r"annotators\[1\]\.batch_size: .*'gpt4_4'",
+        r"annotators\[2\]\.prompt: .*no\.yaml",
+        r"parts\[0\]\.itms: .*'items'",
+    ):
+        assert re.search(said, message)
 
 
 WRONG_VALUES = [None, True, [], {}, [1], {"a": 1}, "", "x\ny", -1, 0.5, float("nan"), float("inf"), 10**9, b"x", "é"]
@@ -251,42 +256,37 @@ def test_every_wrong_value_of_a_file_is_refused_by_its_field(tmp_path, kind):
                 assert field in _error(load, _pool_file(tmp_path, {**content, field: value})), (field, value)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "expected a mapping with the fields name, description, flip, annotators, annotators_of, draws; got None"),
-        ("- a\n- b", "expected a mapping"),
-        ("name: [", "expected YAML"),
-        (
-            "name: mine\nname: yours\nannotators_of: eval",
-            "line 2, column 1: the key 'name' stands here twice.",
-        ),
-        ("name: &x mine\ndescription: *x\nannotators_of: eval", "aliases (*name) are not allowed"),
-        ("name: !!python/object/apply:os.system [id]", "expected YAML"),
-        ("name: 2024-99-99", "expected YAML"),
-        ("name: mine", "a pool has one or more `annotators`"),
-        ("name: mine\nannotators: []", "a pool has one or more `annotators`"),
-        ("name: mine\nannotators_of: evl", "Unknown name 'evl' in pools. Did you mean 'eval'?"),
-        ("name: mine\nannotators_of: ./pool.yaml", "leads back to this pool"),
-        ("name: mine\nannotators_of: eval\nflip: yes", "flip: expected a valid number; got True"),
-        ("name: mine\n1: 2\nannotators_of: eval", "a field's name must be text; got 1"),
-        ("[" * 5000, "nested too deeply"),
-        ("{" * 5000, "nested too deeply"),
-        ("? " * 500_000, "nested too deeply"),
-        ("- 1\n" * 200_000, "more than 10000 values"),
-        ('"' * 1_000_000, "expected YAML"),
-        ("!" * 1_000_000, "expected YAML in line 1, column 1: could not determine a constructor"),
-        ("? " + "x" * 1_000_000 + "\n: 1\nname: mine\nannotators_of: eval", "unknown field"),
-        ("#" * (strict_yaml.MAX_BYTES + 1), "larger than 1048576 bytes"),
-        (f"name: mine\nannotators: [{json.dumps(GOOD)}, {json.dumps(GOOD)}]", "more than once: quick"),
+NO_POOL = {  # a part of what is said -> files
+    "annotators_of": ["", "- a\n- b"],
+    "expected YAML": [
+        "name: [",
+        "name: !!python/object/apply:os.system [id]",
+        "name: 2024-99-99",
+        *('"!'[n] * 10**6 for n in (0, 1)),
     ],
-)
-def test_files_that_are_no_pool(tmp_path, content, said):
-    path = _pool_file(tmp_path, content)
-    message = _error(load_pool, path)
-    assert said in message
-    assert str(path) in message
-    assert len(message) < 2000
+    "line 2, column 1.*'name'": ["name: mine\nname: yours\nannotators_of: eval"],
+    r"\*name": ["name: &x mine\ndescription: *x\nannotators_of: eval"],
+    "`annotators`": ["name: mine", "name: mine\nannotators: []"],
+    "'eval'": ["name: mine\nannotators_of: evl"],
+    "leads back": ["name: mine\nannotators_of: ./pool.yaml"],
+    "flip: .*True": ["name: mine\nannotators_of: eval\nflip: yes"],
+    "got 1": ["name: mine\n1: 2\nannotators_of: eval"],
+    "nested too deeply": ["[" * 5000, "{" * 5000, "? " * 500_000],
+    "10000 values": ["- 1\n" * 200_000],
+    "unknown field": ["? " + "x" * 1_000_000 + "\n: 1\nname: mine\nannotators_of: eval"],
+    "1048576 bytes": ["#" * (strict_yaml.MAX_BYTES + 1)],
+    "quick": [f"name: mine\nannotators: [{json.dumps(GOOD)}, {json.dumps(GOOD)}]"],
+}
+
+
+@pytest.mark.parametrize("said", NO_POOL)
+def test_files_that_are_no_pool(tmp_path, said):
+    for content in NO_POOL[said]:
+        path = _pool_file(tmp_path, content)
+        message = _error(load_pool, path)
+        assert re.search(said, message)
+        assert str(path) in message
+        assert len(message) < 2000
 
 
 def test_files_that_are_no_text(tmp_path):
@@ -297,30 +297,27 @@ def test_files_that_are_no_text(tmp_path):
     assert "Unknown name 'alpaca_frm' in pools. Did you mean 'alpaca_farm'?" in _error(load_pool, "alpaca_frm")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"parts": []}, "parts: "),
-        ({"format": "labels"}, "format: expected 'lines', 'json', 'label' or 'logprobs'; got 'labels'."),
-        ({"parts": [{"user": "x"}]}, "`items: true` exactly once, got it 0 times"),
-        ({"parts": [{"items": True}, {"items": True}]}, "`items: true` exactly once, got it 2 times"),
-        ({"parts": [{"items": False}]}, "parts[0].items: expected True; got False."),
-        ({"parts": [{"items": True, "user": "x"}]}, "parts[0]: a part has exactly one of"),
-        ({"parts": [{}]}, "parts[0]: a part has exactly one of"),
-        ({"parts": [{"items": True}, {"assistant": "x"}]}, "only `user` may follow `items`"),
-        ({"parts": [{"user": "x"}, {"system": "y"}, {"items": True}]}, "`system` may stand first only"),
-        ({"layout": "completion", "parts": [{"system": "y"}, {"items": True}]}, "is one text"),
-        (
-            {"parts": [{"pairs": [{"instruction": "i", "first": "x"}]}, {"items": True}]},
-            "parts[0].pairs[0].second: missing",
-        ),
-        ({"parts": [{"pairs": [_pair("x"), _pair("y")]}, {"items": True}]}, "one by one"),
-        ({"parts": [{"user": ""}, {"items": True}]}, "parts[0].user: "),
-    ],
-)
-def test_prompts_that_do_not_hold_together(tmp_path, change, said):
-    content = {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}], **change}
-    assert said in _error(load_prompt, _pool_file(tmp_path, content))
+NO_PROMPT = {  # the same, of prompts that do not hold together
+    "parts: ": [{"parts": []}],
+    "format: .*'logprobs'.*'labels'": [{"format": "labels"}],
+    "`items: true` .* 0 times": [{"parts": [{"user": "x"}]}],
+    "`items: true` .* 2 times": [{"parts": [{"items": True}, {"items": True}]}],
+    r"parts\[0\]\.items: .*False": [{"parts": [{"items": False}]}],
+    r"parts\[0\]: ": [{"parts": [{"items": True, "user": "x"}]}, {"parts": [{}]}],
+    "`user`": [{"parts": [{"items": True}, {"assistant": "x"}]}],
+    "`system`": [{"parts": [{"user": "x"}, {"system": "y"}, {"items": True}]}],
+    "one text": [{"layout": "completion", "parts": [{"system": "y"}, {"items": True}]}],
+    r"parts\[0\]\.pairs\[0\]\.second": [{"parts": [{"pairs": [{"instruction": "i", "first": "x"}]}, {"items": True}]}],
+    "one by one": [{"parts": [{"pairs": [_pair("x"), _pair("y")]}, {"items": True}]}],
+    r"parts\[0\]\.user: ": [{"parts": [{"user": ""}, {"items": True}]}],
+}
+
+
+@pytest.mark.parametrize("said", NO_PROMPT)
+def test_prompts_that_do_not_hold_together(tmp_path, said):
+    for change in NO_PROMPT[said]:
+        content = {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}], **change}
+        assert re.search(said, _error(load_prompt, _pool_file(tmp_path, content)))
 
 
 def test_lists_of_models():
@@ -363,33 +360,22 @@ def test_reasoning_models_get_their_settings_unless_given():
 
 
 def test_wrong_lists_of_models(tmp_path):
-    assert "davinci003: missing; the pool's roles are gpt4, chatgpt, davinci003" in _error(
-        load_models, {"gpt4": "x", "chatgpt": "y"}
-    )
-    message = _error(
-        load_models,
-        {"gpt4": {"modl": "x"}, "chatgpt": 3, "davinci003": {"model": "m", "omit": ["heat"], "kind": "chart"}},
-    )
-    assert "modl: unknown field. Did you mean 'model'?" in message
-    assert "chatgpt: expected a mapping" in message
-    assert "omit[0]: expected 'temperature', 'top_p'" in message
-    assert "kind: expected 'chat' or 'completion'; got 'chart'." in message
-    assert "price_usd_per_million[1]: " in _error(load_models, {"model": "m", "price_usd_per_million": [1, -2]})
-    assert "Unknown name 'opnai' in models. Did you mean 'openai'?" in _error(load_models, "opnai")
-    assert "expected a mapping from role to model; got list" in _error(load_models, _pool_file(tmp_path, "[1, 2]"))
+    by_role = {"gpt4": {"modl": "x"}, "chatgpt": 3, "davinci003": {"model": "m", "omit": ["heat"], "kind": "chart"}}
+    for spec, *told in (
+        ({"gpt4": "x", "chatgpt": "y"}, "davinci003: "),
+        (by_role, "modl: .*'model'", "chatgpt: ", r"omit\[0\]: ", "kind: .*'chart'"),
+        ({"model": "m", "price_usd_per_million": [1, -2]}, r"price_usd_per_million\[1\]: "),
+        ("opnai", "'openai'"),
+        (_pool_file(tmp_path, "[1, 2]"), "list"),
+    ):
+        message = _error(load_models, spec)
+        assert all(re.search(each, message) for each in told)
 
 
 def test_a_config_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         load_pool("eval").flip = 0.5
     assert isinstance(load_pool("eval"), PoolConfig)
-
-
-def test_twin_that_reads_plain_yaml_lets_a_repeated_key_pass(tmp_path, monkeypatch):
-    path = _pool_file(tmp_path, "name: mine\nflip: 0.25\nflip: 0.0\nannotators_of: eval")
-    assert "stands here twice" in _error(load_pool, path)
-    monkeypatch.setattr(strict_yaml, "_Loader", yaml.SafeLoader)
-    assert load_pool(path).flip == 0
 
 
 def test_a_bundled_prompt_by_its_path_is_found_from_anywhere(tmp_path, monkeypatch):

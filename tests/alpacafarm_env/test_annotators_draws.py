@@ -1,4 +1,4 @@
-"""The released code's draws, bit for bit. (Those that are the default: test_oracles_draws.py.)"""
+"""The released code's draws, bit for bit: by themselves, in the pool and by the commands."""
 
 import gzip
 import json
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_files import read, write
 from scipy.stats import chisquare
 
+from alpacafarm_env.annotators import AnnotatorPool
 from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
+from alpacafarm_env.cli import annotation_files
+from alpacafarm_env.instructions import Instruction
 
-needs_data = pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
+DATA = os.environ.get("ALPACAFARM_DATA", "")
+needs_data = pytest.mark.skipif(not DATA, reason="set ALPACAFARM_DATA to the folder of recorded judgements")
 POOL = [
     *("gpt4_1", "gpt4_2", "gpt4_3", "gpt4_4", "gpt4_5"),
     *("chatgpt_1", "chatgpt_2", "chatgpt_3", "chatgpt_4"),
@@ -24,10 +27,17 @@ TEXTS = {
     "merged": lambda record: "\n\n".join(filter(None, (record["instruction"], record["input"]))),
     "joined": lambda record: record["instruction"] + record["input"],
 }
+DEALT_OUT = {  # annotator -> how many of the 805 instructions it judges, by the text that is the key
+    "instruction": [48, 65, 60, 60, 49, 68, 82, 60, 79, 44, 60, 66, 64],
+    "merged": [53, 63, 54, 56, 47, 76, 77, 68, 78, 48, 63, 65, 57],
+    "joined": [43, 70, 60, 61, 55, 64, 71, 60, 73, 54, 65, 72, 57],
+}
+SFT_LOG = [18, 20, 19, 19, 14, 23, 31, 14, 19, 10, 17, 14, 24]
+PPO_LOG = [19, 19, 20, 19, 14, 24, 31, 14, 20, 10, 18, 15, 26]
 
 
 def records(name):
-    with gzip.open(Path(os.environ["ALPACAFARM_DATA"]) / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(Path(DATA) / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
@@ -39,47 +49,22 @@ def vector(rows):
     return np.bincount(AlpacaFarmDraws().annotators(rows, 13), minlength=13).tolist()
 
 
-def pairs(count, instruction="Name a colour."):
-    return [(instruction, f"answer {i}", f"reply {i * 7919 % count}") for i in range(count)]
-
-
-def swapped(rows):
-    return [(instruction, b, a) for instruction, a, b in rows]
-
-
-def test_the_released_orders_are_not_swapped_with_the_pair():
-    """They show (a, b) and (b, a) in opposite orders of the texts."""
-    rows = pairs(1000)
-    assert (AlpacaFarmDraws().b_first(rows) == AlpacaFarmDraws().b_first(swapped(rows))).all()
-
-
-def test_an_empty_batch_has_draws():
-    assert AlpacaFarmDraws().annotators([], 13).shape == (0,)
-    assert AlpacaFarmDraws().b_first([]).dtype == bool
-    assert AlpacaFarmDraws().noise([], 0.25).shape == (0,)
-
-
-def test_an_empty_pool_is_refused():
-    with pytest.raises(ValueError, match="one or more annotators, got 0"):
-        AlpacaFarmDraws().annotators([("q", "a", "b")], 0)
-
-
-@pytest.mark.parametrize("p", [-0.1, 0.51, float("nan")])
-def test_noise_needs_a_probability_up_to_a_half(p):
-    with pytest.raises(ValueError, match="from 0 to 0.5"):
-        AlpacaFarmDraws().noise([("q", "a", "b")], p)
+def pairs_of_one(count=1000):
+    return [("Name a colour.", f"answer {i}", f"reply {i * 7919 % count}") for i in range(count)]
 
 
 def test_the_released_draws_are_keyed_by_the_instruction_alone():
-    """1,000 pairs of one instruction: one annotator, one order, one noise label; a new seed changes them."""
-    draws, rows = AlpacaFarmDraws(), pairs(1000)
+    """1,000 pairs of one instruction: one annotator, one order, one noise label; a new seed changes them.
+
+    So they show (a, b) and (b, a) in opposite orders of the texts.
+    """
+    draws, rows = AlpacaFarmDraws(), pairs_of_one()
     assert len(set(draws.annotators(rows, 13).tolist())) == 1
     assert len(set(draws.b_first(rows).tolist())) == 1
     assert len(set(draws.noise(rows, 0.25).astype(str).tolist())) == 1
-    by_seed = {int(AlpacaFarmDraws(seed).annotators(rows[:1], 13)[0]) for seed in range(50)}
-    assert len(by_seed) > 8
-    keyed = KeyedDraws(0, "alpaca_farm")
-    assert len(set(keyed.annotators(rows, 13).tolist())) == 13
+    assert (draws.b_first(rows) == draws.b_first([(i, b, a) for i, a, b in rows])).all()
+    assert len({int(AlpacaFarmDraws(seed).annotators(rows[:1], 13)[0]) for seed in range(50)}) > 8
+    assert len(set(KeyedDraws(0, "alpaca_farm").annotators(rows, 13).tolist())) == 13
 
 
 def test_noise_over_instructions_is_a_mixture_of_no_noise_and_both_labels():
@@ -91,73 +76,95 @@ def test_noise_over_instructions_is_a_mixture_of_no_noise_and_both_labels():
     assert not np.isnan(AlpacaFarmDraws().noise(rows, 0.5)).any()
 
 
-def test_a_text_beyond_utf8_has_draws_as_well():
-    assert 0 <= AlpacaFarmDraws().annotators([("\ud800", "a", "b")], 13)[0] < 13
+def test_odd_batches_and_wrong_arguments():
+    draws, row = AlpacaFarmDraws(), [("q", "a", "b")]
+    assert draws.annotators([], 13).shape == draws.noise([], 0.25).shape == (0,)
+    assert draws.b_first([]).dtype == bool
+    assert 0 <= draws.annotators([("\ud800", "a", "b")], 13)[0] < 13
+    with pytest.raises(ValueError, match="got 0"):
+        draws.annotators(row, 0)
+    for p in (-0.1, 0.51, float("nan")):
+        with pytest.raises(ValueError, match=r"0 to 0\.5"):
+            draws.noise(row, p)
+
+
+# ------------------------------------------------------------------------------------------------ recorded runs
 
 
 @needs_data
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("instruction", [48, 65, 60, 60, 49, 68, 82, 60, 79, 44, 60, 66, 64]),
-        ("merged", [53, 63, 54, 56, 47, 76, 77, 68, 78, 48, 63, 65, 57]),
-        ("joined", [43, 70, 60, 61, 55, 64, 71, 60, 73, 54, 65, 72, 57]),
-    ],
-)
-def test_the_805_instructions_are_dealt_out_as_by_the_released_code(text, expected):
-    assert vector(rows_of(records("eval_instructions"), text)) == expected
-
-
-@needs_data
-def test_order_and_noise_of_the_805_merged_instructions():
-    rows = rows_of(records("eval_instructions"), "merged")
+def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
+    asked = records("eval_instructions")
+    assert {text: vector(rows_of(asked, text)) for text in TEXTS} == DEALT_OUT
+    rows = rows_of(asked, "merged")
     assert AlpacaFarmDraws().b_first(rows).sum() == 406
     noise = AlpacaFarmDraws().noise(rows, 0.25)
     assert [np.isnan(noise).sum(), (noise == 1).sum(), (noise == 2).sum()] == [402, 198, 205]
+    assert AlpacaFarmDraws(seed=1).b_first(rows).sum() != 406
+    texts = {record["index"]: row for record, row in zip(asked, rows, strict=True)}
+    judged = records("preferences_alpaca_eval_gpt4")[:1610]  # whose `first_shown` is recorded: a = reference, b = model
+    shown = AlpacaFarmDraws().b_first([texts[record["index"]] for record in judged])
+    assert shown.tolist() == [record["first_shown"] == "model" for record in judged]
 
 
 @needs_data
-def test_the_sft_runs_logged_allocation():
-    """The authors' log: 242 of 252 pairs (10 are identical), keyed by the instruction without its input."""
-    reference, sft = (records(f"extras/alpacafarm_selfinstruct252_{name}") for name in ("baseline", "sft"))
-    kept = [old for old, new in zip(reference, sft, strict=True) if old["output"] != new["output"]]
-    assert len(kept) == 242
-    logged = [18, 20, 19, 19, 14, 23, 31, 14, 19, 10, 17, 14, 24]
-    assert vector(rows_of(kept)) == logged
-    # The other keys do not come out: it is the instruction alone.
-    assert all(vector(rows_of(kept, text)) != logged for text in ("merged", "joined"))
+def test_the_logged_allocations():
+    """The authors' log: 242 of 252 pairs of SFT (10 are identical), keyed by the instruction without its input.
 
-
-@needs_data
-def test_the_ppo_runs_logged_allocation():
-    """The authors' log: 249 of 252. One pair is identical; two were in the cache of the SFT run, which came before.
-
-    The cached are the two whose PPO output equals the SFT output, both unlike the reference: rows 28 and 161 of the
-    file (evaluation indices 501 and 634), drawn by chatgpt_2 and gpt4_2. Nothing else explains the log.
+    And 249 of PPO: one is identical, and two were in the cache of the SFT run, which came before. These are the two
+    whose PPO output equals the SFT output, both unlike the reference. Nothing else explains the log.
     """
     reference, sft, ppo = (records(f"extras/alpacafarm_selfinstruct252_{name}") for name in ("baseline", "sft", "rlhf"))
+    kept = [old for old, new in zip(reference, sft, strict=True) if old["output"] != new["output"]]
+    assert [vector(rows_of(kept, text)) == SFT_LOG for text in TEXTS] == [True, False, False]
     triples = [t for t in zip(reference, sft, ppo, strict=True) if t[0]["output"] != t[2]["output"]]
     cached = [t[0] for t in triples if t[1]["output"] == t[2]["output"]]
     asked = [t[0] for t in triples if t[1]["output"] != t[2]["output"]]
+    assert (len(kept), len(triples), len(asked)) == (242, 251, 249)
     assert [record["index"] for record in cached] == [501, 634]
     assert [POOL[i] for i in AlpacaFarmDraws().annotators(rows_of(cached), 13)] == ["chatgpt_2", "gpt4_2"]
-    assert (len(triples), len(asked)) == (251, 249)
-    assert vector(rows_of(asked)) == [19, 19, 20, 19, 14, 24, 31, 14, 20, 10, 18, 15, 26]
-    assert vector(rows_of([t[0] for t in triples])) == [19, 20, 20, 19, 14, 24, 32, 14, 20, 10, 18, 15, 26]
+    assert vector(rows_of(asked)) == PPO_LOG
 
 
 @needs_data
-def test_golden_checks_fail_on_the_twin_with_another_seed():
-    rows = rows_of(records("eval_instructions"), "merged")
-    twin = AlpacaFarmDraws(seed=1)
-    assert np.bincount(twin.annotators(rows, 13), minlength=13).tolist() != vector(rows)
-    assert twin.b_first(rows).sum() != 406
+def test_the_two_logged_runs_by_the_pool(anyway, tmp_path):
+    """The authors asked about SFT's outputs, then about PPO's; two of those were answered already, here as there."""
+
+    def column(name):
+        return [record["output"] for record in records(f"extras/alpacafarm_selfinstruct252_{name}")]
+
+    rows = records("extras/alpacafarm_selfinstruct252_baseline")
+    instructions = [Instruction(row["instruction"], row["input"]) for row in rows]
+    common = {"base_url": anyway.base_url, "ledger": tmp_path / "ledger.sqlite", "compat": "alpacafarm"}
+    pool = AnnotatorPool("alpaca_farm", "sandbox", **common)
+    for name, log, num_cached in (("sft", SFT_LOG, 0), ("rlhf", PPO_LOG, 2)):
+        details = pool.judge(instructions, column("baseline"), column(name)).details
+        asked = details["annotator"][~details["cached"]].tolist()
+        assert [asked.count(annotator) for annotator in POOL] == log
+        assert details["cached"].sum() == num_cached
 
 
 @needs_data
-def test_the_order_is_the_recorded_one_of_every_judgement():
-    """`first_shown` of the recorded judgements: a = reference, b = model."""
-    instructions = {record["index"]: TEXTS["merged"](record) for record in records("eval_instructions")}
-    judged = records("preferences_alpaca_eval_gpt4")[:1610]
-    shown = AlpacaFarmDraws().b_first([(instructions[record["index"]], "a", "b") for record in judged])
-    assert shown.tolist() == [record["first_shown"] == "model" for record in judged]
+def test_the_commands_draw_allocation_order_and_noise(call, tmp_path):
+    """`evaluate` asks, and `annotate` finds all its answers: both draw the same of the same pairs."""
+    rows = [{key: row[key] for key in ("instruction", "input")} for row in records("eval_instructions")]
+    pairs = write(tmp_path / "pairs.json", [{**row, "output_1": "One.", "output_2": "Two."} for row in rows])
+    base = write(tmp_path / "base.json", [{**row, "output": "One.", "generator": "h"} for row in rows])
+    ours = write(tmp_path / "ours.json", [{**row, "output": "Two.", "generator": "g"} for row in rows[::-1]])
+    contests = [annotation_files.read_contest(ours, *source).pairs for source in ((None, DATA), (base, None))]
+    for found in (annotation_files.read_pairs(pairs), *contests):
+        assert [str(i) for i in found.instructions] == [text for text, *_ in rows_of(rows, "merged")]
+        assert vector([(i, "a", "b") for i in found.instructions]) == DEALT_OUT["instruction"]
+    args = ("--compat", "alpacafarm")
+    assert call("evaluate", ours, "--reference", base, "--out", "first.json", *args) == 0
+    assert call("annotate", "first.json", "--out", "again.json", *args) == 0
+    assert call("annotate", "first.json", "--out", "ann.json", *args, "--pool", "ann") == 0
+    first, again, noisy = (read(tmp_path / f"{name}.json") for name in ("first", "again", "ann"))
+    for found in (first, again):
+        drawn = [row["annotator"] for row in found]
+        assert [drawn.count(name) for name in POOL] == DEALT_OUT["instruction"]
+        assert sum(row["shown_first"] == "output_2" for row in found) == 406
+    assert not any(row["cached"] for row in first)
+    assert all(row["cached"] for row in again)
+    labels = [row["preference"] for row in noisy if row["noised"]]
+    assert (805 - len(labels), labels.count(1), labels.count(2)) == (402, 198, 205)
+    assert all(row["cached"] for row in noisy if not row["noised"])

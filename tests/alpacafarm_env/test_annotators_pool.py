@@ -20,77 +20,84 @@ from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
 
 
-def test_verdicts_are_the_annotators_own(make, pairs):
-    with JudgeServer() as server:
-        verdicts = make(server, "greedy").judge(*cut(pairs, 120))
-        # 120 pairs of one annotator, five a request.
-        assert server.stats()["requests"] == 24
+@pytest.fixture(scope="module")
+def server():
+    with JudgeServer() as running:
+        yield running
+
+
+@pytest.fixture
+def asked(server):
+    """How many requests the server got since the last call."""
+    before = server.stats()["requests"]
+
+    def since():
+        nonlocal before
+        now = server.stats()["requests"]
+        before, new = now, now - before
+        return new
+
+    return since
+
+
+def test_verdicts_are_the_annotators_own(server, asked, make, pairs):
+    seen = []
+    verdicts = make(server, "greedy", on_progress=seen.append).judge(*cut(pairs, 120))
+    assert asked() == 24  # 120 pairs of one annotator, five a request
     assert truth(verdicts, *cut(pairs, 120)).all()
     assert set(verdicts.details["annotator"]) == {"greedy_gpt4"}
     assert 30 < (verdicts.details["shown_first"] == "a").sum() < 90
     assert not verdicts.details["cached"].any()
+    assert {progress.total for progress in seen} == {seen[-1].done} == {120}
 
 
-def test_a_swapped_pair_is_the_same_question_and_costs_nothing(make, pairs):
+def test_a_swapped_pair_is_the_same_question_and_costs_nothing(server, asked, make, pairs):
     instructions, a, b = cut(pairs, 100)
-    with JudgeServer() as server:
-        pool = make(server)
-        first = pool.judge(instructions, a, b)
-        asked = server.stats()["requests"]
-        again = pool.judge(instructions[::-1], b[::-1], a[::-1])
-        assert server.stats()["requests"] == asked
+    pool = make(server)
+    first = pool.judge(instructions, a, b)
+    assert asked() > 0
+    again = pool.judge(instructions[::-1], b[::-1], a[::-1])
+    assert asked() == 0
     np.testing.assert_array_equal(again.scores[::-1], 1 - first.scores)
     assert again.details["cached"].all()
 
 
-def test_the_pool_draws_each_annotator_and_batches_its_pairs(make, pairs):
-    instructions, a, b = pairs
-    with JudgeServer() as server:
-        verdicts = make(server).judge(instructions, a, b)
-        requests = server.stats()["requests"]
+def test_the_pool_draws_each_annotator_and_batches_its_pairs(server, asked, make, pairs):
+    """And another seed is another opinion."""
+    verdicts = make(server).judge(*pairs)
     members = load_pool("alpaca_farm").annotators
     counts = Counter(verdicts.details["annotator"].tolist())
     assert set(counts) == {member.name for member in members}
-    assert requests == sum(-(-counts[member.name] // member.batch_size) for member in members)
-    rows = list(zip(instructions, a, b, strict=True))
-    drawn = KeyedDraws(0, load_pool("alpaca_farm").stream).annotators(rows, 13)
+    assert asked() == sum(-(-counts[member.name] // member.batch_size) for member in members)
+    drawn = KeyedDraws(0, load_pool("alpaca_farm").stream).annotators(list(zip(*pairs, strict=True)), 13)
     assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn]
+    other = make(server, seed=1).compare(*cut(pairs, 150))
+    assert 0.1 < (verdicts.scores[:150] != other).mean() < 0.6
 
 
-def test_eval_and_ann_share_their_answers(make, pairs, tmp_path):
-    instructions, a, b = cut(pairs, 100)
-    with JudgeServer() as server:
-        make(server, "eval").judge(instructions, a, b)
-        asked = server.stats()["requests"]
-        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
-        make_pool("ann", **common).judge(instructions, a, b)
-        assert server.stats()["requests"] == asked
+def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, asked, make, pairs, tmp_path):
+    rows = cut(pairs, 150)
+    common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+    noisy = make_pool("ann", **common).judge(*rows)
+    noised = noisy.details["noised"]
+    assert 0.35 < noised.mean() < 0.65
+    assert set(noisy.details["annotator"][noised]) == {""}
+    assert asked() < 150
+    verdicts = make(server, "eval").judge(*rows)
+    assert verdicts.details["cached"].tolist() == (~noised).tolist()
+    asked()
+    make_pool("ann", **common).judge(*rows)
+    assert asked() == 0
+    verdicts = Flip(make(server, SINGLE), 0.25).judge(*rows)
+    assert asked() == (~verdicts.details["noised"]).sum()
 
 
-def test_equal_responses_are_a_tie_that_nobody_is_asked_about(make, pairs):
+def test_equal_responses_are_a_tie_that_nobody_is_asked_about(server, asked, make, pairs):
     instructions, a, _ = cut(pairs, 4)
-    with JudgeServer() as server:
-        verdicts = Flip(make(server), 0.5).judge(instructions, a, a)
-        assert server.stats()["requests"] == 0
+    verdicts = Flip(make(server), 0.5).judge(instructions, a, a)
+    assert asked() == 0
     assert (verdicts.scores == 0.5).all()
     assert not verdicts.details["noised"].any()
-
-
-def test_noised_pairs_cost_no_call(make, pairs):
-    instructions, a, b = pairs
-    with JudgeServer() as server:
-        verdicts = Flip(make(server, SINGLE), 0.25).judge(instructions, a, b)
-        noised = verdicts.details["noised"]
-        assert server.stats()["requests"] == (~noised).sum()
-    assert 0.4 < noised.mean() < 0.6
-    assert set(verdicts.details["annotator"][noised]) == {""}
-
-
-def test_another_seed_is_another_opinion(make, pairs):
-    rows = cut(pairs, 150)
-    with JudgeServer() as server:
-        one, other = (make(server, seed=seed).compare(*rows) for seed in (0, 1))
-    assert 0.1 < (one != other).mean() < 0.6
 
 
 def test_shared_replies_of_a_wrong_count_are_asked_again_pair_by_pair(make, pairs):
@@ -119,15 +126,14 @@ def test_what_holds_no_verdict_is_never_a_tie_and_is_not_paid_again(make, pairs)
     )
 
 
-def test_a_better_parser_reads_what_was_paid_for(make, pairs, monkeypatch):
+def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, monkeypatch):
     rows = cut(pairs, 10)
-    with JudgeServer() as server:
-        with monkeypatch.context() as patch:
-            patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(asking.UnparsableVerdictError("no")))
-            assert np.isnan(make(server, SINGLE).compare(*rows)).all()
-        asked = server.stats()["requests"]
-        verdicts = make(server, SINGLE).judge(*rows)
-        assert server.stats()["requests"] == asked
+    with monkeypatch.context() as patch:
+        patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(asking.UnparsableVerdictError("no")))
+        assert np.isnan(make(server, SINGLE).compare(*rows)).all()
+    assert asked() == 30
+    verdicts = make(server, SINGLE).judge(*rows)
+    assert asked() == 0
     assert truth(verdicts, *rows).all()
 
 
@@ -157,23 +163,11 @@ def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
 
 
-def test_inside_a_running_event_loop(make, pairs):
-    rows = cut(pairs, 6)
-    with JudgeServer() as server:
-        pool = make(server, "greedy")
+def test_inside_a_running_event_loop(server, make, pairs):
+    async def notebook():
+        return make(server, "greedy").compare(*cut(pairs, 6))
 
-        async def notebook():
-            return pool.compare(*rows)
-
-        assert not np.isnan(asyncio.run(notebook())).any()
-
-
-def test_progress_counts_every_pair(make, pairs):
-    seen = []
-    with JudgeServer() as server:
-        make(server, "greedy", on_progress=seen.append).judge(*cut(pairs, 23))
-    assert [progress.done for progress in seen][-1] == 23
-    assert all(progress.total == 23 for progress in seen)
+    assert not np.isnan(asyncio.run(notebook())).any()
 
 
 def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
@@ -204,55 +198,35 @@ def _first_shown():
     return Annotator("first", (0.0,) * 6, 0.0, 0.0, 0.0, 5.0, 0.3)
 
 
-def test_compat_draws_as_the_released_code(make, pairs):
-    instructions, a, b = cut(pairs, 60)
-    rows = list(zip(instructions, a, b, strict=True))
-    with JudgeServer() as server:
-        verdicts = make(server, compat="alpacafarm").judge(instructions, a, b)
-    names = [member.name for member in load_pool("alpaca_farm").annotators]
-    drawn = AlpacaFarmDraws(0)
-    assert verdicts.details["annotator"].tolist() == [names[index] for index in drawn.annotators(rows, 13)]
+def test_compat_draws_as_the_released_code(server, make, pairs, tmp_path):
+    rows = list(zip(*cut(pairs, 60), strict=True))
+    verdicts = make(server, compat="alpacafarm").judge(*cut(pairs, 60))
+    members, drawn = load_pool("alpaca_farm").annotators, AlpacaFarmDraws(0)
+    assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn.annotators(rows, 13)]
     assert (verdicts.details["shown_first"] == "b").tolist() == drawn.b_first(rows).tolist()
+    common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+    noisy, noise = make_pool("ann", compat="alpacafarm", **common).judge(*cut(pairs, 60)), drawn.noise(rows, 0.25)
+    assert noisy.details["noised"].tolist() == (~np.isnan(noise)).tolist()
+    np.testing.assert_array_equal(noisy.scores[~np.isnan(noise)], noise[~np.isnan(noise)] - 1)
 
 
-def test_compat_noise_is_the_released_codes(make, pairs, tmp_path):
-    instructions, a, b = cut(pairs, 100)
-    with JudgeServer() as server:
-        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
-        verdicts = make_pool("ann", compat="alpacafarm", **common).judge(instructions, a, b)
-    noise = AlpacaFarmDraws(0).noise(list(zip(instructions, a, b, strict=True)), 0.25)
-    noised = ~np.isnan(noise)
-    assert verdicts.details["noised"].tolist() == noised.tolist()
-    np.testing.assert_array_equal(verdicts.scores[noised], noise[noised] - 1)
-
-
-def test_weighted_verdicts_lie_between(make, pairs):
-    rows = cut(pairs, 30)
-    with JudgeServer() as server:
-        scores = make(server, "weighted").compare(*rows)
+def test_weighted_verdicts_lie_between(server, make, pairs):
+    scores = make(server, "weighted").compare(*cut(pairs, 30))
     assert ((scores > 0) & (scores < 1)).mean() > 0.5
 
 
-def test_a_pool_with_a_prompt_of_ones_own(make, pairs, tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "name: mine\n"
-        "annotators:\n"
-        "  - {name: gpt4_3, role: judge, prompt: ./prompt.yaml, max_tokens: 20, temperature: 0}\n",
-        encoding="utf-8",
-    )
-    (tmp_path / "prompt.yaml").write_text(
-        "name: short\nformat: label\nlayout: chat\nparts:\n"
-        "  - system: You compare two outputs. Answer with `Output (a)` or `Output (b)` and nothing else.\n"
-        "  - items: true\n",
-        encoding="utf-8",
-    )
+def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
+    member = "{name: gpt4_3, role: judge, prompt: ./prompt.yaml, max_tokens: 20, temperature: 0}"
+    (tmp_path / "mine.yaml").write_text(f"{{name: mine, annotators: [{member}]}}")
+    parts = "[{system: 'Which is better? Answer with `Output (a)` or `Output (b)`.'}, {items: true}]"
+    (tmp_path / "prompt.yaml").write_text(f"{{name: short, format: label, layout: chat, parts: {parts}}}")
     file, rows = tmp_path / "mine.yaml", cut(pairs, 20)
     models = {"model": "any", "price_usd_per_million": [0, 0]}
-    with JudgeServer() as server, pytest.raises(PermanentAPIError, match="not a request made from one of the prompts"):
+    with pytest.raises(PermanentAPIError, match="prompts"):
         make(server, file, models=models).judge(*rows)
-    with JudgeServer(pools=[file]) as server:
-        verdicts = make(server, file, models=models).judge(*rows)
-        likelier = chances(server.judging, "gpt4_3", [Item(str(i), x, y) for i, x, y in zip(*rows, strict=True)])
+    with JudgeServer(pools=[file]) as reading:
+        verdicts = make(reading, file, models=models).judge(*rows)
+        likelier = chances(reading.judging, "gpt4_3", [Item(str(i), x, y) for i, x, y in zip(*rows, strict=True)])
     assert set(verdicts.scores) <= {0.0, 1.0}
     # Where the order hardly matters, it is what the sandbox's annotator of that name says.
     clear = np.abs(likelier - 0.5) > 0.2

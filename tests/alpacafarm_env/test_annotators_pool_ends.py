@@ -36,10 +36,11 @@ def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pair
         assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
 
 
-def test_a_dead_server_ends_the_call(make, pairs):
+def test_a_dead_server_ends_the_call(make, pairs, monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.llm.limits.PROBES_S", (0.05, 0.1, 0.2))
     with JudgeServer() as server:
         pool = make(server, SINGLE)
-    with pytest.raises(OutageError, match="run again"):
+    with pytest.raises(OutageError, match="127.0.0.1"):
         pool.judge(*cut(pairs, 40))
 
 
@@ -52,7 +53,7 @@ def test_replay_needs_no_server_and_no_key(make, pairs, tmp_path):
         pool.ledger.close()
     replayed = AnnotatorPool("alpaca_farm", "sandbox", base_url=address, ledger=tmp_path / "ledger.sqlite", replay=True)
     np.testing.assert_array_equal(replayed.compare(*rows), first.scores)
-    with pytest.raises(ReplayMissError, match="1 of 61 pairs have no stored answer"):
+    with pytest.raises(ReplayMissError, match="1 of 61"):
         replayed.compare(*cut(pairs, 61))
 
 
@@ -119,39 +120,38 @@ def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make,
         assert (total.unknown, total.running) == (0, 0)
 
 
-def test_what_was_billed_without_an_answer_is_counted(make, pairs):
-    rows = cut(pairs, 30)
-    prices = {"sandbox-gpt4": (100.0, 100.0)}
-    with JudgeServer(faults=Faults({"content_filter": 0.3, "null_content": 0.2})) as server:
-        pool = make(server, SINGLE, prices=prices)
-        told = pool.judge(*rows).details["cost_usd"].sum()
-        assert told == pytest.approx(pool.ledger.do(sql.spending).result().total.usd, rel=1e-6)
-
-
 def test_a_pause_that_the_server_asks_for_holds_over_calls(make, pairs):
     rows = cut(pairs, 3)
-    with JudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=2)) as server:
+    with JudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=1)) as server:
         pool = make(server, SINGLE, client_config=ClientConfig(max_attempts=1))
         assert np.isnan(pool.compare(*(column[:1] for column in rows))).all()
         start = time.monotonic()
         pool.compare(*(column[1:2] for column in rows))
-        assert time.monotonic() - start > 1.5
+        assert time.monotonic() - start > 0.7
 
 
-def test_one_ledger_holds_every_attempt(make, pairs):
-    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
-        pool = make(server, SINGLE)
-        pool.judge(*cut(pairs, 50))
-        total = pool.ledger.do(sql.spending).result().total
-        stats = server.stats()
+def test_one_ledger_holds_every_attempt_billed_without_an_answer_too_and_no_key(make, pairs, tmp_path):
+    key = "sk-canary-1234567890abcdef"
+    rates = {"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}
+    with JudgeServer(faults=Faults(rates)) as server:
+        pool = make(server, SINGLE, prices={"sandbox-gpt4": (100.0, 100.0)}, api_key=key)
+        verdicts = pool.judge(*cut(pairs, 40))
+        total, stats = pool.ledger.do(sql.spending).result().total, server.stats()
+        pool.ledger.close()
     assert total.attempts == stats["requests"]
-    assert (total.answered, total.failed) == (50, stats["by_fault"]["server_error"])
+    assert total.failed == stats["by_fault"]["server_error"]
+    assert total.answered == stats["answered"] == (~np.isnan(verdicts.scores)).sum()
+    assert verdicts.details["cost_usd"].sum() == pytest.approx(total.usd, rel=1e-6)
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert written
+    assert key.encode() not in written
+    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(stats)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"order": "first"}, UnknownNameError, "order 'first'"),
+        ({"order": "first"}, UnknownNameError, "first"),
         ({"compat": "alpaca"}, UnknownNameError, "alpacafarm"),
         ({"models": {"gpt4": "x"}}, PoolError, "chatgpt"),
         ({"pool": "alpaca_frm"}, PoolError, "alpaca_farm"),
@@ -162,7 +162,7 @@ def test_one_ledger_holds_every_attempt(make, pairs):
         ({"budget_usd": -1}, ValueError, "budget_usd"),
         ({"budget_usd": float("nan")}, ValueError, "budget_usd"),
         ({"budget_usd": "10"}, ValueError, "budget_usd"),
-        ({"budget_usd": 1.1e9}, ValueError, "budget_usd: expected US dollars from 0 to 1,000,000,000"),
+        ({"budget_usd": 1.1e9}, ValueError, "budget_usd"),
     ],
 )
 def test_what_is_not_well_said_is_refused(make, options, error, match):
@@ -176,7 +176,7 @@ def test_what_is_not_well_said_is_refused(make, options, error, match):
 def test_a_replay_takes_no_ledger_that_could_pay(tmp_path):
     with (
         Ledger(tmp_path / "l.sqlite") as ledger,
-        pytest.raises(ValueError, match="replay: .*l.sqlite is open for asking"),
+        pytest.raises(ValueError, match="l.sqlite"),
     ):
         AnnotatorPool(SINGLE, "sandbox", ledger=ledger, replay=True)
     with Ledger(tmp_path / "l.sqlite", replay=True) as ledger:
@@ -184,7 +184,7 @@ def test_a_replay_takes_no_ledger_that_could_pay(tmp_path):
 
 
 def test_a_key_given_as_a_variables_name_is_not_printed(tmp_path):
-    with pytest.raises(PoolError, match="api_key_env: expected the name of an environment variable") as raised:
+    with pytest.raises(PoolError, match="api_key_env") as raised:
         AnnotatorPool(SINGLE, "sandbox", ledger=tmp_path / "l.sqlite", api_key_env="sk-canary-1234567890")
     assert "canary" not in str(raised.value)
     assert not (tmp_path / "l.sqlite").exists()
@@ -197,7 +197,7 @@ def test_one_model_has_one_price(tmp_path):
         return AnnotatorPool("alpaca_farm", models, base_url="http://localhost:1/v1", ledger=tmp_path / "l.sqlite")
 
     assert priced([1, 2], None, [1.0, 2.0]).prices.cost("m", 10**6, 10**6) == 3
-    with pytest.raises(PoolError, match=r"one price for 'm' in all its roles, got \[1.0, 2.0\] and \[1.0, 20.0\]"):
+    with pytest.raises(PoolError, match=r"'m'.*\[1.0, 2.0\] and \[1.0, 20.0\]"):
         priced([1, 2], [1, 2], [1, 20])
 
 
@@ -205,7 +205,7 @@ def test_a_text_that_cannot_be_sent_is_named_by_its_row(make, pairs):
     instructions, a, b = cut(pairs, 6)
     b[4] = "half \ud800"
     with JudgeServer() as server:
-        with pytest.raises(InvalidResponseError, match="Pair 5, second: half of a surrogate pair at character 5"):
+        with pytest.raises(InvalidResponseError, match="Pair 5, second.* character 5"):
             make(server).judge(instructions, a, b)
         assert server.stats()["requests"] == 0
 
@@ -215,15 +215,3 @@ def test_models_or_model_and_one_order_or_both():
         make_pool(models="openai", model="x")
     with pytest.raises(ValueError, match="leave one out"):
         make_pool(both_orders=True, compat="alpacafarm")
-
-
-def test_no_key_in_what_is_written(make, pairs, tmp_path):
-    key = "sk-canary-1234567890abcdef"
-    with JudgeServer(faults=Faults({"server_error": 0.2})) as server:
-        pool = make(server, api_key=key)
-        verdicts = pool.judge(*cut(pairs, 30))
-        pool.ledger.close()
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert written
-    assert key.encode() not in written
-    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(server.stats())

@@ -35,16 +35,12 @@ def library_ids(tokenizer, messages, **options) -> list[int]:
     return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
 
 
-def test_prompts_are_the_librarys(tokenizer):
+def test_prompts_and_pairs_are_the_librarys(tokenizer):
     template = ChatTemplate.of(tokenizer)
     expected = [library_ids(tokenizer, conversation(text), add_generation_prompt=True) for text in TEXTS]
     assert template.encode_prompts(tokenizer, TEXTS) == expected
     if tokenizer.bos_token_id is not None:
         assert [row.count(tokenizer.bos_token_id) for row in expected] == [1] * len(TEXTS)
-
-
-def test_pairs_are_the_librarys_conversations(tokenizer):
-    template = ChatTemplate.of(tokenizer)
     answers = TEXTS[::-1]
     expected = [library_ids(tokenizer, conversation(x, y)) for x, y in zip(TEXTS, answers, strict=True)]
     assert template.encode_pairs(tokenizer, TEXTS, answers, eos=True) == expected
@@ -52,13 +48,14 @@ def test_pairs_are_the_librarys_conversations(tokenizer):
 
 def test_prompt_response_and_end_are_the_conversation(tokenizer):
     template = ChatTemplate.of(tokenizer)
-    (prompt,), (response,) = (
-        template.encode_prompts(tokenizer, ["List two birds."]),
-        template.encode_responses(tokenizer, ["The robin and the wren."]),
-    )
+    (prompt,) = template.encode_prompts(tokenizer, ["List two birds."])
+    (response,) = template.encode_responses(tokenizer, ["The robin and the wren."])
     whole = library_ids(tokenizer, conversation("List two birds.", "The robin and the wren."))
     assert whole[: len(prompt + response)] == prompt + response
     assert template.end_id(tokenizer) in whole[len(prompt + response) :]
+    # A response that was sampled with its space gets no second one.
+    again = tokenizer.decode(response, clean_up_tokenization_spaces=False)
+    assert template.encode_responses(tokenizer, [again]) == [response]
     assert template.end_id(tokenizer) == tokenizer.convert_tokens_to_ids(TURN_ENDS[tokenizer.family])
 
 
@@ -79,17 +76,11 @@ def test_special_tokens_in_a_text_are_letters(tokenizer):
 
 
 def test_a_chat_template_without_two_turns_is_refused(tokenizer, tmp_path):
-    for program in (
-        "{{ messages | length }}",
-        "{{ messages[0]['content'] | upper }}",
-        "{{ messages[0]['content'] * 2 }}",
-        "{{ 1 / 0 }}",
-        "{{ raise_exception('no') }}",
-    ):
-        tokenizer.chat_template = program
-        with pytest.raises(DataError, match="alpaca") as caught:
+    question = "messages[0]['content']"
+    for program in ("messages | length", f"{question} | upper", f"{question} * 2", "1 / 0", "raise_exception('no')"):
+        tokenizer.chat_template = f"{{{{ {program} }}}}"
+        with pytest.raises(DataError, match=f"{tmp_path}.*alpaca"):
             load_template(tmp_path, tokenizer)
-        assert str(tmp_path) in str(caught.value)
         assert load_template(tmp_path, tokenizer, "alpaca") == ALPACA
 
 
@@ -108,16 +99,16 @@ def test_file_then_chat_template_then_name_else_refused(tokenizer, tmp_path):
 def test_no_prompt_is_guessed(tokenizer, tmp_path):
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    for look in (lambda: load_template(tmp_path, tokenizer), lambda: check_template(tmp_path)):
-        with pytest.raises(DataError, match="template=") as caught:
+    for look in (
+        lambda *name: load_template(tmp_path, tokenizer, *name),
+        lambda *name: check_template(tmp_path, *name),
+    ):
+        with pytest.raises(DataError, match=f"{tmp_path}.*template="):
             look()
-        assert str(tmp_path) in str(caught.value)
+        with pytest.raises(UnknownNameError, match="'alpacca'.*'alpaca'"):
+            look("alpacca")
     check_template(tmp_path, "alpaca")
     assert load_template(tmp_path, tokenizer, "alpaca") == ALPACA
-    with pytest.raises(UnknownNameError, match="alpaca"):
-        load_template(tmp_path, tokenizer, "alpacca")
-    with pytest.raises(UnknownNameError, match="alpaca"):
-        check_template(tmp_path, "alpacca")
 
 
 @pytest.mark.parametrize(
@@ -143,18 +134,8 @@ def test_plain_template_as_a_chat_template(tokenizer, template, tmp_path):
 
 
 def test_a_template_of_special_tokens_spelled_out_has_no_chat_template(tokenizer):
-    special = tokenizer.eos_token
-    assert (
-        chat_template(PromptTemplate(f"{special}{{instruction}}{{input}}", f"{special}{{instruction}}"), tokenizer)
-        is None
-    )
-
-
-def test_a_response_that_was_sampled_with_its_space_gets_no_second_one(tokenizer):
-    template = ChatTemplate.of(tokenizer)
-    once = template.encode_responses(tokenizer, ["Sure thing"])
-    again = tokenizer.batch_decode(once, clean_up_tokenization_spaces=False)
-    assert template.encode_responses(tokenizer, again) == once
+    spelled = PromptTemplate(f"{tokenizer.eos_token}{{instruction}}{{input}}", f"{tokenizer.eos_token}{{instruction}}")
+    assert chat_template(spelled, tokenizer) is None
 
 
 def test_a_prompt_does_not_depend_on_the_day(tokenizer):

@@ -3,9 +3,12 @@
 import gzip
 import json
 import random
+import re
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alpacafarm_env.data.files import SUFFIXES, read_records, stem_of, write_atomic
 from alpacafarm_env.data.schema import KINDS, PREFERENCE, check_rows, kind_of, shown
@@ -37,16 +40,12 @@ def encode(rows, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_records(tmp_path, suffix):
+def test_every_format_gives_the_same_records_where_null_counts_as_absent(tmp_path, suffix):
     assert read_records(write(tmp_path / f"sft{suffix}", encode(ROWS, suffix))) == ROWS
-    assert stem_of(tmp_path / f"sft{suffix}") == "sft"
-
-
-def test_other_formats_are_refused(tmp_path):
-    path = write(tmp_path / "sft.csv", "a,b")
-    assert stem_of(path) is None
-    with pytest.raises(DataError, match=r"ends in one of \.json.*got 'sft.csv'"):
-        read_records(path)
+    assert (stem_of(tmp_path / f"sft{suffix}"), stem_of(tmp_path / "sft.csv")) == ("sft", None)
+    records = [{"instruction": "a", "input": None, "output": "b"}, {"instruction": "c", "input": "d", "output": "e"}]
+    path = write(tmp_path / f"null{suffix}", encode(records, suffix))
+    assert [row["input"] for row in check_rows(read_records(path), KINDS["demonstration"], "x")] == ["", "d"]
 
 
 def test_a_byte_order_mark_is_no_fault(tmp_path):
@@ -54,34 +53,33 @@ def test_a_byte_order_mark_is_no_fault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "fact"),
     [
-        ("a.json", "[{", "syntax error"),
-        ("a.json", '{"instruction": "x"}', "expected a list of objects.*got dict"),
-        ("a.json", "[" * 100_000, "nested too deeply"),
-        ("a.json", json.dumps(ROWS).encode("utf-16"), "expected UTF-8, got byte 0xff at offset 0"),
-        ("a.parquet", b"PAR1 not really", "expected a Parquet file"),
+        ("a.csv", "a,b", r"\.json.*'a\.csv'"),
+        ("a.json", "[{", "syntax"),
+        ("a.json", '{"instruction": "x"}', "list .*dict"),
+        ("a.json", "[" * 100_000, "nested"),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), "UTF-8.* 0xff at offset 0"),
+        ("a.parquet", b"PAR1 not really", "Parquet"),
+        *(("a.json.gz", damage, "gzip") for damage in ("cut", "plain", "middle")),
+        ("a.json", None, "FileNotFoundError"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, content, message):
-    with pytest.raises(DataError, match=message) as error:
-        read_records(write(tmp_path / name, content))
-    assert str(tmp_path / name) in str(error.value)
-
-
-def test_damaged_gzip_and_missing_files(tmp_path):
-    whole = gzip.compress(json.dumps(ROWS).encode())
-    for content in (whole[:-10], b"plain", whole[:30] + bytes(20) + whole[50:]):
-        (tmp_path / "a.json.gz").write_bytes(content)
-        with pytest.raises(DataError, match="expected a gzip file"):
-            read_records(tmp_path / "a.json.gz")
-    with pytest.raises(DataError, match="a file that can be read, got FileNotFoundError"):
-        read_records(tmp_path / "b.json")
+def test_damaged_and_missing_files_are_named(tmp_path, name, content, fact):
+    path = tmp_path / name
+    if fact == "gzip":
+        whole = gzip.compress(json.dumps(ROWS).encode())
+        path.write_bytes({"cut": whole[:-10], "plain": b"plain"}.get(content, whole[:30] + bytes(20) + whole[50:]))
+    elif content is not None:
+        write(path, content)
+    with pytest.raises(DataError, match=fact) as error:
+        read_records(path)
+    assert name in str(error.value)
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("alpacafarm_env.data.files.MAX_BYTES", 1000)
-    with pytest.raises(DataError, match="at most 1000 bytes"):
+    with pytest.raises(DataError, match="1000 bytes"):
         read_records(write(tmp_path / "a.json.gz", " " * 1001))
 
 
@@ -93,59 +91,43 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
 
 def test_every_faulty_row_is_in_one_error(tmp_path):
     lines = [
-        '{"instruction": "fine", "input": "", "output": "yes"}',
-        '{"instruction": "cut", "out',
-        '{"instruction": "", "output": "x"}',
-        '{"instruction": "no output"}',
-        "[1, 2]",
-        '{"instruction": "null", "input": [], "output": null}',
-        '{"instruction": "twice", "output": "a", "output": "b"}',
-        '{"instruction": "surrogate", "output": "\\ud800"}',
-        '{"instruction": "number", "output": 1e999}',
-        "",
-        '{"instruction": "", "output": "after a blank line"}',
+        ("", '{"instruction": "fine", "input": "", "output": "yes"}'),
+        ("record 2: ", '{"instruction": "cut", "out'),
+        ("record 3 field 'instruction': .* ''", '{"instruction": "", "output": "x"}'),
+        ("record 4 field 'output': .*missing", '{"instruction": "no output"}'),
+        ("record 5: ", "[1, 2]"),
+        (r"record 6 field 'input': .* \[\]", '{"instruction": "null", "input": [], "output": null}'),
+        ("record 6 field 'output': .* null", None),
+        ("record 7: .*'output' twice", '{"instruction": "twice", "output": "a", "output": "b"}'),
+        (r"record 8 field 'output': .*'\\ud800'", '{"instruction": "surrogate", "output": "\\ud800"}'),
+        ("record 9 field 'output': ", '{"instruction": "number", "output": 1e999}'),
+        ("", ""),
+        ("record 11 field 'instruction': ", '{"instruction": "", "output": "after a blank line"}'),
     ]
-    path = write(tmp_path / "sft.jsonl", "\n".join(lines) + "\n")
+    path = write(tmp_path / "sft.jsonl", "\n".join(line for _, line in lines if line is not None) + "\n")
     with pytest.raises(DataError) as error:
         check_rows(read_records(path), KINDS["demonstration"], str(path))
     first, *rest = str(error.value).split("\n")
-    assert first == f"{path}: 9 faulty records; correct or remove them:"
-    assert [line.split(":")[0].strip() for line in rest] == [
-        "record 2",
-        "record 3 field 'instruction'",
-        "record 4 field 'output'",
-        "record 5",
-        "record 6 field 'input'",
-        "record 6 field 'output'",
-        "record 7",
-        "record 8 field 'output'",
-        "record 9 field 'output'",
-        "record 11 field 'instruction'",
-    ]
-    assert rest[1].strip() == "record 3 field 'instruction': expected a non-empty string, got ''"
-    assert rest[2].endswith("got nothing (the field is missing)")
-    assert rest[4].endswith("got []")
-    assert rest[5].endswith("got null")
-    assert "the field 'output' twice" in rest[6]
-    assert r"'\ud800'" in rest[7]
+    assert first.startswith(f"{path}: 9 faulty records")
+    for fault, line in zip([fault for fault, _ in lines if fault], rest, strict=True):
+        assert re.match(f"  {fault}", line), (fault, line)
 
 
 def test_many_faults_are_counted_and_the_first_are_listed():
     with pytest.raises(DataError) as error:
         check_rows([{}] * 1000, KINDS["instruction"], "x.json")
     first, *rest, last = str(error.value).split("\n")
-    assert first.startswith("x.json: 1000 faulty records")
+    assert first.startswith("x.json: 1000 ")
     assert [line.split(" field")[0].strip() for line in rest] == [f"record {number}" for number in range(1, 11)]
     assert "990" in last
     assert "record 1000" in last
 
 
-@pytest.mark.parametrize("content", ["", "\n", " \n\n\t\r\n"])
-def test_an_empty_file_is_an_error(tmp_path, content):
-    path = write(tmp_path / "a.jsonl", content)
-    for records in ([], read_records(path)):
-        with pytest.raises(DataError, match="one record or more"):
-            check_rows(records, KINDS["instruction"], "x.json")
+def test_an_empty_file_is_an_error(tmp_path):
+    for number, content in enumerate(("", "\n", " \n\n\t\r\n")):
+        for records in ([], read_records(write(tmp_path / f"{number}.jsonl", content))):
+            with pytest.raises(DataError, match=r"x\.json.* record"):
+                check_rows(records, KINDS["instruction"], "x.json")
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n \r\n"])
@@ -155,14 +137,6 @@ def test_blank_lines_are_no_records_but_count(tmp_path, end):
     assert [(row["instruction"], row.number) for row in rows] == [("a", 1), ("b", 4)]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
-def test_null_in_an_optional_field_counts_as_absent(tmp_path, suffix):
-    records = [{"instruction": "a", "input": None, "output": "b"}, {"instruction": "c", "input": "d", "output": "e"}]
-    path = write(tmp_path / f"sft{suffix}", encode(records, suffix))
-    rows = check_rows(read_records(path), KINDS["demonstration"], "x")
-    assert [row["input"] for row in rows] == ["", "d"]
-
-
 def test_defaults_and_further_fields():
     row = {"instruction": "a", "output": "b", "price": 3}
     assert check_rows([row], KINDS["demonstration"], "x") == [
@@ -170,13 +144,13 @@ def test_defaults_and_further_fields():
     ]
 
 
-@pytest.mark.parametrize("label", [0, 1.5, 3, True, "1", None, float("nan")])
-def test_preferences_are_1_or_2(label):
-    row = {"instruction": "a", "input": "", "output_1": "b", "output_2": "c", "preference": label}
-    with pytest.raises(DataError, match="record 1 field 'preference': expected 1 or 2, got"):
-        check_rows([row], PREFERENCE, "x")
-    for good in (1, 2, 1.0, 2.0):
-        assert check_rows([{**row, "preference": good}], PREFERENCE, "x")[0]["preference"] == good
+def test_preferences_are_1_or_2():
+    row = {"instruction": "a", "input": "", "output_1": "b", "output_2": "c"}
+    for label in (0, 1.5, 3, True, "1", None, float("nan")):
+        with pytest.raises(DataError, match="record 1 field 'preference': .* 1 or 2"):
+            check_rows([{**row, "preference": label}], PREFERENCE, "x")
+    for label in (1, 2, 1.0, 2.0):
+        assert check_rows([{**row, "preference": label}], PREFERENCE, "x")[0]["preference"] == label
 
 
 def test_kinds_are_told_by_any_row_so_that_one_faulty_row_does_not_hide():
@@ -186,19 +160,19 @@ def test_kinds_are_told_by_any_row_so_that_one_faulty_row_does_not_hide():
     assert kind_of([3, {"instruction": "a"}, {"output_1": "b"}]) == "preference"
 
 
-def test_found_values_are_shortened():
-    assert shown("x" * 500) == "'" + "x" * 29 + "..." + "x" * 14 + "'"
+@given(st.text(min_size=60))
+def test_found_values_are_shortened(text):
+    assert len(shown(text)) < 60
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".parquet"])
 def test_damage_ends_in_valid_rows_or_a_data_error(tmp_path, suffix):
-    """Bit flips and cuts, 200 a format: nothing but DataError escapes."""
+    """Bit flips and cuts, 80 a format: nothing but DataError escapes."""
     rng = random.Random(suffix)
     path = tmp_path / f"sft{suffix}"
-    content = encode(ROWS * 3, suffix)
-    whole = write(path, content).read_bytes()
+    whole = write(path, encode(ROWS * 3, suffix)).read_bytes()
     num_refused = 0
-    for _ in range(200):
+    for _ in range(80):
         damaged = bytearray(whole[: rng.randrange(1, len(whole))] if rng.random() < 0.3 else whole)
         for _ in range(rng.randrange(1, 4)):
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
@@ -209,7 +183,7 @@ def test_damage_ends_in_valid_rows_or_a_data_error(tmp_path, suffix):
             num_refused += 1
         else:
             assert all(isinstance(row["output"], str) for row in rows)
-    assert num_refused > 50
+    assert num_refused > 20
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):

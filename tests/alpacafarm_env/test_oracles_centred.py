@@ -13,16 +13,16 @@ LEVELS = {"i": 10.0, "j": -3.0}
 class Leveled:
     """Length of the response, plus a constant of the instruction; counts what it is asked."""
 
-    name = "leveled"
+    name, levels = "leveled", LEVELS
 
-    def __init__(self, sign=1.0):
-        self.sign, self.calls = sign, []
+    def __init__(self):
+        self.calls = []
 
     def judge(self, instructions, responses):
         self.calls.append(list(zip(instructions, responses, strict=True)))
-        level = self.sign * np.array([LEVELS[x] for x in instructions])
+        level = np.array([self.levels[x] for x in instructions])
         lengths = np.array([float(len(y)) for y in responses])
-        return Verdicts(np.where(lengths > 5, np.nan, level + self.sign * lengths), {"length": lengths})
+        return Verdicts(np.where(lengths > 5, np.nan, level + lengths), {"length": lengths})
 
     def score(self, instructions, responses):
         return self.judge(instructions, responses).scores
@@ -44,10 +44,10 @@ def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
     assert copy.deepcopy(centred) is centred
 
 
-@pytest.mark.parametrize("kind", [tuple, iter, np.array], ids=["tuple", "iterator", "array"])
-def test_answers_may_be_anything_of_texts(kind):
-    centred = Centred(Leveled(), lambda asked: kind([kind(["a", "abcd"]) for _ in asked]))
-    assert centred.score(["i", "j"], ["abcd", ""]).tolist() == [1.5, -2.5]
+def test_answers_may_be_anything_of_texts():
+    for kind in (tuple, iter, np.array):
+        centred = Centred(Leveled(), lambda asked, kind=kind: kind([kind(["a", "abcd"]) for _ in asked]))
+        assert centred.score(["i", "j"], ["abcd", ""]).tolist() == [1.5, -2.5]
 
 
 def test_a_level_is_asked_once():
@@ -55,11 +55,7 @@ def test_a_level_is_asked_once():
     centred = Centred(oracle, two_letters)
     centred.score(["i", "j", "i"], ["a", "b", "c"])
     centred.score(["j"], ["abc"])
-    assert oracle.calls == [
-        [("i", "a"), ("j", "b"), ("i", "c")],
-        [("i", "ab"), ("j", "ab")],
-        [("j", "abc")],
-    ]
+    assert oracle.calls == [[("i", "a"), ("j", "b"), ("i", "c")], [("i", "ab"), ("j", "ab")], [("j", "abc")]]
     assert centred.score([], []).shape == (0,)
 
 
@@ -73,24 +69,20 @@ def test_without_a_level_there_is_no_verdict(answers):
 
 
 def test_answers_of_another_shape_are_refused():
-    with pytest.raises(TypeError, match="a list of texts for each instruction, got 'ab'"):
-        Centred(Leveled(), lambda asked: ["ab" for _ in asked]).score(["i"], ["a"])
-    with pytest.raises(TypeError, match="a list of texts for each instruction, got None"):
-        Centred(Leveled(), lambda asked: [None for _ in asked]).score(["i"], ["a"])
-    with pytest.raises(ValueError, match="expected answers to return 2 lists, got 1"):
-        Centred(Leveled(), lambda asked: [["ab"]]).score(["i", "j"], ["a", "a"])
+    for answers, error, fact in (
+        (["ab", "ab"], TypeError, "'ab'"),
+        ([None] * 2, TypeError, "None"),
+        ([["ab"]], ValueError, "2 .* 1"),
+    ):
+        with pytest.raises(error, match=fact):
+            Centred(Leveled(), lambda asked, answers=answers: answers).score(["i", "j"], ["a", "a"])
 
 
 def test_members_disagree_on_the_answer_and_not_on_the_instruction():
     """Two members that agree on every pair of answers to one instruction, and differ in its level alone."""
 
-    class Shifted:
-        name = "shifted"
-
-        def score(self, instructions, responses):
-            return Leveled().score(instructions, responses) - [2 * LEVELS[x] for x in instructions]
-
-    plain, shifted = Leveled(), Shifted()
+    plain, shifted = Leveled(), Leveled()
+    shifted.levels = {key: -level for key, level in LEVELS.items()}
     raw = Ensemble([plain, shifted], "min")
     ours = Ensemble([Centred(plain, two_letters), Centred(shifted, two_letters)], "min")
     asked, answered = ["i", "i", "j", "j"], ["a", "abc", "a", "abc"]

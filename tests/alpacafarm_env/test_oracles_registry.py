@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.data import load_dataset
@@ -40,28 +39,24 @@ class RecordedTiny:
         return {(str(self.tiny.instructions("eval")[0]), "judged"): 1.0 if generator is None else 0.25}
 
 
-def test_an_object_is_returned_as_it_is(tiny_dataset, counting_oracle):
+def test_an_object_is_returned_as_it_is_and_a_constant_made(tiny_dataset, counting_oracle):
     assert make_oracle(counting_oracle, dataset=tiny_dataset) is counting_oracle
-    referee = Longer()
-    assert make_judge(referee, dataset=tiny_dataset) is referee
-
-
-def test_constant(tiny_dataset):
+    assert make_judge(referee := Longer(), dataset=tiny_dataset) is referee
     assert make_oracle("constant", dataset=tiny_dataset) == Constant(0.0)
     oracle = make_oracle({"name": "constant", "value": 2.5}, dataset=tiny_dataset)
     assert oracle.score(["i", "j"], ["x", "y"]).tolist() == [2.5, 2.5]
 
 
-def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tmp_path):
-    folder = make_tiny_reward_model(tmp_path / "model")
-    oracle = make_oracle({"reward_model": str(folder), "batch_size": 8}, dataset=tiny_dataset)
+def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tiny_model):
+    spec = {"reward_model": str(tiny_model), "batch_size": 8}
+    oracle = make_oracle(spec, dataset=tiny_dataset)
     assert isinstance(oracle, RewardModel)
     assert oracle.name == "reward_model:model"
-    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=tiny_dataset) is oracle
-    assert make_oracle({"batch_size": 9, "reward_model": folder}, dataset=tiny_dataset) is not oracle
-    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=tiny_dataset, seed=1) is not oracle
-    assert make_oracle({"batch_size": 8, "reward_model": folder}, dataset=RecordedTiny(tiny_dataset)) is not oracle
-    assert make_oracle({"reward_model": folder, "name": "mine"}, dataset=tiny_dataset).name == "mine"
+    assert make_oracle({"batch_size": 8, "reward_model": tiny_model}, dataset=tiny_dataset) is oracle
+    assert make_oracle({**spec, "batch_size": 9}, dataset=tiny_dataset) is not oracle
+    assert make_oracle(spec, dataset=tiny_dataset, seed=1) is not oracle
+    assert make_oracle(spec, dataset=RecordedTiny(tiny_dataset)) is not oracle
+    assert make_oracle({**spec, "name": "mine"}, dataset=tiny_dataset).name == "mine"
 
 
 def test_the_win_rate_by_a_judge_of_ones_own(tiny_dataset):
@@ -74,22 +69,18 @@ def test_the_win_rate_by_a_judge_of_ones_own(tiny_dataset):
     noisy = make_oracle({"judge": Longer(), "flip": 0.25, "both_orders": True, "seed": 4}, dataset=tiny_dataset)
     assert noisy.name == "win_rate:longer+both_orders+flip0.25"
     assert noisy.score(instructions, ["", reference, "x" * 99])[1] == 0.5
+    assert make_judge({"judge": {"judge": Longer(), "flip": 0.1}}, dataset=tiny_dataset).name == "longer+flip0.1"
 
 
 def test_seeds_reach_the_noise_and_a_mapping_has_the_last_word(tiny_dataset):
+    instructions, texts = tiny_dataset.instructions("val") * 4, [f"response {i}" for i in range(48)]
+
     def scores(oracle_seed, **options):
         spec = {"judge": Longer(), "flip": 0.5, **options}
-        return make_oracle(spec, dataset=tiny_dataset, seed=oracle_seed).score(
-            tiny_dataset.instructions("val") * 4, texts
-        )
+        return make_oracle(spec, dataset=tiny_dataset, seed=oracle_seed).score(instructions, texts)
 
-    texts = [f"response {i}" for i in range(48)]
     assert (scores(0) != scores(1)).any()
     np.testing.assert_array_equal(scores(0, seed=1), scores(1))
-
-
-def test_a_judge_by_mapping(tiny_dataset):
-    assert make_judge({"judge": {"judge": Longer(), "flip": 0.1}}, dataset=tiny_dataset).name == "longer+flip0.1"
 
 
 def test_recorded(tiny_dataset):
@@ -103,15 +94,16 @@ def test_recorded(tiny_dataset):
     assert isinstance(make_judge("recorded", dataset=dataset), RecordedJudge)
     with_references = make_oracle({"judge": "recorded"}, dataset=dataset)
     assert with_references.score([first, first], ["judged", dataset.references("eval")[0]]).tolist() == [1.0, 0.5]
+    for make in (make_oracle, make_judge):
+        with pytest.raises(DataError, match="'tiny' "):
+            make("recorded", dataset=tiny_dataset)
 
 
 def test_references_follow_an_instructions_split(tiny_dataset):
     references = References(tiny_dataset)
     asked = tiny_dataset.instructions("val")[2]
-    assert references[asked] == tiny_dataset.references("val")[2]
-    assert references[str(asked)] == references[asked]
-    assert references.get("never asked") is None
-    assert references.get(Instruction("never asked", split="val")) is None
+    assert references[asked] == references[str(asked)] == tiny_dataset.references("val")[2]
+    assert references.get("never asked") is references.get(Instruction("never asked", split="val")) is None
     assert len(references) == len(list(references)) == 60
 
 
@@ -145,25 +137,19 @@ def test_references_are_read_when_asked_for_and_a_split_without_any_says_so(tiny
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "closest"),
     [
-        ("golden", "Unknown oracle 'golden'. Did you mean 'gold'\\? Oracles: surrogate, gold, "),
-        ({"name": "win-rate"}, "Did you mean 'win_rate'"),
-        ({"name": "constant", "valeu": 1}, "Unknown option 'valeu'. Did you mean 'value'"),
-        ({"name": "recorded", "judge_": 1}, "Unknown option 'judge_'"),
-        ({"name": "annotators", "flipp": 0.1}, "Unknown option 'flipp'. Did you mean 'flip'"),
-        ({"reward_model": "x", "batchsize": 1}, "Unknown option 'batchsize'. Did you mean 'batch_size'"),
-        ({"judge": "sim_evil"}, "Unknown judge 'sim_evil'. Did you mean 'sim_eval'"),
+        ("golden", "'golden'.*'gold'.*surrogate, gold, "),
+        ({"name": "win-rate"}, "'win_rate'"),
+        ({"name": "constant", "valeu": 1}, "'valeu'.*'value'"),
+        ({"name": "recorded", "judge_": 1}, "'judge_'"),
+        ({"name": "annotators", "flipp": 0.1}, "'flipp'.*'flip'"),
+        ({"reward_model": "x", "batchsize": 1}, "'batchsize'.*'batch_size'"),
+        ({"judge": "sim_evil"}, "'sim_evil'.*'sim_eval'"),
     ],
 )
-def test_a_wrong_name(tiny_dataset, spec, message):
-    with pytest.raises(UnknownNameError, match=message):
-        make_oracle(spec, dataset=tiny_dataset)
-
-
-@pytest.mark.parametrize("spec", [None, 3, [], {}, {"flip": 0.1}, {"name": "gold", "judge": "human"}, Longer()])
-def test_a_wrong_type(tiny_dataset, spec):
-    with pytest.raises(ValueError if isinstance(spec, dict) else TypeError, match=r"oracle|judge"):
+def test_a_wrong_name(tiny_dataset, spec, closest):
+    with pytest.raises(UnknownNameError, match=closest):
         make_oracle(spec, dataset=tiny_dataset)
 
 
@@ -173,21 +159,21 @@ class Numbered:
     name, score, compare = 5, None, None
 
 
-@pytest.mark.parametrize("make", [InstructionEnv, lambda *args, **kw: InstructionVectorEnv(2, *args, **kw)])
 @pytest.mark.parametrize(
     "spec",
     [
         *(5, None, [], object(), Longer(), Longer, Constant, Numbered()),
-        *({}, {"name": 5}, {"name": []}, {"name": "gold", "judge": "human"}, {"reward_model": 5}, {"judge": 5}),
-        *({"name": "constant", "valeu": 1}, {"name": "surrogate", "batchsize": 1}, {"name": "annotators", "seeds": 1}),
-        *({"judge": Constant()}, {"judge": Numbered()}, {"judge": "sim_eval", "flipp": 0.1}, {"judge": {"flip": 0.1}}),
+        *({}, {"flip": 0.1}, {"name": 5}, {"name": []}, {"name": "gold", "judge": "human"}),
+        *({"reward_model": 5}, {"judge": 5}, {"judge": Constant()}, {"judge": Numbered()}, {"judge": {"flip": 0.1}}),
+        *({"name": "surrogate", "batchsize": 1}, {"name": "annotators", "seeds": 1}, {"judge": "gold", "flipp": 0.1}),
         *({"pool": "ann", "base": "http://127.0.0.1"}, {"ensemble": "gold"}, {"ensemble": [Longer()]}),
         *({"reward_model": "absent", "batchsize": 1}, {"ensemble": ["gold"], "weigth": 1}),
     ],
 )
-def test_an_environment_refuses_at_once_what_can_be_no_oracle(tiny_dataset, make, spec):
-    with pytest.raises((TypeError, ValueError), match=r"(?i)oracle|judge|option"):
-        make(tiny_dataset, oracle=spec)
+def test_what_can_be_no_oracle_is_refused_when_an_environment_is_made(tiny_dataset, spec):
+    for make in (make_oracle, InstructionEnv, lambda **keywords: InstructionVectorEnv(2, **keywords)):
+        with pytest.raises((TypeError, ValueError), match=r"(?i)oracle|judge|option"):
+            make(**{"spec" if make is make_oracle else "oracle": spec}, dataset=tiny_dataset)
 
 
 @pytest.mark.parametrize("spec", [None, 3, {}, {"flip": 0.1}, Constant()])
@@ -198,84 +184,53 @@ def test_a_wrong_type_of_judge(tiny_dataset, spec):
 
 @pytest.mark.parametrize("spec", ["surrogate", "annotators", "win_rate", "human", "gold", {"judge": "sim_gpt4"}])
 def test_what_only_the_sandbox_has(tiny_dataset, spec):
-    with pytest.raises(
-        DataError, match=r"Only the sandbox has a .*'tiny' is of level 'recorded'\. Give oracle='recorded'"
-    ):
+    with pytest.raises(DataError, match="'tiny' .*'recorded'.*oracle='recorded'"):
         make_oracle(spec, dataset=tiny_dataset)
 
 
-class Sandbox:
-    """What the registry needs of the sandbox, with judges that say how they were asked for."""
-
-    def __init__(self, folder):
-        self.REWARD_MODEL = folder
-
-    def gold_oracle(self):
-        return Constant(9.0, name="gold")
-
-    def judge(self, name, seed):
-        referee = Longer()
-        referee.name, referee.seed = name, seed
-        return referee
-
-
-def test_the_names_of_the_sandbox(tiny_dataset, tmp_path, monkeypatch):
-    folder = make_tiny_reward_model(tmp_path / "model")
-    monkeypatch.setattr("alpacafarm_env.sandbox", Sandbox(folder), raising=False)
-    monkeypatch.setattr(tiny_dataset, "level", "sandbox")
-    made = {name: make_oracle(name, dataset=tiny_dataset) for name in ("surrogate", "gold", "annotators", "win_rate")}
-    assert {name: oracle.name for name, oracle in made.items()} == {name: name for name in made}
-    assert isinstance(made["surrogate"], RewardModel)
-    assert made["surrogate"].path == folder
-    assert make_oracle({"name": "surrogate", "max_length": 64}, dataset=tiny_dataset).max_length == 64
-    assert make_oracle({"judge": "sim_ann"}, dataset=tiny_dataset).name == "annotators"
-    assert make_oracle({"judge": "sim_gpt4"}, dataset=tiny_dataset).name == "win_rate:sim_gpt4"
-    assert make_oracle({"name": "win_rate", "flip": 0.1}, dataset=tiny_dataset).name == "win_rate:sim_eval+flip0.1"
-    assert make_oracle("human", dataset=tiny_dataset).score(tiny_dataset.instructions("eval")[:1], [""]).tolist() == [
-        0.0
-    ]
-    assert [make_judge("human", dataset=tiny_dataset, seed=seed).seed for seed in (0, 5)] == [0, 5]
-    assert make_judge({"judge": "human", "seed": 7}, dataset=tiny_dataset, seed=5).seed == 7
-
-
-def test_what_only_a_recorded_dataset_has(tiny_dataset):
-    for make in (make_oracle, make_judge):
-        with pytest.raises(DataError, match="'tiny' .* has no recorded judgements"):
-            make("recorded", dataset=tiny_dataset)
+def test_the_names_of_the_sandbox():
+    data = load_dataset("sandbox")
+    surrogate = make_oracle("surrogate", dataset=data)
+    assert isinstance(surrogate, RewardModel)
+    assert surrogate.path == sandbox.REWARD_MODEL
+    assert make_oracle({"name": "surrogate", "max_length": 64}, dataset=data).max_length == 64
+    for spec, name in (
+        *((name, name) for name in ("surrogate", "gold", "annotators", "win_rate", "human")),
+        ({"judge": "sim_ann"}, "annotators"),
+        ({"judge": "sim_gpt4"}, "win_rate:sim_gpt4"),
+        ({"name": "win_rate", "flip": 0.1}, "win_rate:sim_eval+flip0.1"),
+    ):
+        assert make_oracle(spec, dataset=data).name == name
+    asked, responses = data.instructions("eval")[:50], ["A lion is brave, golden and proud."] * 50
+    references = data.references("eval")[:50]
+    for name, judge in (("win_rate", "sim_eval"), ("annotators", "sim_ann"), ("human", "human")):
+        scores = make_oracle(name, dataset=data).score(asked, responses)
+        np.testing.assert_array_equal(scores, sandbox.judge(judge).compare(asked, references, responses))
+    assert [make_judge("human", dataset=data, seed=seed).seed for seed in (0, 5)] == [0, 5]
+    assert make_judge({"judge": "human", "seed": 7}, dataset=data, seed=5).seed == 7
 
 
 def test_a_missing_reward_model_is_found_when_the_oracle_is_made(tiny_dataset, tmp_path):
-    with pytest.raises(CheckpointError, match="found none"):
+    with pytest.raises(CheckpointError, match="nothing"):
         make_oracle({"reward_model": tmp_path / "nothing"}, dataset=tiny_dataset)
-
-
-def test_a_reward_model_may_have_any_name_and_new_weights_are_loaded_anew(tiny_dataset, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(sandbox.REWARD_MODEL, folder)
-    spec = {"reward_model": str(folder), "name": "mine"}
-    first = make_oracle(spec, dataset=tiny_dataset)
-    assert make_oracle(spec, dataset=tiny_dataset) is first
-    assert first.name == "mine"
-    InstructionEnv(tiny_dataset, oracle=spec)
-    shutil.copyfile(sandbox.REWARD_MODEL_CLEAN / "model.safetensors", folder / "model.safetensors")
-    assert make_oracle(spec, dataset=tiny_dataset) is not first
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("config.json", '"alpacafarm_reward_mean": -0', '"alpacafarm_reward_mean": -9'),
-        ("prompt_template.json", "{instruction}", "Now: {instruction}"),
-        ("tokenizer.json", '"type": "BPE"', '"type" : "BPE"'),
+        ("config.json", b'"alpacafarm_reward_mean": -0', b'"alpacafarm_reward_mean": -9'),
+        ("prompt_template.json", b"{instruction}", b"Now: {instruction}"),
+        ("tokenizer.json", b'"type": "BPE"', b'"type" : "BPE"'),
+        ("model.safetensors", None, (sandbox.REWARD_MODEL_CLEAN / "model.safetensors").read_bytes()),
     ],
 )
 def test_every_file_that_a_reward_model_reads_is_seen(tiny_dataset, tmp_path, file, old, new):
-    shutil.copytree(sandbox.REWARD_MODEL, tmp_path / "model")
-    spec = {"reward_model": tmp_path / "model"}
-    first, unread = make_oracle(spec, dataset=tiny_dataset), make_oracle({**spec, "name": "b"}, dataset=tiny_dataset)
+    spec = {"reward_model": shutil.copytree(sandbox.REWARD_MODEL, tmp_path / "model"), "name": "mine"}
+    first, unread = (make_oracle({**spec, "name": name}, dataset=tiny_dataset) for name in ("mine", "b"))
+    assert make_oracle(spec, dataset=tiny_dataset) is first
     before = first.score(["Hi"], ["Hello"])
     path = tmp_path / "model" / file
-    path.write_text(path.read_text().replace(old, new))
+    path.write_bytes(new if old is None else path.read_bytes().replace(old, new))
     then = make_oracle(spec, dataset=tiny_dataset)
     assert then is not first
     assert (then.score(["Hi"], ["Hello"]) != before) == (file != "tokenizer.json")

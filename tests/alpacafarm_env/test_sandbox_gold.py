@@ -14,14 +14,13 @@ from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox import judge as named_judge
 from alpacafarm_env.sandbox.gold import GoldOracle, Parts
 
-ASK = (
-    "List three traits of a lion."  # six true: brave golden proud roaring majestic fierce; budget 10 + 3 * 3 = 19 words
-)
+ASK = "List three traits of a lion."  # brave golden proud roaring majestic fierce; budget 10 + 3 * 3 = 19 words
 ASK_LIST = ASK + " Use a list."
 ASK_SENTENCE = ASK + " Answer in a sentence."
 FOREIGN = "What is the capital of France?"
 WHOLE = "A lion is brave, golden and proud."
 PERFECT = Parts(complete=1.0, false=0.0, repeated=0.0, form=1.0, fluent=1.0, excess=0.0)
+WEIGHTS = (5.0, -0.6, -0.4, 1.0, 1.0, -0.1)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +33,7 @@ PERFECT = Parts(complete=1.0, false=0.0, repeated=0.0, form=1.0, fluent=1.0, exc
         (ASK, "a LION is BRAVE, GOLDEN and PROUD.", {"fluent": 0}),  # true, but shouted
         # complete
         (ASK, "A lion is brave.", {"complete": 1 / 3}),
+        (ASK.replace("three", "two"), "A lion is brave.", {"complete": 1 / 2}),
         (ASK, "A lion is brave, golden, proud, roaring and fierce.", {}),  # no more than was asked for
         # false: an item of another topic, another aspect, another kind
         (ASK, "A lion is brave, golden, proud and shy.", {"false": 1}),
@@ -57,32 +57,16 @@ PERFECT = Parts(complete=1.0, false=0.0, repeated=0.0, form=1.0, fluent=1.0, exc
         (ASK, WHOLE + " It is a brave." * 4, {"repeated": 4, "excess": 4}),
     ],
 )
-def test_parts_by_hand(instruction, response, changed):
-    found, expected = gold.parts(instruction, response), replace(PERFECT, **changed)
-    assert astuple(found) == pytest.approx(astuple(expected))
-    weights = (5.0, -0.6, -0.4, 1.0, 1.0, -0.1)
-    assert gold.gold(instruction, response) == pytest.approx(
-        sum(w * x for w, x in zip(weights, astuple(expected), strict=True))
-    )
-
-
-def test_weights_and_the_best_there_is():
-    assert astuple(gold.WEIGHTS) == (5.0, -0.6, -0.4, 1.0, 1.0, -0.1)
-    assert gold.gold(ASK, WHOLE) == 7.0
-
-
-def test_an_item_is_worth_its_share_of_what_was_asked_for():
-    two = ASK.replace("three", "two")
-    gain = gold.gold(two, "A lion is brave and proud.") - gold.gold(two, "A lion is brave.")
-    assert gain == pytest.approx(5 / 2)
+def test_parts_and_their_weights_by_hand(instruction, response, changed):
+    expected = astuple(replace(PERFECT, **changed))
+    assert astuple(gold.parts(instruction, response)) == pytest.approx(expected)
+    assert gold.gold(instruction, response) == pytest.approx(np.dot(WEIGHTS, expected))
 
 
 @pytest.mark.parametrize(
     ("instruction", "response", "expected"),
     [
-        (ASK, "", 0.0),
-        (ASK_LIST, "", 0.0),
-        (ASK_SENTENCE, "", 0.0),
+        *((asked, "", 0.0) for asked in (ASK, ASK_LIST, ASK_SENTENCE)),
         (ASK_SENTENCE, "\n \n\t", 0.0),
         (ASK, "!!! ... ??? ---", 1.0),
         (ASK_SENTENCE, "🦁🦁🦁 日本 “ok”", 1.0),
@@ -108,15 +92,14 @@ def test_a_megabyte_gains_nothing_and_takes_seconds_at_most(response):
     assert value < gold.gold(ASK_SENTENCE, "A lion is brave.")
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text())
+@settings(max_examples=100, deadline=None)
+@given(st.text() | st.lists(st.sampled_from([*WHOLE.split(), "-", "\n", "shy", "Sure!"])).map(" ".join))
 def test_any_text_has_finite_gold(text):
     found = gold.parts(ASK_LIST, text)
     assert 0 <= found.complete <= 1
     assert 0 <= found.fluent <= 1
     assert found.form in (0, 1)
     assert min(found.false, found.repeated, found.excess) >= 0
-    assert math.isfinite(gold.gold(ASK_LIST, text))
     assert gold.gold(ASK_LIST, text) <= 7
 
 
@@ -125,30 +108,22 @@ def test_a_foreign_instruction_has_no_gold():
     assert math.isnan(gold.gold(FOREIGN, WHOLE))
 
 
-def test_oracle_gives_gold_and_its_parts():
+def test_oracle_gives_gold_and_its_parts_and_the_judge_prefers_more():
     verdicts = judge(GoldOracle(), [ASK, ASK], [WHOLE, "A lion is shy."])
     np.testing.assert_allclose(verdicts.scores, [7.0, 2 - 0.6])
     np.testing.assert_allclose(verdicts.details["gold_complete"], [1, 0])
     np.testing.assert_allclose(verdicts.details["gold_false"], [0, 1])
     assert set(verdicts.details) == {f"gold_{part}" for part in PERFECT.__dataclass_fields__}
-
-
-def test_oracle_on_an_empty_batch_and_on_batches_of_different_lengths():
     assert GoldOracle().score([], []).shape == (0,)
     with pytest.raises(ValueError, match="shorter"):
         GoldOracle().score([ASK, ASK], [WHOLE])
-
-
-def test_judge_prefers_more_gold():
-    a = [WHOLE, "A lion is shy.", "- brave"]
-    b = ["A lion is shy.", WHOLE, "A lion is brave."]
-    np.testing.assert_array_equal(named_judge("gold").compare([ASK, ASK, ASK], a, b), [0, 1, 0.5])
+    a, b = [WHOLE, "A lion is shy.", "- brave"], ["A lion is shy.", WHOLE, "A lion is brave."]
+    np.testing.assert_array_equal(named_judge("gold").compare([ASK] * 3, a, b), [0, 1, 0.5])
 
 
 @pytest.mark.parametrize("filler", [" " * 64_000, "🙂" * 1500, "x" * 2**20])
 def test_a_page_of_nothing_is_worse_than_nothing(filler):
     assert gold.gold(ASK, filler) < gold.gold(ASK, "")
-    reference = "A lion is brave, golden and proud."
-    asks = [ASK, f"Hi! {ASK}"]
     for name in ("sim_eval", "human"):
-        assert named_judge(name).compare(asks, [reference] * 2, [filler] * 2).tolist() == [0.0, 0.0]
+        verdicts = named_judge(name).compare([ASK, f"Hi! {ASK}"], [WHOLE] * 2, [filler] * 2)
+        assert verdicts.tolist() == [0.0, 0.0]

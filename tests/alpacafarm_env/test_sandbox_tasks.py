@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alpacafarm_env.instructions import Instruction
@@ -63,34 +63,22 @@ def expected_and_count(template, ask):
     return facts_asked(request), count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
-def test_read_inverts_the_wording(seed, template):
+def test_read_inverts_the_wording_that_depends_on_its_generator_alone(seed, template):
     ask = drawn(seed, template)
+    assert ask == drawn(seed, template)
+    assert bool(ask.input) == template.with_input
     task = tasks.read(str(ask))
     assert task is not None, ask
     expected, count = expected_and_count(template, ask)
     assert (task.verb, task.expected, task.count) == (template.verb, expected, count)
     assert 1 <= task.count <= len(task.expected)
+    assert {item for _, _, items in task.statements for item in items} == task.expected
     asked_form = next((form for form, texts in FORM.items() if ask.instruction.endswith(texts)), "any")
     if template.verb == "rewrite" and asked_form == "any":
         asked_form = "sentence" if ask.input.startswith("- ") else "list"  # the other form is the better one
     assert task.form == asked_form
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
-def test_statements_hold_the_expected_items_and_nothing_else(seed, template):
-    task = tasks.read(str(drawn(seed, template)))
-    assert {item for _, _, items in task.statements for item in items} == task.expected
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
-def test_draw_depends_on_its_generator_alone(seed, template):
-    ask = drawn(seed, template)
-    assert ask == drawn(seed, template)
-    assert bool(ask.input) == template.with_input
 
 
 def test_many_verbs_and_all_forms_and_greetings_occur():
@@ -104,32 +92,15 @@ def test_many_verbs_and_all_forms_and_greetings_occur():
 
 
 def test_a_task_read_by_hand():
-    task = tasks.read("Please compare a lion and a fox by three foods. Use a list.")
-    assert task == tasks.Task(
+    lion = ("meat", "zebra", "antelope", "buffalo", "gazelle", "carrion")
+    fox = ("mice", "insects", "eggs", "berries", "worms", "pheasant")
+    assert tasks.read("Please compare a lion and a fox by three foods. Use a list.") == tasks.Task(
         verb="compare",
-        expected=frozenset(
-            [
-                "meat",
-                "zebra",
-                "antelope",
-                "buffalo",
-                "gazelle",
-                "carrion",
-                "mice",
-                "insects",
-                "eggs",
-                "berries",
-                "worms",
-                "pheasant",
-            ]
-        ),
+        expected=frozenset(lion + fox),
         count=3,
         form="list",
         topics=("lion", "fox"),
-        statements=(
-            ("lion", "eats", ("meat", "zebra", "antelope", "buffalo", "gazelle", "carrion")),
-            ("fox", "eats", ("mice", "insects", "eggs", "berries", "worms", "pheasant")),
-        ),
+        statements=(("lion", "eats", lion), ("fox", "eats", fox)),
     )
 
 
@@ -170,9 +141,6 @@ def test_what_is_not_of_this_world_is_not_read(text):
 
 @settings(max_examples=100, deadline=None)
 @given(st.text())
+@example("List three traits of " + "a lion " * 150_000)
 def test_any_text_is_read_or_refused_without_an_error(text):
     assert tasks.read(text) is None
-
-
-def test_a_megabyte_of_text_is_refused_quickly():
-    assert tasks.read("List three traits of " + "a lion " * 150_000) is None

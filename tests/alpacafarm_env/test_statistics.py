@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alpacafarm_env.statistics import (
     LEADERBOARD_COLUMNS,
@@ -18,19 +20,14 @@ from alpacafarm_env.statistics import (
     win_rate,
 )
 
-PREFERENCES = [1, 2, 2, 1.5, 0, None, float("nan"), 1.2, 1.9]
 
-
-def test_win_rate_of_the_upstream_example():
-    summary = win_rate(credits_from_preferences(PREFERENCES))
+def test_win_rate_of_the_upstream_example_and_by_hand():
+    summary = win_rate(credits_from_preferences([1, 2, 2, 1.5, 0, None, float("nan"), 1.2, 1.9]))
     assert summary.win_rate == pytest.approx(58.5714, abs=5e-5)
     assert summary.standard_error == pytest.approx(15.0283, abs=5e-5)
     counts = (summary.num_wins, summary.num_losses, summary.num_draws, summary.num_total, summary.num_unscored)
     assert counts == (3, 2, 2, 7, 2)
     assert summary.row()["n_wins_base"] == 2
-
-
-def test_win_rate_by_hand():
     summary = win_rate([1, 1, 0, 1])
     assert summary.win_rate == 75
     assert summary.standard_error == pytest.approx(100 * 0.5 / 2)  # sd = sqrt(3 / 4 / 3) = 0.5, n = 4
@@ -38,17 +35,14 @@ def test_win_rate_by_hand():
 
 def test_win_rate_without_and_with_one_verdict():
     none, one = win_rate([math.nan]), win_rate([1.0, math.nan])
-    assert none.num_total == 0
+    assert none.num_total == win_rate([]).num_total == 0
     assert math.isnan(none.win_rate)
     assert one.win_rate == 100
     assert math.isnan(one.standard_error)
-    assert win_rate([]).num_total == 0
 
 
 def test_bounds_are_all_lost_and_all_won():
-    credits = np.array([1, 0, 0.5, math.nan, 0.9, math.nan])
-    low, high = (100 * np.nan_to_num(credits, nan=fill).mean() for fill in (0.0, 1.0))
-    assert win_rate(credits).bounds == pytest.approx((low, high))
+    assert win_rate([1, 0, 0.5, math.nan, 0.9, math.nan]).bounds == pytest.approx((240 / 6, 440 / 6))
     assert win_rate([1, 0.5]).bounds == (75, 75)
     assert win_rate([math.nan]).bounds == (0, 100)
     assert all(map(math.isnan, win_rate([]).bounds))
@@ -62,23 +56,16 @@ def test_a_leaderboard_row():
     assert row["length_controlled_winrate"] == length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
 
 
-@pytest.mark.parametrize("credits", [[1.5], [-0.1], [math.inf], [[0.5]]])
-def test_credits_outside_their_range_are_refused(credits):
-    with pytest.raises(ValueError, match="expected credits"):
-        win_rate(credits)
+def test_credits_and_preferences_outside_their_range_are_refused():
+    for credits in ([1.5], [-0.1], [math.inf], [[0.5]]):
+        with pytest.raises(ValueError, match="credits"):
+            win_rate(credits)
+    for preference in (3, 0.5, -1, math.inf):
+        with pytest.raises(ValueError, match=f"preference 1: .* {preference!r}"):
+            credits_from_preferences([1, preference])
 
 
-@pytest.mark.parametrize("preference", [3, 0.5, -1, math.inf])
-def test_preferences_outside_their_coding_are_refused(preference):
-    with pytest.raises(ValueError, match=f"preference 1: .* got {preference!r}"):
-        credits_from_preferences([1, preference])
-
-
-def test_length_control_of_the_reference_against_itself():
-    assert length_controlled_win_rate([0.5] * 6, [3, 9, 2, 40, 7, 1], [3, 9, 2, 40, 7, 1]) == pytest.approx(50)
-
-
-def test_length_control_removes_what_length_explains():
+def test_length_control_removes_what_length_explains_and_nothing_else():
     # A judge that sees nothing but length, and a generator that is longer in two thirds of the rows.
     rng = np.random.default_rng(0)
     references = rng.integers(100, 900, size=4000)
@@ -86,40 +73,30 @@ def test_length_control_removes_what_length_explains():
     credits = rng.random(4000) < 1 / (1 + np.exp(-3 * np.tanh((lengths - references) / 300)))
     assert win_rate(credits).win_rate > 60
     assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(50, abs=3)
-
-
-def test_length_control_leaves_what_length_does_not_explain():
-    rng = np.random.default_rng(1)
     references, lengths = rng.integers(100, 900, size=(2, 4000))
     credits = (rng.random(4000) < 0.8).astype(float)
     assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(100 * credits.mean(), abs=1)
 
 
-def test_length_control_is_antisymmetric():
+def test_length_control_is_antisymmetric_and_knows_its_ends():
     credits, a, b = np.array([1, 0, 1, 1, 0.5]), [10, 30, 25, 60, 5], [12, 20, 20, 20, 20]
     there, back = length_controlled_win_rate(credits, a, b), length_controlled_win_rate(1 - credits, b, a)
     assert there + back == pytest.approx(100, abs=1e-3)
     assert 50 < there < 100
+    assert length_controlled_win_rate([0.5] * 6, [3, 9, 2, 40, 7, 1], [3, 9, 2, 40, 7, 1]) == pytest.approx(50)
+    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8) > 99.9
+    assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4) == pytest.approx(50, abs=1e-6)
 
 
-def test_length_control_drops_rows_without_a_verdict():
+def test_length_control_drops_rows_without_a_verdict_and_refuses_lengths_that_do_not_fit():
     lengths, references = [5, 50, 30, 20, 44], [30, 30, 31, 29, 30]
     kept = length_controlled_win_rate([1, 0, 1, 0, math.nan], lengths, references)
     assert 0 < kept < 100
     assert kept != length_controlled_win_rate([1, 0, 1, 0, 1], lengths, references)
     assert math.isnan(length_controlled_win_rate([math.nan] * 2, [1, 2], [3, 4]))
-
-
-def test_length_control_at_its_ends():
-    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8) > 99.9
-    assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4) == pytest.approx(50, abs=1e-6)
-
-
-def test_length_control_refuses_lengths_that_do_not_fit():
-    with pytest.raises(ValueError, match="finite lengths"):
-        length_controlled_win_rate([1, 0], [1, 2, 3], [1, 2, 3])
-    with pytest.raises(ValueError, match="finite lengths"):
-        length_controlled_win_rate([1, 0], [1, math.nan], [1, 2])
+    for lengths, references in (([1, 2, 3], [1, 2, 3]), ([1, math.nan], [1, 2])):
+        with pytest.raises(ValueError, match="lengths"):
+            length_controlled_win_rate([1, 0], lengths, references)
 
 
 def test_t_interval_by_hand():
@@ -128,14 +105,17 @@ def test_t_interval_by_hand():
     assert result.high - result.mean == pytest.approx(3.18245 * 1.29099 / 2, abs=1e-4)
     assert result.mean - result.low == pytest.approx(result.high - result.mean)
     assert str(result) == "2.5 [0.4457, 4.554], n = 4"
+    one = interval([7.0])
+    assert one.mean == 7
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
 
 
-@pytest.mark.parametrize("values", [[0.05, 0.87], [0, 1], [0, 0, 0.02], [0.98, 1.0], [0.4, 0.5, 0.6]])
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
 def test_intervals_of_shares_stay_between_0_and_1(values):
     found = interval(values, bounds=SHARE)
-    assert 0 <= found.low <= found.mean <= found.high <= 1
-    percent = interval([100 * value for value in values], bounds=PERCENT)
-    assert (percent.low, percent.high) == pytest.approx((100 * found.low, 100 * found.high))
+    assert 0 <= found.low <= found.mean + 1e-12
+    assert found.mean - 1e-12 <= found.high <= 1
 
 
 def test_the_logit_scale_by_hand():
@@ -143,55 +123,45 @@ def test_the_logit_scale_by_hand():
     reach = 4.30265 * 0.1 / math.sqrt(3) / (0.3 * 0.7)
     ends = [1 / (1 + math.exp(-(math.log(3 / 7) + sign * reach))) for sign in (-1, 1)]
     assert (found.mean, found.low, found.high) == pytest.approx((0.3, *ends), abs=1e-6)
+    percent = interval([20, 30, 40], bounds=PERCENT)
+    assert (percent.low, percent.high) == pytest.approx((100 * found.low, 100 * found.high))
     narrow, plain = interval([0.5, 0.501, 0.502], bounds=SHARE), interval([0.5, 0.501, 0.502])
     assert (narrow.low, narrow.high) == pytest.approx((plain.low, plain.high), abs=1e-6)
 
 
-def test_an_interval_is_cut_where_the_mean_cannot_be():
+def test_an_interval_is_cut_where_the_mean_cannot_be_but_not_to_nothing():
     wide, cut = interval([0.1, 7.0]), interval([0.1, 7.0], bounds=POSITIVE)
     assert wide.low < 0
     assert (cut.low, cut.high) == (0, wide.high)
     assert interval([-0.02, -0.01], bounds=POSITIVE).low == 0  # a mean of k1 estimates may lie below 0
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        interval([0.5, 1.5], bounds=SHARE)
+    beyond = interval([-0.05, -0.06, -0.055], bounds=(0, math.inf))
+    assert beyond.low < beyond.mean < beyond.high
 
 
 def test_wilson_interval_is_that_of_the_literature():
     # Newcombe 1998, Stat. Med. 17:857, table I, method 3 (score without continuity correction).
-    for (correct, num), expected in {
-        (81, 263): (0.2553, 0.3662),
-        (15, 148): (0.0624, 0.1605),
-        (0, 20): (0.0, 0.1611),
-        (1, 29): (0.0061, 0.1718),
-    }.items():
+    table = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0, 0.1611), (1, 29): (0.0061, 0.1718)}
+    for (correct, num), expected in table.items():
         assert wilson(correct, num) == pytest.approx(expected, abs=5e-5)
 
 
 def test_bootstrap_interval():
     values = np.random.default_rng(0).normal(3, 1, size=50)
     first, again, t = interval(values, method="bootstrap"), interval(values, method="bootstrap"), interval(values)
-    assert first == again
-    assert first.low == pytest.approx(t.low, abs=0.08)
-    assert first.high == pytest.approx(t.high, abs=0.08)
-    assert first != interval(values, method="bootstrap", seed=1)
-
-
-def test_one_seed_has_no_interval():
-    result = interval([7.0])
-    assert result.mean == 7
-    assert math.isnan(result.low)
-    assert math.isnan(result.high)
+    assert first == again != interval(values, method="bootstrap", seed=1)
+    assert (first.low, first.high) == pytest.approx((t.low, t.high), abs=0.08)
 
 
 @pytest.mark.parametrize(
     ("values", "options"),
-    [([], {}), ([1, math.nan], {}), ([1, 2], {"confidence": 95}), ([1, 2], {"method": "normal"})],
+    [
+        ([], {}),
+        ([1, math.nan], {}),
+        ([1, 2], {"confidence": 95}),
+        ([1, 2], {"method": "normal"}),
+        ([0.5, 1.5], {"bounds": SHARE}),
+    ],
 )
 def test_intervals_refuse_what_has_no_meaning(values, options):
     with pytest.raises(ValueError, match="expected"):
         interval(values, **options)
-
-
-def test_an_interval_beyond_its_bound_is_not_cut_to_nothing():
-    found = interval([-0.05, -0.06, -0.055], bounds=(0, math.inf))
-    assert found.low < found.mean < found.high

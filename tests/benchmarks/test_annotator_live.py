@@ -64,7 +64,7 @@ def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path,
     assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 1
     assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
     told, said = capsys.readouterr(), "Live: FAILED: $1 of $1 spent"
-    assert "error: live: $1 of $1 spent" in told.err
+    assert "$1 of $1 spent" in told.err
     assert "Traceback" not in told.err
     assert told.out.splitlines()[-1] == said
     assert f"<p>{said}</p>" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -53,7 +53,8 @@ def look(page, folder):
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     sections, _, _ = write(folder, study(), FACTS, SETTING, reward_models=reward_models(), length_slope=0.004)
-    return render("Over-optimization", sections), len(list(folder.glob("*.png")))
+    page = render("harness/report.html.j2", title="Over-optimization", sections=sections)
+    return page, len(list(folder.glob("*.png")))
 
 
 def test_every_figure_is_drawn_and_the_numbers_are_the_tables(report, tmp_path):

@@ -79,7 +79,7 @@ def test_a_report_of_everything(tmp_path):
         configuration={"kl_coef": 0.02},
         versions={"numpy": "2"},
     )
-    page = render("Over-optimization", sections)
+    page = render("harness/report.html.j2", title="Over-optimization", sections=sections)
     assert sentences[0].startswith("Sandbox: a simulation")
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page

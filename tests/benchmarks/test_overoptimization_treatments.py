@@ -43,6 +43,7 @@ class Short:
     def score(self, instructions, responses):
         return -np.array([len(text) for text in responses], float)
 SHORT = Short()
+class Nothing: pass
 TREATMENT = Treatment("mine", "Mine", flip=0.25, wrap=Halved)
 NUMBER = 4
 """
@@ -230,7 +231,7 @@ def test_own_oracles_and_wrappers_are_found_by_module_and_attribute(own):
         ("no_such_module:X", "expected module:attribute that can be imported"),
         ("{own}:nothing", "AttributeError"),
         ("{own}:NUMBER", "expected a Treatment, an oracle .* got 4"),
-        ("{own}:Short", "expected a Treatment, an oracle .* got <class"),
+        ("{own}:Nothing", "expected a Treatment, an oracle .* got <class"),
     ],
 )
 def test_what_is_no_treatment_is_told(own, name, expected):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.harness.runner import Progress, ProgressUpdate, clock_text, run_cells
+from alpacafarm_env.benchmarks.harness.runner import Cell, Progress, ProgressUpdate, clock_text, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study
 
 
@@ -46,13 +46,13 @@ def die(tell):
 
 
 def work(**lengths):
-    return {cell: partial(count, cell, length) for cell, length in lengths.items()}
+    return [Cell(cell, partial(count, cell, length), length) for cell, length in lengths.items()]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
-    lengths = {"a": 3, "b": 1, "c": 2}
-    rows = run_cells(Study(tmp_path, "s", {}), work(**lengths), lengths, processes=processes)
+    lengths = {"a": 3, "c": 2, "b": 1}  # the longest first
+    rows = run_cells(Study(tmp_path, "s", {}), reversed(work(**lengths)), processes=processes)
     assert rows == [{"cell": cell, "value": value / 3} for cell, length in lengths.items() for value in range(length)]
     told = capsys.readouterr().err
     assert all(f"{cell} at {length}" in told for cell, length in lengths.items())
@@ -60,9 +60,9 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
 
 
 def test_a_stored_cell_is_not_run_again(tmp_path):
-    run_cells(Study(tmp_path, "s", {}), work(a=2), {"a": 2}, processes=1)
+    run_cells(Study(tmp_path, "s", {}), work(a=2))
     study = Study(tmp_path, "s", {})
-    rows = run_cells(study, {"a": fail, **work(b=1)}, {"a": 2, "b": 1}, processes=1)
+    rows = run_cells(study, [Cell("a", fail), *work(b=1)])
     assert [row["cell"] for row in rows] == ["a", "a", "b"]
     assert study.finish() == 0
 
@@ -70,7 +70,7 @@ def test_a_stored_cell_is_not_run_again(tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path, capsys, processes):
     study = Study(tmp_path, "s", {})
-    rows = run_cells(study, {"bad": fail, **work(good=2)}, {"bad": 1, "good": 2}, processes=processes)
+    rows = run_cells(study, [Cell("bad", fail), *work(good=2)], processes=processes)
     assert [row["cell"] for row in rows] == ["good", "good"]
     assert study.failed == {"bad": "RuntimeError: no luck"}
     assert study.finish() == 1
@@ -79,14 +79,14 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path, capsys, proces
 
 def test_a_process_that_is_killed_is_told_and_silences_no_other(tmp_path):
     study = Study(tmp_path, "s", {})
-    rows = run_cells(study, {"bad": die, **work(good=200)}, {"bad": 1, "good": 200}, processes=2)
+    rows = run_cells(study, [Cell("bad", die), *work(good=200)], processes=2)
     assert len(rows) == 200
     assert study.failed == {"bad": "its process died without an answer, exit status -9"}
 
 
 def test_an_error_that_cannot_travel_is_told_all_the_same(tmp_path):
     study = Study(tmp_path, "s", {})
-    assert run_cells(study, {"bad": refuse, "worse": fail}, {"bad": 1, "worse": 1}, processes=2) == []
+    assert run_cells(study, [Cell("bad", refuse), Cell("worse", fail)], processes=2) == []
     assert study.failed == {"bad": "StubbornError: one and two", "worse": "RuntimeError: no luck"}
 
 
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
         textwrap.dedent("""
             import sys, time
             from functools import partial
-            from alpacafarm_env.benchmarks.harness.runner import ProgressUpdate, run_cells
+            from alpacafarm_env.benchmarks.harness.runner import Cell, ProgressUpdate, run_cells
             from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
             def wait(cell, tell):
@@ -108,8 +108,8 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
 
             def command():
                 study = Study(sys.argv[1], "demo", {})
-                cells = {cell: partial(wait, cell) for cell in ("a", "b", "c")}
-                run_cells(study, cells, dict.fromkeys(cells, 1), processes=int(sys.argv[2]))
+                cells = [Cell(cell, partial(wait, cell)) for cell in ("a", "b", "c")]
+                run_cells(study, cells, processes=int(sys.argv[2]))
                 return study.finish()
 
             if __name__ == "__main__":

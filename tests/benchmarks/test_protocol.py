@@ -136,11 +136,11 @@ def test_seeds_are_other_answers_and_other_opinions():
 
 def test_answers_keep_their_seed_where_another_failed():
     asked = questions(SANDBOX, 5, 5)
-    made = protocol_answers.cells(protocol_answers.own(range(3)), lambda: asked)
+    cells = protocol_answers.answering(protocol_answers.own(range(3)), lambda: asked)
     kept = [
         f"answers of {name}" for name in ("gpt4, seed 1", "gpt4, seed 2", *(f"davinci001, seed {k}" for k in range(3)))
     ]
-    found = protocol_answers.collect(row for key in kept for row in made[key]())
+    found = protocol_answers.collect(row for cell in cells if cell.key in kept for row in cell.work(print))
     assert {name: list(sets[EVAL]) for name, sets in found.items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
     habits = protocol_answers.WRITERS["gpt4"]
     assert found["gpt4"][LIVE][2] == protocol_answers.answer_by_writer("gpt4", habits, asked, 2)["gpt4"][LIVE]

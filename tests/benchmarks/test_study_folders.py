@@ -11,10 +11,15 @@ import pytest
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study, run_command
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.folders import hash_folder, hash_model
+
+
+def run(study, works):
+    return run_cells(study, [Cell.silent(key, work) for key, work in works.items()])
 
 
 def content_of(folder):
@@ -42,7 +47,7 @@ def edit(file):
 def test_other_content_in_the_same_folders_is_refused_by_name(tmp_path, sources, name):
     out = tmp_path / "out"
     with Study(out, "demo", {}, seeds=[0], sources=sources) as study:
-        study.run({"seed 0": lambda: [{"x": 1}]})
+        run(study, {"seed 0": lambda: [{"x": 1}]})
     before = content_of(out)
     edit(tmp_path / name)
     folder, _, file = name.partition("/")
@@ -54,11 +59,11 @@ def test_other_content_in_the_same_folders_is_refused_by_name(tmp_path, sources,
 
 def test_the_same_content_elsewhere_goes_on(tmp_path, sources):
     with Study(tmp_path / "out", "demo", {}, sources=sources) as study:
-        study.run({"seed 0": lambda: [{"x": 1}]})
+        run(study, {"seed 0": lambda: [{"x": 1}]})
     (tmp_path / "policy").rename(tmp_path / "moved")
     moved = {**sources, "--policy": partial(hash_model, tmp_path / "moved")}
     with Study(tmp_path / "out", "demo", {}, sources=moved) as study:
-        assert study.run({"seed 0": pytest.fail}) == [{"x": 1}]
+        assert run(study, {"seed 0": pytest.fail}) == [{"x": 1}]
 
 
 def test_a_cell_during_which_its_sources_change_is_not_kept(tmp_path, sources):
@@ -70,12 +75,12 @@ def test_a_cell_during_which_its_sources_change_is_not_kept(tmp_path, sources):
         return [{"x": 2}]
 
     with Study(tmp_path / "out", "demo", {}, sources=sources) as study:
-        assert study.run({"a": lambda: [{"x": 1}], "b": work, "c": lambda: pytest.fail("started")}) == [{"x": 1}]
-        assert study.failed.keys() == {"b", "c"}
-        assert "model.safetensors of --policy" in study.failed["b"]
+        with pytest.raises(CheckpointError, match=r"model\.safetensors of --policy"):
+            run(study, {"a": lambda: [{"x": 1}], "b": work, "c": lambda: pytest.fail("started")})
+        assert study.done == ["a"]
     weights.write_bytes(content)
     with Study(tmp_path / "out", "demo", {}, sources=sources) as study:
-        assert study.run({"b": lambda: [{"x": 3}]}) == [{"x": 3}]
+        assert run(study, {"b": lambda: [{"x": 3}]}) == [{"x": 3}]
 
 
 def test_a_study_that_does_not_say_what_it_was_made_from_is_refused(tmp_path, sources):
@@ -132,7 +137,7 @@ def test_of_two_studies_at_once_the_second_is_refused_and_told_of_the_first(tmp_
         assert content_of(tmp_path / "out") == before
         first.kill()
     with Study(tmp_path / "out", "demo", {}) as second:
-        second.run({"a": lambda: [{"x": 1}]})
+        run(second, {"a": lambda: [{"x": 1}]})
 
 
 def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):

@@ -1,0 +1,130 @@
+"""Oracles and judges of a user's own, named `module:Name` as Gymnasium names environments of other modules.
+
+A class or a function is called with the specification's keywords, and with `dataset` and `seed` where it has
+parameters of these names; what it returns, or an object, is the oracle.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from ..errors import did_you_mean
+from ..plugins import find_attribute
+from .base import PreferenceOracle, RewardOracle
+
+Kind = Literal["oracle", "judge"]
+_PROTOCOLS: Final[Mapping[Kind, tuple[type, str]]] = {
+    "oracle": (RewardOracle, "score"),
+    "judge": (PreferenceOracle, "compare"),
+}
+
+
+def is_own(name: object) -> bool:
+    """Whether a specification's name is `module:Name`."""
+    return isinstance(name, str) and ":" in name
+
+
+def is_object(found: object, kind: Kind) -> bool:
+    """Whether an object, and no class, has what the protocol asks for: `isinstance` looks at the names alone."""
+    protocol, method = _PROTOCOLS[kind]
+    if isinstance(found, type) or not isinstance(found, protocol):
+        return False
+    return isinstance(getattr(found, "name", None), str) and callable(getattr(found, method))
+
+
+def parts_of(spec: Mapping[str, Any]) -> list[Any]:
+    """What of a mapping is the specification of another oracle or judge, or its name."""
+    if "reward_model" in spec or "pool" in spec:
+        return []
+    return list(spec["ensemble"]) if "ensemble" in spec else [spec[key] for key in ("name", "judge") if key in spec]
+
+
+def own_names(spec: object) -> list[str]:
+    """Every `module:Name` of a specification, those of its members and judges too."""
+    if isinstance(spec, Mapping):
+        return [name for part in parts_of(spec) for name in own_names(part)]
+    return [spec] if isinstance(spec, str) and is_own(spec) else []
+
+
+def only_compares(name: str) -> bool:
+    """Whether `module:Name` is a judge or its class, and no oracle; of a function nobody knows before it is called.
+
+    Raises:
+        UnknownNameError: There is no such module or attribute.
+    """
+    found = find_attribute("Oracle", name)
+    return hasattr(found, "compare") and not hasattr(found, "score")
+
+
+def check_own(kind: Kind, spec: str | Mapping[str, Any]) -> None:
+    """Refuses what can be none before anything is built; `spec` is `module:Name`, or {"name": it, and keywords}.
+
+    Raises:
+        UnknownNameError: There is no such module or attribute, or it takes no such keyword.
+        TypeError: It is no oracle, and no class or function that could make one; a keyword is missing; or there are
+            keywords for an object.
+    """
+    name, options = _split(spec)
+    found = find_attribute(kind.capitalize(), name)
+    if is_object(found, kind):
+        if options:
+            raise TypeError(
+                f"{kind.capitalize()} {name!r} is an object and takes no keywords, got {', '.join(options)}."
+            )
+    elif (isinstance(found, type) and not callable(getattr(found, _PROTOCOLS[kind][1], None))) or not callable(found):
+        raise _no_such(kind, name, found)
+    else:
+        _arguments(name, found, options, dataset=None, seed=None)
+
+
+def make_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Any:
+    """Makes what `check_own` lets pass; `given` are `dataset` and `seed`.
+
+    Raises:
+        UnknownNameError, TypeError: As `check_own`; or what was made is no oracle or judge.
+    """
+    check_own(kind, spec)
+    name, options = _split(spec)
+    found = find_attribute(kind.capitalize(), name)
+    made = found if is_object(found, kind) else found(**_arguments(name, found, options, **given))
+    if not is_object(made, kind):
+        raise _no_such(kind, name, made)
+    return made
+
+
+def check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: str) -> None:
+    """Refuses keywords of a user's that `build` does not take; `fixed` are not for users."""
+    parameters = inspect.signature(build).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    options = [name for name in parameters if name not in fixed]
+    for key in given:
+        if key not in options:
+            raise did_you_mean("option", key, options)
+
+
+def _split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
+    return mapping.pop("name"), mapping
+
+
+def _arguments(name: str, build: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    check_options(build, options)
+    signature = inspect.signature(build)
+    arguments = {key: value for key, value in given.items() if key in signature.parameters} | dict(options)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"{name!r}: {error}.") from error
+    return arguments
+
+
+def _no_such(kind: Kind, name: str, found: object) -> TypeError:
+    method = _PROTOCOLS[kind][1]
+    hint = f" It compares pairs: give {{'judge': {name!r}}}." if kind == "oracle" and hasattr(found, "compare") else ""
+    return TypeError(
+        f"{kind.capitalize()} {name!r}: expected an object with name (a text) and {method} (a method), or a class or "
+        f"function that makes one, got {found!r}.{hint}"
+    )

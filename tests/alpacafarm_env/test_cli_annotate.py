@@ -1,0 +1,284 @@
+"""`annotate` and `ledger` over a real judge server: what is written, what is asked again, how they end."""
+
+import math
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_files import make_pairs, read, requests, write
+
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.cli import annotation_files
+from alpacafarm_env.judge_server.faults import Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.oracles.base import Verdicts
+from alpacafarm_env.statistics import credits_from_preferences, win_rate
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-test-0123456789abcdefghij"
+
+
+pytestmark = pytest.mark.usefixtures("call")
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.jsonl", "out.jsonl.gz"])
+def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway, tmp_path, name, capsys):
+    pairs = make_pairs(40)
+    assert call("annotate", write(tmp_path / "pairs.jsonl", pairs), "--out", tmp_path / name, "--pool", "ann") == 0
+    rows = read(tmp_path / name)
+    texts = [row["instruction"] + ("\n\n" + row["input"] if "input" in row else "") for row in pairs]
+    judge = make_pool("ann", models="sandbox", base_url=anyway.base_url, ledger=tmp_path / "ledger.sqlite", replay=True)
+    expected = judge.judge(texts, [row["output_1"] for row in pairs], [row["output_2"] for row in pairs])
+    assert [{key: row[key] for key in pair} for row, pair in zip(rows, pairs, strict=True)] == pairs
+    assert list(rows[0]) == [*pairs[0], *annotation_files.FIELDS]
+    np.testing.assert_array_equal([row["preference"] for row in rows], 1 + expected.scores)
+    assert [row["annotator"] or "" for row in rows] == expected.details["annotator"].tolist()
+    shown = {"a": "output_1", "b": "output_2", "": None}
+    assert [row["shown_first"] for row in rows] == [shown[place] for place in expected.details["shown_first"]]
+    assert [row["noised"] for row in rows] == expected.details["noised"].tolist()
+    assert {row["shown_first"] for row in rows} == {"output_1", "output_2", None}
+    for pair, row in zip(pairs, rows, strict=True):
+        same = pair["output_1"] == pair["output_2"]
+        assert (row["preference"] == 1.5) == same
+        assert (row["annotator"] is None) == (same or row["noised"])
+        assert row["unscored_reason"] is None
+    assert 8 < sum(row["noised"] for row in rows) < 30
+    rate = win_rate(credits_from_preferences([row["preference"] for row in rows]))
+    out, err = capsys.readouterr()
+    judged = [row["annotator"] for row in rows if row["annotator"]]
+    facts = [
+        f"{sum(row['noised'] for row in rows)} by noise",
+        f"{rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40",
+    ]
+    facts += [f"sandbox-gpt4 {sum(name.startswith('gpt4') for name in judged)}", anyway.base_url.split("/")[2]]
+    assert not [fact for fact in facts if fact not in out]
+    assert f"{len(judged)}/{len(judged)}" in err  # the bar counts the pairs that are asked, on stderr alone
+    assert "/s" not in out
+
+
+def test_what_was_answered_is_not_asked_again(call, anyway, tmp_path, capsys):
+    """A part of the pairs, all of them, all again: each pair is asked in one of the three runs only."""
+    pairs, out = make_pairs(30), tmp_path / "out.json"
+    asked = []
+    for some in (pairs[:12], pairs, pairs[::-1]):
+        before = anyway.stats()["answered"]
+        assert call("annotate", write(tmp_path / "pairs.json", some), "--out", out, "--pool", "greedy") == 0
+        asked.append(anyway.stats()["answered"] - before)
+        done = [row for row in read(out) if row["annotator"]]
+        number = re.search(r"for (\d+) pairs asked.*; (\d+) were answered before", capsys.readouterr().out)
+        assert [int(text) for text in number.groups()] == [
+            sum(not row["cached"] for row in done),
+            sum(row["cached"] for row in done),
+        ]
+    num = [sum(pair["output_1"] != pair["output_2"] for pair in some) for some in (pairs[:12], pairs[12:])]
+    size = 5  # pairs a request of the greedy annotator
+    assert asked == [math.ceil(num[0] / size), math.ceil(num[1] / size), 0]
+
+
+def test_a_replay_asks_nothing_and_equals_the_run(call, anyway, tmp_path, capsys):
+    pairs = write(tmp_path / "pairs.json", make_pairs(20))
+    assert call("annotate", pairs, "--out", "first.json", "--pool", "greedy") == 0
+    before = requests(anyway)
+    assert call("annotate", pairs, "--out", "again.json", "--pool", "greedy", "--replay") == 0
+    assert requests(anyway) == before
+    costless = [
+        [{**row, "cached": True} for row in read(tmp_path / name) if row["annotator"]]
+        for name in ("first.json", "again.json")
+    ]
+    assert costless[0] == costless[1]
+    capsys.readouterr()
+    assert call("annotate", pairs, "--out", "no.json", "--pool", "greedy", "--replay", "--seed", "1") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "no.json").exists()
+    assert call("annotate", pairs, "--out", "no.json", "--replay", ledger="none.sqlite") == 2
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
+    """SIGINT in the middle of a run: status 130, no file; given again, the rest is asked and the result is the same."""
+    pairs, limit = write(tmp_path / "pairs.jsonl", make_pairs(80)), 3
+    with JudgeServer(anyway=True, latency_s=0.05) as slow:
+        command = [sys.executable, "-m", "alpacafarm_env", "annotate", str(pairs), "--out", str(tmp_path / "out.jsonl")]
+        command += ["--pool", "greedy", "--base-url", slow.base_url, "--models", "sandbox"]
+        command += ["--max-concurrency", str(limit), "--ledger", str(tmp_path / "ledger.sqlite")]
+        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while slow.stats()["answered"] < 6 and run.poll() is None:
+            time.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=20)
+        assert run.returncode == 130
+        assert re.search(f"interrupted: .*{tmp_path / 'ledger.sqlite'}", err)
+        assert "Traceback" not in err
+        assert out == ""
+        assert not (tmp_path / "out.jsonl").exists()
+        first, slow.latency_s = slow.stats()["answered"], 0.0
+        assert main(command[3:]) == 0
+        total = slow.stats()["answered"]
+        assert main([*command[3:-1], str(tmp_path / "fresh.sqlite"), "--out", str(tmp_path / "whole.jsonl")]) == 0
+        whole = slow.stats()["answered"] - total
+    assert 6 <= first < whole
+    assert whole <= total <= whole + limit  # again: at most what was in flight
+    again, fresh = ([{**row, "cached": 0} for row in read(tmp_path / f"{name}.jsonl")] for name in ("out", "whole"))
+    assert again == fresh  # this annotator does not draw
+
+
+def test_both_orders(call, tmp_path):
+    pairs = write(tmp_path / "pairs.json", make_pairs(40))
+    assert call("annotate", pairs, "--out", tmp_path / "out.json", "--both-orders") == 0
+    rows = [row for row in read(tmp_path / "out.json") if row["annotator"]]
+    assert {row["shown_first"] for row in rows} == {"both"}
+    assert {row["preference"] for row in rows} == {1, 1.5, 2}
+    assert all(row["orders_agree"] == (row["preference"] != 1.5) for row in rows)
+
+
+def test_noise_and_compatibility_are_passed_on(call, tmp_path):
+    pairs = write(tmp_path / "pairs.json", make_pairs(20))
+    assert call("annotate", pairs, "--out", "all.json", "--flip", "0.5") == 0
+    assert all(row["noised"] or row["preference"] == 1.5 for row in read(tmp_path / "all.json"))
+    assert call("annotate", pairs, "--out", "compat.json", "--compat", "alpacafarm") == 0
+    assert call("annotate", pairs, "--out", "keyed.json") == 0
+    who = [[row["annotator"] for row in read(tmp_path / name)] for name in ("compat.json", "keyed.json")]
+    choice = random.Random("annotator" + make_pairs(2)[1]["instruction"] + "0").choices(range(13))[0]
+    assert who[0][1] == make_pool(models="sandbox").config.annotators[choice].name
+    assert who[0] != who[1]
+
+
+@pytest.fixture(scope="module")
+def cutting():
+    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as running:
+        yield running
+
+
+def test_pairs_without_a_verdict_are_written_counted_and_exit_status_one(call, cutting, tmp_path, capsys):
+    pairs = write(tmp_path / "pairs.jsonl", make_pairs(40))
+    assert call("annotate", pairs, "--out", tmp_path / "out.jsonl", at=cutting) == 1
+    rows = read(tmp_path / "out.jsonl")
+    missing = [row for row in rows if row["preference"] is None]
+    assert 3 < len(missing) < 30
+    assert all(row["unscored_reason"].startswith("UnparsableVerdictError: ") for row in missing)
+    assert not any(row["unscored_reason"] for row in rows if row["preference"] is not None)
+    out, err = capsys.readouterr()
+    assert f"{len(missing)} UnparsableVerdictError" in out
+    assert re.search(f"{len(missing)} of 40 .*{tmp_path / 'out.jsonl'}.* asks nothing again", err.splitlines()[-1])
+
+
+class Wavering:
+    """A judge without a verdict on some pairs, for one reason or another."""
+
+    name = "wavering"
+
+    def compare(self, instructions, a, b):
+        return self.judge(instructions, a, b).scores
+
+    def judge(self, instructions, a, b):
+        reasons = [
+            "",
+            "TransientAPIError: no reply: 503",
+            "",
+            "TransientAPIError: cut",
+            "UnparsableVerdictError: maybe",
+        ]
+        scores = np.array([math.nan if reason or n == 2 else 1.0 for n, reason in enumerate(reasons)])
+        costs = np.array([0.25, 0.0, math.nan, 0.0, 0.5])
+        return Verdicts(scores, {"unscored_reason": np.array(reasons, object), "cost_usd": costs})
+
+
+def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.cli.annotation_report.make_pool", lambda **options: Wavering())
+    pairs = write(tmp_path / "pairs.json", make_pairs(5, start=4))
+    assert call("annotate", pairs, "--out", "out.json") == 1
+    out, err = capsys.readouterr()
+    assert re.search("4 without.*\n  2 Transient.* no reply: 503\n  1 the judge.*\n  1 Unparsable.* maybe\n", out)
+    assert "100.00 % of 1\n" in out
+    assert re.search(r"\$0\.7500 .*no known price", out)
+    assert re.search("3 of them again .*2 TransientAPIError, 1 the judge gave no verdict", err)
+    rows = read(tmp_path / "out.json")
+    assert [row["preference"] for row in rows] == [2, None, None, None, None]
+    assert [row["cost_usd"] for row in rows] == [0.25, 0, None, 0, 0.5]
+    assert rows[2]["unscored_reason"] == "the judge gave no verdict"
+
+
+def test_the_ledger_is_told_by_host_model_and_annotator(call, anyway, tmp_path, capsys):
+    pairs = write(tmp_path / "pairs.json", make_pairs(20))
+    prices = "{model: sandbox-gpt4, price_usd_per_million: [10.0, 30.0]}"
+    (tmp_path / "priced.yaml").write_text(prices)
+    before = anyway.stats()["charged"]
+    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
+    assert main([*args, "--models", "./priced.yaml", "--pool", "greedy"]) == 0
+    charged = {name: count - before[name] for name, count in anyway.stats()["charged"].items()}
+    usd = (10 * charged["prompt_tokens"] + 30 * charged["completion_tokens"]) / 1e6
+    out = capsys.readouterr().out
+    for fact in (f"${usd:.4f} for 18 pairs", f"${1000 * usd / 18:.4f} per", f"${1000 * usd / 20:.4f} per", "(90 %"):
+        assert fact in out
+    assert sum(row["cost_usd"] for row in read(tmp_path / "out.json")) == pytest.approx(usd)
+    assert main(["ledger", "--ledger", "l.sqlite"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row, total = dict(zip(lines[1].split(), lines[2].split(), strict=True)), lines[3].split()
+    told = {"host": anyway.base_url.split("/")[2], "model": "sandbox-gpt4", "annotator": "greedy_gpt4", "questions": 18}
+    told |= {"answered": charged["requests"], "usd": f"{usd:.4f}"}
+    told |= {name: charged[name] for name in ("prompt_tokens", "completion_tokens")}
+    assert {name: row[name] for name in told} == {name: str(value) for name, value in told.items()}
+    assert total == ["total", *lines[2].split()[3:]]
+    assert main(["ledger", "--ledger", "missing.sqlite"]) == 2
+    assert not (tmp_path / "missing.sqlite").exists()
+
+
+def test_a_budget_ends_the_run_and_a_higher_one_goes_on(call, anyway, tmp_path, capsys):
+    pairs = write(tmp_path / "pairs.json", make_pairs(40))
+    (tmp_path / "priced.yaml").write_text("{model: sandbox-gpt4, price_usd_per_million: [10.0, 30.0]}")
+    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
+    args += ["--models", "./priced.yaml", "--pool", "greedy", "--max-concurrency", "1"]
+    before = anyway.stats()["answered"]
+    assert main([*args, "--budget-usd", "0.1"]) == 2
+    some = anyway.stats()["answered"] - before
+    assert 0 < some < 8
+    assert "$0.1000" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
+    assert main([*args, "--budget-usd", "10"]) == 0
+    assert anyway.stats()["answered"] - before == math.ceil(36 / 5)
+
+
+def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, monkeypatch):
+    write(tmp_path / "pairs.json", make_pairs(6))
+    with JudgeServer(anyway=True, api_key=KEY) as strict:
+        args = ["annotate", "pairs.json", "--out", "out.json", "--base-url", strict.base_url, "--models", "sandbox"]
+        for wrong in (["--api-key", KEY], [f"--api-key={KEY}"]):
+            with pytest.raises(SystemExit) as stop:
+                main([*args, *wrong])
+            assert stop.value.code == 2
+        assert main([*args, "--api-key-env", KEY.replace("-", "_")]) == 2
+        assert strict.stats()["requests"] == 0
+        monkeypatch.setenv("OPENAI_API_KEY", KEY[::-1])
+        assert main(args) == 2
+        monkeypatch.setenv("JUDGE_KEY", KEY)
+        assert main([*args, "--api-key-env", "JUDGE_KEY"]) == 0
+    out, err = capsys.readouterr()
+    for text in (out, err, *(path.read_bytes().decode("latin-1") for path in tmp_path.iterdir())):
+        assert not any(key in text for key in (KEY, KEY[::-1], KEY.replace("-", "_")))
+    assert "--api-key-env" in err
+
+
+def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys):
+    pairs = write(tmp_path / "pairs.json", make_pairs(3))
+    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--model", "sandbox-gpt4"]
+    assert main(args) == 0
+    assert main(["ledger"]) == 0
+    assert str(tmp_path / "own.sqlite") in capsys.readouterr().out
+
+
+def test_progress_reaches_a_log_without_flooding_it(call, tmp_path, capsys):
+    """What is no terminal gets a line at the start and one at the end, not ten a second."""
+    pairs = write(tmp_path / "pairs.json", make_pairs(30))
+    with JudgeServer(anyway=True, latency_s=0.04) as slow:
+        assert call("annotate", pairs, "--out", "out.json", "--pool", "greedy", "--max-concurrency", "1", at=slow) == 0
+    shown = [text for text in re.split(r"[\r\n]", capsys.readouterr().err) if text.strip()]
+    assert len(shown) <= 2
+    assert "27/27" in shown[-1]
+    assert shown[-1].endswith("00:00 left, $0.0000 so far")

@@ -1,0 +1,151 @@
+"""The commands' options for the server: its address, the key, time limits; and what they say where it is refused."""
+
+import inspect
+import re
+import time
+
+import pytest
+from command_files import make_pairs, outputs, requests, write
+
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.cli import annotation_report as judged
+from alpacafarm_env.cli.commands import _LIMITS
+from alpacafarm_env.judge_server.server import JudgeServer
+
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has (RFC 5737)."""
+
+
+pytestmark = pytest.mark.usefixtures("call")
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """What `annotate` says on its way out with status 2."""
+    pairs = write(tmp_path / "pairs.json", make_pairs(3))
+
+    def annotate(*args):
+        assert main(["annotate", str(pairs), "--out", "out.json", *args]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        last = err.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert ".." not in last
+        return last
+
+    return annotate
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """The keywords that a command has given to `make_pool`."""
+    given = {}
+
+    def make(**options):
+        given.update(options)
+        return make_pool(**options)
+
+    monkeypatch.setattr(judged, "make_pool", make)
+    return given
+
+
+def test_limits_are_those_of_the_pool_unless_given(call, passed, tmp_path):
+    pairs = write(tmp_path / "pairs.json", make_pairs(3))
+    assert call("annotate", pairs, "--out", "out.json") == 0
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make_pool).parameters.items()}
+    assert {name: passed[name] for name in (*_LIMITS, "allow_insecure")} == {
+        name: defaults[name] for name in (*_LIMITS, "allow_insecure")
+    }
+    more = ["--timeout-s", "7", "--deadline-s", "90.5", "--requests-per-minute", "600", "--max-concurrency", "3"]
+    assert call("annotate", pairs, "--out", "out.json", "--allow-insecure", *more) == 0
+    assert {name: passed[name] for name in _LIMITS} == {
+        "attempt_timeout_s": 7.0, "deadline_s": 90.5, "requests_per_minute": 600.0, "max_concurrency": 3
+    }  # fmt: skip
+    assert passed["allow_insecure"] is True
+
+
+def test_the_files_of_pool_and_models_are_read_once(anyway, monkeypatch, tmp_path):
+    """By the time the pool is made they may be others, and the role may be called anything."""
+    pairs = write(tmp_path / "pairs.json", make_pairs(3))
+    files = tmp_path / "pool.yaml", tmp_path / "models.yaml"
+    files[0].write_text("{name: p, annotators: [{name: greedy_gpt4, role: model, prompt: greedy_gpt4, max_tokens: 9}]}")
+    files[1].write_text("{model: sandbox-gpt4}")
+
+    def make(**options):
+        for file in files:
+            file.write_text("changed")
+        return make_pool(**options)
+
+    monkeypatch.setattr(judged, "make_pool", make)
+    files_given = ["--pool", f"{files[0]}", "--models", f"{files[1]}"]
+    where = ["--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
+    assert main(["annotate", str(pairs), *files_given, *where]) == 0
+
+
+def test_a_slow_server_is_given_up_after_the_deadline(call, tmp_path, capsys):
+    ours, base = outputs(4)
+    write(tmp_path / "base.json", base)
+    start = time.monotonic()
+    with JudgeServer(anyway=True, latency_s=30) as slow:
+        limits = ("--timeout-s", "0.2", "--deadline-s", "0.5")
+        args = ("evaluate", write(tmp_path / "g.json", ours), "--reference", "base.json", *limits)
+        assert call(*args, at=slow) == 1
+    assert time.monotonic() - start < 10
+    out, err = capsys.readouterr()
+    assert re.search(r"4 TransientAPIError.*deadline_s=0\.5", out)
+    assert re.search(r"4 of 4 pairs.*4 TransientAPIError", err)
+
+
+def test_requests_are_spread_over_the_minute(call, anyway, tmp_path):
+    pairs, before, start = write(tmp_path / "pairs.json", make_pairs(30)), requests(anyway), time.monotonic()
+    assert call("annotate", pairs, "--out", "out.json", "--pool", "greedy", "--requests-per-minute", "600") == 0
+    assert time.monotonic() - start > (requests(anyway) - before - 1) * 0.1 > 0.4
+
+
+def test_an_attempt_cannot_last_longer_than_its_request(refused, anyway):
+    for args in (("--timeout-s", "400"), ("--deadline-s", "5")):
+        told = refused(*args, "--base-url", anyway.base_url)
+        assert re.search(f"--timeout-s.*--deadline-s.*{'400' if '400' in args else '60'}", told)
+
+
+def test_an_address_without_encryption_is_an_option(refused):
+    """With the option it is taken: what is missing then is a key, and nothing has been sent."""
+    where = ("--base-url", f"http://{ELSEWHERE}/v1")
+    assert re.search(f"--base-url.*OPENAI_BASE_URL.*{ELSEWHERE}.*--allow-insecure", refused(*where))
+    assert re.search(f"{ELSEWHERE} needs a key", refused(*where, "--allow-insecure"))
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_KEY_0123456789"])
+def test_without_a_key_the_options_are_told_that_a_command_has(refused, monkeypatch, variable):
+    where = ["--base-url", f"https://{ELSEWHERE}/v1"]
+    if variable == "OPENAI_API_KEY":
+        assert "OPENAI_API_KEY holds none" in refused(*where)
+    else:
+        where += ["--api-key-env", variable]
+    monkeypatch.setenv(variable, "two words")
+    told = refused(*where)
+    assert "characters that no key has" in told
+    assert "--api-key-env" in told
+    assert not re.search("api_key|allow_insecure|two words|MY_KEY", told)
+
+
+def test_a_replay_needs_no_key(call, refused, tmp_path, capsys):
+    write(tmp_path / "pairs.json", make_pairs(3))
+    args = ("annotate", "pairs.json", "--out", "out.json", "--pool", "greedy")
+    assert call(*args) == 0
+    assert call(*args, "--replay", "--api-key-env", "NOPE") == 0
+    capsys.readouterr()
+    assert "--api-key-env" in refused("--api-key-env", "NOPE")
+
+
+def test_a_ledger_that_is_not_there(refused, tmp_path, capsys):
+    assert main(["ledger", "--ledger", "nofile"]) == 2
+    assert "nofile" in capsys.readouterr().err
+    assert "nofile" in refused("--replay", "--ledger", "nofile")
+    assert not (tmp_path / "nofile").exists()
+
+
+def test_a_budget_without_a_price_says_where_prices_go(refused, anyway):
+    told = refused("--budget-usd", "1", "--base-url", anyway.base_url, "--model", "unheard-of")
+    assert re.search("'unheard-of'.*--models.*price_usd_per_million", told)

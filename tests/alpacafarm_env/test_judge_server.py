@@ -1,0 +1,369 @@
+"""The judge server: routes, keep-alive, faults beside healthy requests, its counts, and its command line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import islice
+
+import pytest
+from judge_requests import PATHS, connect, exchange, make_body, pairs, port_of, post, text_of
+
+from alpacafarm_env.judge_server.faults import FAULTS, Faults
+from alpacafarm_env.judge_server.server import KINDS, JudgeServer
+from alpacafarm_env.llm.requests import content_key
+
+MIX = {"retry_after_seconds": 0.1, "server_error": 0.1, "cut_json": 0.1, "null_content": 0.1, "absurd_usage": 0.1}
+COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server"]
+
+
+def bodies(count):
+    return [body(n) for n in range(count)]
+
+
+@cache
+def body(number):
+    return make_body("chatgpt_4", pairs(1, number))
+
+
+def faulted(server, fault, count=1):
+    """Requests on which this fault falls (None: none at all) the first time that they are sent."""
+    drawn = ((n, server.faults.draw(server.seed, content_key(body(n)[1]), 0).fault) for n in range(1000))
+    return [body(n) for n, _ in islice((found for found in drawn if found[1] == fault), count)]
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_routes():
+    assert {kind: route for route, kind in KINDS.items()} == PATHS
+    with JudgeServer() as server, connect(server) as connection:
+        assert server.base_url == f"http://127.0.0.1:{port_of(server)}/v1"
+        connection.request("GET", "/v1/models")
+        listed = json.loads(connection.getresponse().read())
+        assert [model["id"] for model in listed["data"]] == ["sandbox-chatgpt", "sandbox-davinci003", "sandbox-gpt4"]
+        assert post(connection, *bodies(1)[0])[0] == 200
+        connection.request("GET", "/stats?pretty")
+        assert json.loads(connection.getresponse().read()) == server.stats()
+        status, _, content = post(connection, "/v1/embeddings", {})
+        assert (status, content["error"]["code"]) == (404, "not_found")
+        assert "POST /v1/chat/completions" in content["error"]["message"]
+        connection.request("GET", "/v1/completions")
+        assert connection.getresponse().status == 404
+
+
+def test_completion_answers_look_like_the_api():
+    with JudgeServer() as server, connect(server) as connection:
+        _, headers, chat = post(connection, *make_body("chatgpt_4", pairs(1)))
+        _, _, completion = post(connection, *make_body("davinci003_4", pairs(1)))
+    assert headers["Content-Type"] == "application/json"
+    assert chat.keys() == completion.keys() == {"id", "object", "created", "model", "choices", "usage"}
+    assert (chat["object"], completion["object"]) == ("chat.completion", "text_completion")
+    assert chat["choices"][0]["message"]["role"] == "assistant"
+    assert isinstance(completion["choices"][0]["text"], str)
+    assert chat["model"] == "sandbox-chatgpt"
+
+
+def test_bad_bodies_are_refused_and_the_connection_goes_on():
+    path, asked = body(0)
+    endless = json.dumps({**asked, "extra": 0}).replace('"extra": 0', '"extra": 1e999').encode()
+    with JudgeServer() as server, connect(server) as connection:
+        for content in (b"", b"{", b"\xff", b"[]", b'{"model": NaN}', b'{"a": 1e999}', b"[" * 200_000, endless):
+            status, _, refusal = post(connection, path, content)
+            assert (status, refusal["error"]["code"]) == (400, "invalid_request_error")
+        assert post(connection, *bodies(1)[0])[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [("", 411), ("Content-Length: many\r\n", 411), ("Content-Length: 99999999999\r\n", 413)]
+)
+def test_bodies_of_unknown_or_endless_length_end_the_connection(header, status):
+    with JudgeServer() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        with connection.makefile("rb") as file:
+            received = file.read()  # to its end
+    assert received.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"Connection: close" in received
+
+
+def test_only_the_key_is_let_in():
+    with JudgeServer(api_key="sk-right") as server, connect(server) as connection:
+        for key in ("sk-wrong", "", "sk-right2", "sk-r\xefght"):
+            status, _, content = post(connection, *bodies(1)[0], key=key)
+            assert (status, content["error"]["code"]) == (401, "invalid_api_key")
+            assert "sk-" not in content["error"]["message"]
+        assert post(connection, *bodies(1)[0], key="sk-right")[0] == 200
+        assert server.stats()["by_status"] == {"200": 1, "401": 4}
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("reset", "hang")])
+def test_connection_goes_on_after_a_fault(fault):
+    with JudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0)) as server, connect(server) as connection:
+        local = connection.sock.getsockname()
+        for path, asked in (*faulted(server, fault, 2), *faulted(server, None, 2)):
+            connection.request("POST", path, json.dumps(asked).encode())
+            reply = connection.getresponse()
+            content = reply.read()
+            assert connection.sock.getsockname() == local
+        assert text_of(json.loads(content)).startswith("Output (")
+        assert server.stats()["by_fault"] == {fault: 2}
+
+
+@pytest.mark.parametrize("fault", ["reset", "hang"])
+def test_a_new_connection_works_after_a_fault_that_ends_one(fault):
+    with JudgeServer(faults=Faults({fault: 0.5}, hang_s=0.05)) as server:
+        assert exchange(server, *faulted(server, fault)[0]).end != "whole"
+        assert exchange(server, *faulted(server, None)[0]).status == 200
+
+
+def send_only(server, request):
+    path, asked = request
+    content = json.dumps(asked).encode()
+    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
+    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_stuck_requests_block_neither_others_nor_the_end(fault):
+    server = JudgeServer(faults=Faults({fault: 0.5}, drip_s=60.0))
+    stuck = [send_only(server, request) for request in faulted(server, fault, 20)]
+    healthy = faulted(server, None, 20)
+    idle = connect(server)
+    try:
+        wait_for(lambda: server.stats()["by_fault"] == {fault: 20})
+        start = time.monotonic()
+        with connect(server) as connection:
+            assert all(post(connection, *request)[0] == 200 for request in healthy)
+        assert time.monotonic() - start < 2
+        start = time.monotonic()
+        server.close()
+        assert time.monotonic() - start < 1
+        wait_for(lambda: not [t for t in threading.enumerate() if "process_request_thread" in t.name])
+        for connection in stuck:
+            received = b"".join(iter(lambda one=connection: one.recv(65536), b""))
+            arrived = len(received.partition(b"\r\n\r\n")[2])
+            assert (received == b"") if fault == "hang" else (arrived == 1)
+    finally:
+        for connection in stuck:
+            connection.close()
+        idle.__exit__(None, None, None)
+
+
+def test_closed_server_refuses_and_close_may_be_repeated():
+    server = JudgeServer()
+    port = port_of(server)
+    server.close()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+    with JudgeServer(port=port) as again:
+        assert port_of(again) == port
+
+
+def outcomes(server, requests, workers):
+    """What each request came to: status, error or text, by its body."""
+
+    def ask(request):
+        wire = exchange(server, *request)
+        return content_key(request[1]), (wire.status, wire.body, wire.end)
+
+    with ThreadPoolExecutor(workers) as threads:
+        return sorted(threads.map(ask, requests))
+
+
+def test_same_seed_same_faults_in_any_order():
+    requests = bodies(100)
+    mix = Faults({**MIX, "hang": 0.05, "reset": 0.05}, hang_s=0.0)
+    with (
+        JudgeServer(seed=3, faults=mix) as one,
+        JudgeServer(seed=3, faults=mix) as two,
+        JudgeServer(faults=mix) as three,
+    ):
+        first = outcomes(one, requests, 1)
+        assert outcomes(two, requests[::-1], 8) == first
+        assert outcomes(three, requests, 8) != first
+        assert one.stats() == two.stats() != three.stats()
+        expected = Counter(mix.draw(3, content_key(asked), 0).fault for _, asked in requests)
+        del expected[None]
+        assert one.stats()["by_fault"] == dict(sorted(expected.items()))
+
+
+def ask_until_answered(server, requests):
+    """The verdict of each request, repeated until there is one; how many requests that took."""
+    texts, sent = [], 0
+    with connect(server) as connection:
+        for request in requests:
+            while True:
+                sent += 1
+                try:
+                    status, _, content = post(connection, *request)
+                except json.JSONDecodeError:
+                    continue
+                if status == 200 and text_of(content):
+                    texts.append(text_of(content))
+                    break
+    return texts, sent
+
+
+def test_faults_change_no_verdict():
+    requests = bodies(60)
+    with JudgeServer() as healthy, JudgeServer(faults=Faults(MIX)) as faulty:
+        for seed in (0, 1):
+            asked = [(path, {**asked, "seed": seed}) for path, asked in requests]
+            wanted, _ = ask_until_answered(healthy, asked)
+            got, sent = ask_until_answered(faulty, asked)
+            assert got == wanted
+            assert sent > 1.3 * len(requests)
+
+
+def test_counts_add_up():
+    requests = bodies(100)
+    with JudgeServer(faults=Faults(MIX)) as server:
+        usages = []
+        with connect(server) as connection:
+            for path, asked in requests:
+                connection.request("POST", path, json.dumps(asked).encode())
+                content = connection.getresponse().read()
+                if server.faults.draw(0, content_key(asked), 0).fault in (None, "null_content"):
+                    usages.append(json.loads(content)["usage"])
+        stats = server.stats()
+    faults = stats["by_fault"]
+    unbilled = faults["retry_after_seconds"] + faults["server_error"]
+    assert stats["requests"] == sum(stats["by_status"].values()) == 100
+    assert stats["by_status"]["429"] == faults["retry_after_seconds"]
+    assert stats["by_status"]["500"] == faults["server_error"]
+    assert stats["charged"]["requests"] == 100 - unbilled
+    assert stats["answered"] == 100 - sum(faults.values()) + faults["absurd_usage"]
+    assert stats["charged_by_model"] == {"sandbox-chatgpt": stats["charged"]}
+    # Requests with absurd usage and cut replies were charged what they should have said.
+    assert stats["charged"]["prompt_tokens"] > sum(usage["prompt_tokens"] for usage in usages)
+
+
+def test_latency_is_per_request_and_not_per_server():
+    with JudgeServer(latency_s=0.2) as server:
+        start = time.monotonic()
+        outcomes(server, bodies(32), 32)
+        assert 0.2 <= time.monotonic() - start < 1.5
+
+
+def test_client_that_goes_away_is_nobodys_error(capfd):
+    with JudgeServer(latency_s=0.1) as server:
+        for request in bodies(5):
+            connection = send_only(server, request)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
+        wait_for(lambda: server.stats()["requests"] == 5)
+        time.sleep(0.2)
+        assert exchange(server, *bodies(1)[0]).status == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_own_errors_are_told(capfd, monkeypatch):
+    with JudgeServer() as server:
+        monkeypatch.setattr(server.judging, "answer", lambda *args: 1 / 0)
+        assert exchange(server, *bodies(1)[0]).end == "closed"
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_throughput(capsys):
+    """Enough for the fault runs of 20,000 requests: far above what a client of two cores asks."""
+    requests = [(path, json.dumps(asked).encode()) for path, asked in bodies(600)]
+
+    def ask(server, mine):
+        with connect(server) as connection:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sum(post(connection, *request)[0] == 200 for request in mine)
+
+    with JudgeServer() as server, ThreadPoolExecutor(4) as threads:
+        start = time.perf_counter()
+        assert sum(threads.map(ask, [server] * 4, [requests[n::4] for n in range(4)])) == 600
+        rate = 600 / (time.perf_counter() - start)
+    with capsys.disabled():
+        print(f"\njudge server and client in one process: {rate:.0f} requests/s")
+    assert rate > 150
+
+
+@pytest.fixture
+def start():
+    """Starts the command; whatever still runs at the end is killed."""
+    running = []
+
+    def run(*args):
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+        process = subprocess.Popen(
+            [*COMMAND, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_command_line_serves_until_ctrl_c(start, tmp_path):
+    (tmp_path / "faults.yaml").write_text("unavailable: 0.5\nhang: 0.1\n", encoding="utf-8")
+    process = start("--port", "0", "--faults", str(tmp_path / "faults.yaml"), "--seed", "7")
+    base_url = process.stdout.readline().strip()
+    assert base_url == f"http://127.0.0.1:{port_of(base_url)}/v1"
+    expected = Faults({"unavailable": 0.5, "hang": 0.1})
+    drawn = [(request, expected.draw(7, content_key(request[1]), 0).fault) for request in bodies(30)]
+    for request, fault in drawn:
+        if fault != "hang":
+            assert exchange(base_url, *request).status == (503 if fault else 200)
+    with send_only(base_url, next(request for request, fault in drawn if fault == "hang")):
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=30)
+        assert time.monotonic() - began < 5  # a hang alone would last 600 s
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_ctrl_c_is_never_missed(start):
+    """A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run."""
+    servers = [start() for _ in range(3)]
+    for process in servers:
+        base_url = process.stdout.readline().strip()
+        assert [exchange(base_url, *request).status for request in bodies(5)] == [200] * 5
+        process.send_signal(signal.SIGINT)
+    for process in servers:
+        assert process.communicate(timeout=15) == ("", "")
+        assert process.returncode == 0
+
+
+def test_command_line_names_what_is_wrong(start, tmp_path):
+    (tmp_path / "faults.json").write_text('{"hng": 0.5, "drip": 7}', encoding="utf-8")
+    bad = start("--faults", str(tmp_path / "faults.json"))
+    out, err = bad.communicate(timeout=30)
+    assert (bad.returncode, out) == (2, "")
+    assert "Did you mean 'hang'?" in err
+    assert "drip: expected a rate from 0 to 1, got 7" in err
+    with JudgeServer() as server:
+        port = str(port_of(server))
+        taken = start("--port", port)
+        out, err = taken.communicate(timeout=30)
+    assert (taken.returncode, out, err.count("\n")) == (2, "", 1)
+    assert port in err
+    assert "--port" in err
+    beyond = start("--port", "99999")
+    assert (beyond.communicate(timeout=30)[0], beyond.returncode) == ("", 2)
+
+
+def test_nothing_is_sent_in_two_parts():
+    """Header and body in one packet, at once: no client waits for the second part."""
+    with JudgeServer() as server:
+        wires = [exchange(server, *request) for request in bodies(20)]
+    assert [len(wire.chunks) for wire in wires] == [1] * 20

@@ -1,0 +1,325 @@
+"""Faults: each on the wire, as often as it should come, and its file."""
+
+import json
+import math
+from email.utils import parsedate_to_datetime
+
+import pytest
+from judge_requests import exchange, make_body, pairs, text_of
+from scipy.stats import binom
+
+from alpacafarm_env.annotators.config import load_prompt
+from alpacafarm_env.errors import PoolError
+from alpacafarm_env.judge_server.faults import FAULTS, Faults
+from alpacafarm_env.judge_server.server import JudgeServer
+
+RETRY_S, DRIP_S, HANG_S = 1.5, 0.001, 0.3
+KEY = "sk-canary-5e1f"
+UNBILLED = {
+    *(
+        "retry_after_seconds",
+        "retry_after_date",
+        "retry_after_ms",
+        "retry_after_garbage",
+        "server_error",
+        "unavailable",
+    ),
+    *("html", "error_in_200", "echo_key", "redirect"),
+}
+
+
+def parsed(wire):
+    assert wire.end == "whole"
+    assert wire.headers["content-type"] == "application/json"
+    return json.loads(wire.body)
+
+
+def check_refusal(status, header=None):
+    def check(wire, clean):
+        assert wire.status == status
+        assert parsed(wire)["error"]["message"]
+        assert (header in wire.headers) if header else "retry-after" not in wire.headers
+
+    return check
+
+
+def check_date(wire, clean):
+    check_refusal(429, "retry-after")(wire, clean)
+    until = parsedate_to_datetime(wire.headers["retry-after"]).timestamp()
+    assert wire.sent + RETRY_S <= until <= wire.sent + wire.seconds + RETRY_S + 1
+
+
+def check_number(header, value):
+    def check(wire, clean):
+        check_refusal(429, header)(wire, clean)
+        assert float(wire.headers[header]) == value
+        assert {name for name in wire.headers if name.startswith("retry-after")} == {header}
+
+    return check
+
+
+def check_garbage(wire, clean):
+    check_refusal(429, "retry-after")(wire, clean)
+    try:
+        seconds = float(wire.headers["retry-after"])
+    except ValueError:
+        return
+    assert not (math.isfinite(seconds) and seconds >= 0)
+
+
+def check_half(end):
+    def check(wire, clean):
+        assert (wire.status, wire.end) == (200, end)
+        assert wire.body == clean.body[: len(clean.body) // 2]
+        assert int(wire.headers["content-length"]) == len(clean.body if end == "reset" else wire.body)
+
+    return check
+
+
+def check_html(wire, clean):
+    assert (wire.status, wire.end) == (200, "whole")
+    assert wire.headers["content-type"].startswith("text/html")
+    assert wire.body.startswith(b"<!doctype html>")
+
+
+def check_error_in_200(wire, clean):
+    assert wire.status == 200
+    assert parsed(wire).keys() == {"error"}
+
+
+def check_same_but(**fields):
+    """The clean reply, but for some of its fields; a function says what holds for the value of one."""
+
+    def check(wire, clean):
+        content, wanted = parsed(wire), parsed(clean)
+        for name, value in fields.items():
+            found, _ = content.pop(name, None), wanted.pop(name)
+            assert value(found) if callable(value) else found == value
+        assert (wire.status, content) == (200, wanted)
+
+    return check
+
+
+def check_changed(**changes):
+    """The clean reply, but for the text, the reason to stop and the logprobs of its choice."""
+
+    def check(wire, clean):
+        content, wanted = parsed(wire), parsed(clean)
+        choice, right = content["choices"][0], wanted["choices"][0]
+        text = changes["text"](text_of(wanted))
+        assert text_of(content) == text
+        assert choice["finish_reason"] == changes["finish_reason"]
+        assert choice.keys() == right.keys()
+        assert content["usage"] == wanted["usage"]
+
+    return check
+
+
+def check_count(wire, clean):
+    assert wire.status == 200
+    content = parsed(wire)
+    asked, got = len(text_of(parsed(clean)).split("\n")), text_of(content).split("\n")
+    assert len(got) in (asked - 1, asked + 1)
+    assert all("Output (" in line for line in got)
+    assert content["choices"][0]["finish_reason"] == "stop"
+
+
+def check_drip(wire, clean):
+    assert (wire.end, wire.status, wire.body) == ("whole", 200, clean.body)
+    assert wire.seconds >= DRIP_S * (len(clean.body) - 1)
+    assert len(wire.chunks) > 10  # not one a byte: some meet in the buffer of a client that is slow
+
+
+def check_hang(wire, clean):
+    assert (wire.end, wire.chunks) == ("closed", [])
+    assert wire.seconds >= HANG_S - 0.05
+
+
+def absurd(usage):
+    return usage["prompt_tokens"] < 0 or usage["completion_tokens"] == 10**12
+
+
+def check_echo(wire, clean):
+    check_refusal(401)(wire, clean)
+    assert KEY in parsed(wire)["error"]["message"]
+
+
+def check_redirect(wire, clean):
+    assert wire.status == 307
+    assert wire.headers["location"] == "http://127.0.0.1:9/elsewhere"
+
+
+CHECKS = {
+    "retry_after_seconds": check_number("retry-after", RETRY_S),
+    "retry_after_date": check_date,
+    "retry_after_ms": check_number("retry-after-ms", 1000 * RETRY_S),
+    "retry_after_garbage": check_garbage,
+    "server_error": check_refusal(500),
+    "unavailable": check_refusal(503),
+    "reset": check_half("reset"),
+    "cut_json": check_half("whole"),
+    "html": check_html,
+    "error_in_200": check_error_in_200,
+    "empty_choices": check_same_but(choices=[]),
+    "null_content": check_changed(text=lambda text: None, finish_reason="stop"),
+    "wrong_count": check_count,
+    "content_filter": check_changed(text=lambda text: "", finish_reason="content_filter"),
+    "finish_length": check_changed(text=lambda text: text[: len(text) // 2], finish_reason="length"),
+    "drip": check_drip,
+    "hang": check_hang,
+    "absurd_usage": check_same_but(usage=absurd),
+    "no_usage": check_same_but(usage=None),
+    "echo_key": check_echo,
+    "redirect": check_redirect,
+}
+REQUESTS = [make_body("gpt4_2", pairs(2)), make_body("gpt4_4", pairs(1)), make_body("davinci003_2", pairs(1))]
+"""A batch of two, a single pair by chat, and a completion."""
+
+
+@pytest.fixture(scope="module")
+def clean():
+    with JudgeServer() as server:
+        yield [exchange(server, *request) for request in REQUESTS]
+
+
+def make_server(fault, seed=0):
+    place = "http://127.0.0.1:9/elsewhere"
+    settings = {"retry_s": RETRY_S, "drip_s": DRIP_S, "hang_s": HANG_S, "redirect_to": place}
+    return JudgeServer(seed=seed, faults=Faults({fault: 1.0} if fault else {}, **settings))
+
+
+def test_every_fault_is_checked():
+    assert CHECKS.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_on_the_wire_what_it_says(fault, clean):
+    with make_server(fault) as server:
+        for request, wanted in zip(REQUESTS, clean, strict=True):
+            CHECKS[fault](exchange(server, *request, key=KEY), wanted)
+        stats = server.stats()
+    assert stats["by_fault"] == {fault: len(REQUESTS)}
+    assert stats["charged"]["requests"] == (0 if fault in UNBILLED else len(REQUESTS))
+    if fault not in UNBILLED:
+        usages = [parsed(wire)["usage"] for wire in clean]
+        assert stats["charged"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail", "all_of_them"),
+    [
+        ("retry_after_garbage", lambda wire: wire.headers["retry-after"], 8),
+        ("absurd_usage", lambda wire: parsed(wire)["usage"]["prompt_tokens"] < 0, {True, False}),
+        ("wrong_count", lambda wire: len(text_of(parsed(wire)).split("\n")), {1, 3}),
+    ],
+)
+def test_details_of_a_fault_vary(fault, detail, all_of_them):
+    with make_server(fault) as server:
+        seen = {detail(exchange(server, *REQUESTS[0])) for _ in range(60)}
+    assert all_of_them in (seen, len(seen))
+
+
+RATES = {"retry_after_date": 0.1, "server_error": 0.05, "cut_json": 0.03, "hang": 0.02, "redirect": 0.001}
+
+
+def all_draws(mix, seed=0, count=4_000):
+    return [[mix.draw(seed, f"body {n}", k).fault for k in (0, 1)] for n in range(count)]
+
+
+def within(count, num, rate):
+    return binom.ppf(1e-6, num, rate) <= count <= binom.ppf(1 - 1e-6, num, rate)
+
+
+def test_rates_hold_and_repeats_of_a_body_fail_independently():
+    pairs = all_draws(Faults(RATES))
+    draws = [fault for pair in pairs for fault in pair]
+    assert all(within(draws.count(fault), len(draws), RATES.get(fault, 0.0)) for fault in FAULTS)
+    assert within(sum(None not in pair for pair in pairs), len(pairs), sum(RATES.values()) ** 2)
+
+
+def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
+    mixes = Faults(RATES), Faults(dict(reversed(RATES.items())))
+    draws = [all_draws(mix, seed, 300) for mix, seed in ((mixes[0], 0), (mixes[1], 0), (mixes[0], 1))]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_no_faults_by_default():
+    assert Faults().draw(0, "x", 0).fault is None
+    assert Faults({"hang": 0.0}).draw(0, "x", 0).fault is None
+    assert Faults({"hang": 1.0}).draw(0, "x", 0).fault == "hang"
+    assert Faults({"hang": 0.5, "drip": 0.5}).draw(0, "x", 0).fault in ("hang", "drip")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.json", '{"drip": 0.1, "cut_json": 1e-3, "drip_s": 2}'),
+        ("f.yaml", "drip: 0.1  # slow\ncut_json: 0.001\ndrip_s: 2\n"),
+        ("f.txt", "{drip: .1, cut_json: .001, drip_s: 2}"),
+    ],
+)
+def test_file_is_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert Faults.load(tmp_path / name) == Faults({"drip": 0.1, "cut_json": 0.001}, drip_s=2)
+
+
+def test_empty_file_has_no_faults(tmp_path):
+    (tmp_path / "none.yaml").write_text("# none\n", encoding="utf-8")
+    assert Faults.load(str(tmp_path / "none.yaml")) == Faults()
+
+
+def test_file_errors_are_listed_all_at_once(tmp_path):
+    path = tmp_path / "bad.yaml"
+    wrong = {
+        "cutjson": ("0.1", "'cut_json'"),
+        "hng": ("1", "'hang'"),
+        "drip": ("2", "got 2"),
+        "html": ("true", "got True"),
+        "reset": (".nan", "got nan"),
+        "hang_s": ("-1", "got -1"),
+        "redirect_to": ("ftp://x", "'ftp://x'"),
+        "redirct": ("0.1", "'redirect'"),
+    }
+    content = "".join(f"{name}: {value}\n" for name, (value, _) in wrong.items())
+    path.write_text(f"{content}hang: 0.9\nno_usage: 0.9\n", encoding="utf-8")
+    with pytest.raises(PoolError) as caught:
+        Faults.load(path)
+    first, *lines = str(caught.value).split("\n")
+    assert str(path) in first
+    for line, (name, (_, told)) in zip(lines[:-1], wrong.items(), strict=True):
+        assert line.strip().startswith(name)
+        assert told in line
+    assert "1.8" in lines[-1]  # the rates together
+
+
+UNREADABLE = {
+    "f.json": [b"{", b'{"hang": 0.1, "hang": 0.2}', b'{"hang": "\xff"}', b"[]", b"[" * 100_000, b" " * 2**20 + b"{}"],
+    "f.yaml": [b"hang: 0.1\nhang: 0.2\n", b"!!python/object/apply:os.getcwd []", b"just words", b"1: 0.5", None],
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_files_name_the_file(tmp_path, name):
+    for content in [*UNREADABLE[name], None]:
+        (tmp_path / name).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(PoolError, match=str(tmp_path / name)):
+            Faults.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", ["http://[", "http://", "x", 3, "http://a b", "http://a/\r\nX: 1", "http://ä"])
+def test_redirects_go_to_addresses(value):
+    with pytest.raises(PoolError, match="redirect_to"):
+        Faults(redirect_to=value)
+
+
+def test_arguments_are_checked_like_files():
+    with pytest.raises(PoolError, match="'hang'"):
+        Faults({"hangg": 0.1})
+
+
+def test_finish_length_never_leaves_a_whole_label():
+    assert load_prompt("gpt4_4").format == "label"
+    with make_server("finish_length") as server:
+        assert text_of(parsed(exchange(server, *REQUESTS[1]))) == "Outpu"

@@ -1,0 +1,307 @@
+"""What the judge server answers: the sandbox's annotators' own verdicts, in the formats that the prompts ask for."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from judge_requests import MEMBERS, PATHS, chances, connect, make_body, pairs, post, text_of
+from scipy.stats import binom
+
+from alpacafarm_env.annotators.config import load_prompt
+from alpacafarm_env.annotators.prompts import Item
+from alpacafarm_env.annotators.verdicts import parse
+from alpacafarm_env.errors import PoolError
+from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.replies import read_reply, told_usage
+from alpacafarm_env.llm.tokens import TokenBounds
+from alpacafarm_env.oracles.draws import KeyedDraws
+from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
+
+ALL = [*(annotator.name for annotator in POOL), "greedy_gpt4"]
+FOREIGN = "Why is the sky blue?"
+
+
+def own_chances(name, items):
+    """P(second shown preferred) from the sandbox's oracle itself."""
+    group = GREEDY if name == "greedy_gpt4" else POOL
+    index = [annotator.name for annotator in group].index(name)
+    return Annotators("any", group).probabilities(*zip(*items, strict=True), index)
+
+
+def verdicts_of(connection, name, items, **settings):
+    path, body = make_body(name, items, **settings)
+    status, _, content = post(connection, path, body)
+    assert status == 200, content
+    kind = "chat" if path == PATHS["chat"] else "completion"
+    return parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(items))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with JudgeServer(seed=5) as server:
+        yield server
+
+
+@pytest.fixture
+def connection(server):
+    with connect(server) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_probabilities_are_the_annotators_own(name):
+    items = pairs(200)
+    np.testing.assert_allclose(chances(SandboxJudge(), name, items), own_chances(name, items), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_temperature_zero_is_the_likelier_verdict(connection, name):
+    items = pairs(60)
+    size = MEMBERS[name].batch_size
+    got = [
+        verdict
+        for start in range(0, len(items), size)
+        for verdict in verdicts_of(connection, name, items[start : start + size], temperature=0)
+    ]
+    assert got == (own_chances(name, items) > 0.5).tolist()
+
+
+def check_share(wins, chances):
+    """Wins are independent draws: within five standard deviations of their number, and of their fit to the chances."""
+    for weights in (np.ones(len(chances)), chances - 0.5):
+        deviation = math.sqrt(float((chances * (1 - chances) * weights**2).sum()))
+        assert abs(float(((np.array(wins) - chances) * weights).sum())) <= 5 * deviation
+
+
+@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_5", "chatgpt_3", "davinci003_1"])
+def test_verdicts_are_draws_from_the_annotators_probability(connection, name):
+    items = pairs(120)
+    size = MEMBERS[name].batch_size
+    wins = [
+        verdict
+        for start in range(0, len(items), size)
+        for verdict in verdicts_of(connection, name, items[start : start + size])
+    ]
+    chances = own_chances(name, items)
+    check_share(wins, chances)
+    assert wins != (chances > 0.5).tolist()  # draws, not the likelier ones
+
+
+def test_another_seed_in_the_request_draws_anew_and_the_same_does_not(connection):
+    items = pairs(300)
+    chances = own_chances("chatgpt_4", items)
+    place = int(np.argmin(np.abs(chances - 0.4)))
+    drawn = [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(200)]
+    assert binom.ppf(1e-6, 200, chances[place]) <= sum(drawn) <= binom.ppf(1 - 1e-6, 200, chances[place])
+    assert [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(20)] == drawn[:20]
+
+
+@pytest.mark.parametrize(("name", "stream"), [("gpt4_5", "sim_eval"), ("greedy_gpt4", "sim_gpt4")])
+def test_a_pairs_verdict_is_the_draw_of_its_pool_whatever_it_is_asked_with(connection, name, stream):
+    items, size = pairs(60), MEMBERS[name].batch_size
+    chances = own_chances(name, items)
+    expected = KeyedDraws(3, stream).b_wins(items, np.log(chances) - np.log1p(-chances)).tolist()
+    for arranged in (items, items[::-1], items[2:] + items[:2]):
+        got = {}
+        for start in range(0, len(items), size):
+            batch = arranged[start : start + size]
+            got |= zip(batch, verdicts_of(connection, name, batch, seed=3, temperature=1.0), strict=True)
+        assert [got[item] for item in items] == expected
+
+
+def test_settings_that_are_no_part_of_the_question_change_no_verdict(connection):
+    items = pairs(30)
+    for item in items:
+        assert verdicts_of(connection, "gpt4_2", [item], seed=1, top_p=0.9, max_tokens=99, user="me") == verdicts_of(
+            connection, "gpt4_2", [item], seed=1
+        )
+
+
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1e-300, 1e-9])
+def test_next_to_temperature_zero_the_likelier_verdict_is_certain(temperature):
+    judging, items = SandboxJudge(), pairs(60)
+    chances = own_chances("chatgpt_4", items)
+    for item, chance in zip(items, chances.tolist(), strict=True):
+        question = judging.read("chat", make_body("chatgpt_4", [item], temperature=temperature)[1])
+        assert judging.answer(question, "key").verdicts[0].second == (chance > 0.5)
+
+
+def test_lower_temperatures_are_more_certain(connection):
+    items = pairs(80)
+    likelier = own_chances("chatgpt_4", items) > 0.5
+    agreement = [
+        np.mean([verdicts_of(connection, "chatgpt_4", [i], temperature=t)[0] for i in items] == likelier)
+        for t in (0.2, 1.0, 2.0)
+    ]
+    assert agreement[0] > agreement[1] > agreement[2]
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_servers_seed_decides_where_a_request_has_none(connection, seed):
+    items = pairs(30, start=1000)
+    with JudgeServer(seed=seed) as other, connect(other) as there:
+        for own in ({}, {"seed": None}, {"seed": 0}, {"seed": -(2**70)}):
+            here, away = ([verdicts_of(c, "gpt4_2", [i], **own) for i in items] for c in (connection, there))
+            assert (here == away) == (seed == 5 or own.get("seed") is not None)
+
+
+def test_weighted_prompt_reads_the_probability(connection):
+    items = pairs(40)
+    got = [verdicts_of(connection, "weighted_gpt4", [i], logprobs=True, top_logprobs=20)[0] for i in items]
+    np.testing.assert_allclose(got, own_chances("greedy_gpt4", items), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_2", "davinci003_1"])
+def test_logprobs_cover_the_text(connection, name):
+    path, body = make_body(
+        name, pairs(3), **({"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2})
+    )
+    status, _, content = post(connection, path, body)
+    found = content["choices"][0]["logprobs"]
+    tokens = [token["token"] for token in found["content"]] if "content" in found else found["tokens"]
+    assert status == 200
+    assert "".join(tokens) == text_of(content)
+
+
+def test_shared_prompt_is_told_apart_by_the_model():
+    judging = SandboxJudge()
+    assert judging.annotator("gpt4_4", "sandbox-gpt4") == "gpt4_4"
+    assert judging.annotator("gpt4_4", "sandbox-chatgpt") == "chatgpt_3"
+    assert judging.annotator("gpt4_4", "something-else") == "gpt4_4"
+
+
+def surface_gap(annotator, first, second):
+    """The documented tastes, computed here from the texts alone."""
+    length = [math.log2(min(len(text), 300) + 10) for text in (first, second)]
+    lists = [float(text.startswith("- ") or "\n- " in text) for text in (first, second)]
+    return annotator.length * (length[1] - length[0]) + annotator.lists * (lists[1] - lists[0]) - annotator.position
+
+
+@pytest.mark.parametrize("annotator", POOL, ids=lambda annotator: annotator.name)
+@pytest.mark.parametrize(
+    ("first", "second"), [("Air.", "Because of the air. " * 9), ("- a\n- b", "a b"), ("", "x" * 999)]
+)
+def test_instructions_of_another_world_are_judged_by_taste(annotator, first, second):
+    got = chances(SandboxJudge(), annotator.name, [Item(FOREIGN, first, second)])[0]
+    assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
+
+
+def test_batches_may_mix_worlds_if_asked(connection):
+    items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
+    found = chances(SandboxJudge(), "gpt4_5", items)
+    status, _, content = post(connection, *make_body("gpt4_5", items))
+    assert status == 400
+    assert FOREIGN in content["error"]["message"]
+    assert "1 of 4" in content["error"]["message"]
+    with JudgeServer(anyway=True) as server, connect(server) as anyway:
+        assert verdicts_of(anyway, "gpt4_5", items, temperature=0) == (found > 0.5).tolist()
+    np.testing.assert_allclose(found[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
+
+
+def test_equal_responses_tie_to_the_position_and_then_to_a():
+    names = {annotator.name: annotator.position for annotator in (*POOL, *GREEDY)}
+    items = [Item(str(pairs(1)[0].instruction), "Same.", "Same.")]
+    judging = SandboxJudge()
+    for name, position in names.items():
+        assert chances(judging, name, items)[0] == pytest.approx(1 / (1 + math.exp(position / 0.3)))
+
+
+def test_usage_counts_a_token_for_four_characters(connection):
+    path, body = make_body("gpt4_2", pairs(3))
+    _, _, content = post(connection, path, body)
+    said = sum(len(message["content"]) for message in body["messages"])
+    assert content["usage"]["prompt_tokens"] == math.ceil(said / 4)
+    assert content["usage"]["completion_tokens"] == math.ceil(len(text_of(content)) / 4)
+    assert content["usage"]["total_tokens"] == sum(
+        content["usage"][f"{part}_tokens"] for part in ("prompt", "completion")
+    )
+
+
+def test_limit_on_tokens_cuts_the_text(connection):
+    path, body = make_body("gpt4_2", pairs(3), max_tokens=3)
+    _, _, content = post(connection, path, body)
+    assert (len(text_of(content)), content["choices"][0]["finish_reason"]) == (12, "length")
+    for limit in ("max_tokens", "max_completion_tokens"):
+        path, body = make_body("gpt4_2", pairs(3))
+        body[limit] = 250
+        _, _, content = post(connection, path, body)
+        assert content["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_answers_fit_the_limits_of_the_pool(connection, name):
+    for start in range(0, 30, MEMBERS[name].batch_size):
+        path, body = make_body(name, pairs(MEMBERS[name].batch_size, start=start))
+        _, _, content = post(connection, path, body)
+        assert content["choices"][0]["finish_reason"] == "stop"
+        assert content["usage"]["completion_tokens"] <= MEMBERS[name].max_tokens
+
+
+def test_explanations_agree_with_the_verdict(connection):
+    for start in range(0, 40, 4):
+        path, body = make_body("gpt4_1", pairs(4, start=start))
+        _, _, content = post(connection, path, body)
+        for found in json.loads(text_of(content)):
+            assert found["explanation"].startswith(f"The {'first' if found['a_better'] else 'second'} response ")
+
+
+WRONG = {
+    "model": [None, ""],
+    "temperature": ["hot", 3, True],
+    "seed": ["1", 1.0, True],
+    "max_tokens": [0],
+    "max_completion_tokens": [1.5],
+    "stream": [True],
+    "n": [2],
+    "messages": [
+        *("hello", [], [{"role": "user"}], [{"role": "user", "content": [{"type": "text"}]}]),
+        *([{"role": "user", "content": text}] for text in ("hello", "\ud800")),  # made from none of the prompts
+    ],
+    "top_logprobs": [21],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, connection, field):
+    path, body = make_body("gpt4_4", pairs(1), logprobs=True, top_logprobs=2)
+    for value in WRONG[field]:
+        before = server.stats()
+        status, _, content = post(connection, path, {**body, field: value})
+        after = server.stats()
+        assert (status, content["error"]["code"]) == (400, "invalid_request_error")
+        named = "prompts" if "content': " in str(value) and "type" not in str(value) else f"{field}: "
+        assert named in content["error"]["message"]
+        assert after["requests"] == before["requests"] + 1
+        assert after["charged"] == before["charged"]
+
+
+def test_a_pool_of_ones_own_is_read_anew(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for name in ("before", "after"):
+        file.write_text(
+            f"{{name: p, annotators: [{{name: {name}, role: mine, prompt: gpt4_4, max_tokens: 9}}]}}", encoding="utf-8"
+        )
+        assert SandboxJudge(pools=[file]).annotator("gpt4_4", "model-of-mine") == name
+
+
+def test_a_changed_prompt_is_not_understood():
+    _, body = make_body("gpt4_4", pairs(1))
+    last = body["messages"][-1]
+    twin = {**body, "messages": [*body["messages"][:-1], {**last, "content": last["content"] + " Be quick."}]}
+    judging = SandboxJudge()
+    assert judging.read("chat", body).annotator == "gpt4_4"
+    with pytest.raises(PoolError, match="prompts"):
+        judging.read("chat", twin)
+    with pytest.raises(PoolError, match="prompt: "):
+        judging.read("completion", {**body, "prompt": ["a", "b"]})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_client_believes_the_tokens_that_are_counted(connection, name):
+    for text in ("A short answer.", "日本語の文章です。", "🙂🎉", "é" * 500):
+        path, body = make_body(name, [Item(item.instruction, text * 400, text * 300) for item in pairs(1)])
+        status, _, content = post(connection, path, body)
+        assert status == 200, content
+        assert TokenBounds.of(body).doubts(told_usage(json.dumps(content))) == ""

@@ -1,0 +1,262 @@
+"""The client and the ledger: what is kept, what is counted and said to have cost, and what is not sent."""
+
+import asyncio
+import json
+import logging
+import socket
+import sqlite3
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from math import isnan
+from types import SimpleNamespace
+
+import pytest
+from ledger_calls import attempts, begin, lookup, succeed, total
+from llm_asks import PRICES, ask, ask_one, chat
+from wire_server import WireServer, failed, http, ok, said
+
+from alpacafarm_env.errors import (
+    BudgetExceededError,
+    ContentRefusedError,
+    LedgerError,
+    PriceError,
+    ReplayMissError,
+    TransientAPIError,
+)
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.pricing import Prices
+from alpacafarm_env.llm.run_sync import run
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+BILLED = 13e-6
+RESERVE = PRICES.upper_bound("m-1", chat("", "Question 0?").bounds)
+
+
+def rows(ledger):
+    return [(row.state, row.status, row.cost_usd) for row in attempts(ledger)]
+
+
+def test_an_answer_is_paid_once(ledger):
+    with WireServer() as server:
+        paid = ask_one(server, ledger, prices=PRICES, questions=["q1", "q2"], label="judge")
+        again = ask_one(server, ledger, prices=PRICES, questions=["q3"])
+    assert len(server.seen) == 1
+    assert (paid.cached, paid.attempts, paid.cost_usd) == (False, 1, pytest.approx(BILLED))
+    assert (again.cached, again.attempts, again.cost_usd) == (True, 0, 0.0)
+    assert (again.reply, again.raw) == (paid.reply, paid.raw)
+    linked = lookup(ledger, "q1", "q2", "q3")
+    assert [(linked[q].position, linked[q].size) for q in ("q1", "q2", "q3")] == [(0, 2), (1, 2), (0, 1)]
+    (row,) = attempts(ledger)
+    assert (row.label, row.model, row.num_questions, row.host) == ("judge", "m-1", 2, Endpoint(server.url).host)
+
+
+def test_one_ledger_many_requests(ledger):
+    """A request that differs in anything is another, and gets its own answer."""
+    with WireServer(lambda seen, number: ok(seen.body["messages"][0]["content"])) as server:
+        answers, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
+        again, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
+    assert len(server.seen) == total(ledger).answered == 60
+    assert [answer.cached for answer in answers] == [False] * 60
+    assert [answer.cached for answer in again] == [True] * 60
+    assert [answer.reply.text for answer in again] == [f"Question {i}?" for i in range(60)]
+
+
+LATER = {"retry_after_ms": 1}
+NOTHING, UNKNOWN, PAID = ("failed", 500, 0.0), ("unknown", 200, None), ("answered", None, BILLED)
+ENDS = {  # responses, the rows they leave, what they cost
+    "one answer": ([ok()], [PAID], BILLED),
+    "free failures": (
+        [failed(500, **LATER), failed(429, **LATER), ok()],
+        [NOTHING, ("failed", 429, 0.0), PAID],
+        BILLED,
+    ),
+    "a gateway gave up": ([failed(504, **LATER), ok()], [("unknown", 504, None), PAID], RESERVE + BILLED),
+    "cut json": ([http(200, b'{"choices'), ok()], [UNKNOWN, PAID], RESERVE + BILLED),
+    "null, with its usage": ([ok(None), ok()], [("unknown", 200, BILLED), PAID], 2 * BILLED),
+    "null, with no usage": ([ok(None, usage=None), ok()], [UNKNOWN, PAID], RESERVE + BILLED),
+    "reset": ([[ok()[:150], None], ok()], [("unknown", None, None), PAID], RESERVE + BILLED),
+    "hung up on": ([[None], ok()], [("unknown", None, None), PAID], RESERVE + BILLED),
+    "never an answer": ([ok(None)] * 3, [("unknown", 200, BILLED)] * 3, 3 * BILLED),
+    "filtered": (
+        [http(200, b"cut"), ok("No.", reason="content_filter")],
+        [UNKNOWN, ("unknown", 200, BILLED)],
+        RESERVE + BILLED,
+    ),
+    "refused": ([failed(504, **LATER), failed(413)], [("unknown", 504, None), ("failed", 413, 0.0)], RESERVE),
+}
+ERRORS = {"never an answer": TransientAPIError, "filtered": ContentRefusedError, "refused": ContentRefusedError}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_attempt_has_a_row_and_is_in_the_cost(ledger, end):
+    responses, expected, cost = ENDS[end]
+    with WireServer(lambda seen, n: responses[n - 1]) as server:
+        (result,), _ = ask(server, ledger=ledger, prices=PRICES, config={"max_attempts": 3})
+    assert len(server.seen) == len(responses)
+    assert rows(ledger) == [(*row[:2], row[2] if row[2] is None else pytest.approx(row[2])) for row in expected]
+    assert result.cost_usd == pytest.approx(cost)
+    assert total(ledger).usd == pytest.approx(cost, abs=1e-8)
+    assert isinstance(result, ERRORS[end]) if end in ERRORS else result.attempts == len(responses)
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["refused", "no handshake"])
+def test_what_never_left_costs_nothing(ledger, listens):
+    with ExitStack() as opened:
+        silent = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        nobody = SimpleNamespace(url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
+        if not listens:
+            opened.close()
+        limits = {"max_attempts": 2, "attempt_timeout_s": 0.5}
+        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config=limits)
+    assert isinstance(result, TransientAPIError)
+    assert result.cost_usd == total(ledger).usd == 0
+
+
+def test_a_request_that_ran_out_of_time_counts_its_reserve(ledger):
+    with WireServer(lambda seen, number: [5.0]) as server:
+        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"deadline_s": 0.3})
+    assert error.cost_usd == RESERVE
+
+
+def test_without_a_price_only_what_was_not_billed_has_a_cost(ledger):
+    with WireServer(lambda seen, number: failed(400)) as server:
+        assert ask(server)[0][0].cost_usd == 0
+    with WireServer(lambda seen, number: ok("x", reason="content_filter")) as server:
+        assert isnan(ask(server)[0][0].cost_usd)
+    with WireServer() as server:
+        assert isnan(ask_one(server, ledger, prices=Prices.load()).cost_usd)
+
+
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [((0, 3), "0 prompt"), ((7, 10**12), "1000000000000 c"), ((-9, 1), "-9 p"), ((7, 3), ""), (None, "")],
+)
+def test_usage_that_cannot_be_is_told_once_with_its_number_and_charged_within_the_bound(caplog, usage, told):
+    with WireServer(lambda seen, number: ok(usage=usage)) as server, caplog.at_level(logging.WARNING, "alpacafarm_env"):
+        answers, _ = ask(server, 20, prices=PRICES)
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("alpacafarm_env")]
+    assert len(warnings) == bool(told)
+    assert all(told in warning and "'m-1'" in warning for warning in warnings)
+    bound = PRICES.upper_bound("m-1", chat("", "Question 10?").bounds)
+    assert all(0 < answer.cost_usd <= bound for answer in answers)
+
+
+# ------------------------------------------------------------------------------------------------ what is not sent
+
+
+def test_the_row_is_on_the_disk_before_anything_is_sent(ledger):
+    seen_rows = []
+
+    def reply(seen, number):
+        with closing(sqlite3.connect(ledger.path)) as connection:  # a second reader, while the server has the request
+            seen_rows.extend(connection.execute("SELECT state FROM attempts").fetchall())
+        return ok()
+
+    with WireServer(reply) as server:
+        ask_one(server, ledger, prices=PRICES)
+    assert seen_rows == [("running",)]
+
+
+def test_budget_is_checked_before_anything_is_sent(ledger):
+    with WireServer() as server:
+        with pytest.raises(BudgetExceededError):
+            ask_one(server, ledger, prices=PRICES, budget_usd=1e-9)
+        with pytest.raises(PriceError):
+            ask_one(server, ledger, prices=Prices.load(), budget_usd=1.0)
+    assert not server.seen
+    with pytest.raises(ValueError, match="budget_usd"):
+        Client(Endpoint("http://127.0.0.1:1/v1"), ledger=ledger, prices=PRICES, budget_usd=2e9)
+
+
+def test_replay_needs_no_key_and_sends_nothing(ledger):
+    with WireServer() as server:
+        raw = ask_one(server, ledger).raw
+        with Ledger(ledger.path, replay=True) as replayed:
+            assert ask_one(server, replayed, questions=["q"]).raw == raw
+            with pytest.raises(ReplayMissError):
+                ask_one(server, replayed, request=chat(server.url, "Another?"))
+    assert len(server.seen) == 1
+
+
+def test_a_stored_reply_that_cannot_be_read_is_not_paid_again(ledger):
+    with WireServer() as server:
+        request = chat(server.url)
+        succeed(ledger, begin(ledger, request.key).result(), [], json.dumps(said(None))).result()
+        with pytest.raises(LedgerError, match=request.key):
+            ask_one(server, ledger, request=request)
+    assert not server.seen
+
+
+def test_nothing_is_sent_once_the_ledger_was_cut(ledger):
+    with WireServer() as server:
+        ask_one(server, ledger, prices=PRICES, budget_usd=1.0)
+        ledger.path.write_bytes(b"")
+        for text in ("Well?", "Another?"):
+            with pytest.raises(LedgerError, match="cut"):
+                ask_one(server, ledger, prices=PRICES, budget_usd=1.0, request=chat(server.url, text))
+    assert len(server.seen) == 1
+
+
+# ------------------------------------------------------------------------------------------------ cancelled, and slow
+
+
+def test_a_cancelled_attempt_is_unknown(ledger):
+    async def main():
+        async with Client(Endpoint(server.url), ledger=ledger, prices=PRICES) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.ask(chat(server.url)), 0.2)
+
+    with WireServer(lambda seen, number: [5.0]) as server:
+        start = time.monotonic()
+        run(main())
+        assert time.monotonic() - start < 2
+    assert rows(ledger) == [("unknown", None, None)]
+    assert total(ledger).unknown_usd > 0
+
+
+def test_an_answer_that_has_come_is_kept_though_its_caller_is_cancelled(ledger, monkeypatch):
+    """Cancelled while the answer is being committed."""
+    do, task = ledger.do, None
+
+    def cancelling(operation, *args, **kwargs):
+        if operation is sql.succeed:
+            task.cancel()
+        return do(operation, *args, **kwargs)
+
+    monkeypatch.setattr(ledger, "do", cancelling)
+
+    async def main():
+        nonlocal task
+        async with Client(Endpoint(server.url), ledger=ledger, prices=PRICES) as client:
+            task = asyncio.create_task(client.ask(chat(server.url), questions=["q"]))
+            await asyncio.wait([task])
+
+    with WireServer() as server:
+        run(main())
+    assert task.cancelled()
+    assert [row[0] for row in rows(ledger)] == ["answered"]
+    assert "q" in lookup(ledger, "q")
+
+
+def test_no_slot_waits_for_the_commit_of_an_answer(ledger, monkeypatch):
+    """Six waves of two requests, whose commits take a second each: to wait for them would take five."""
+    do = ledger.do
+
+    def slowly(operation, *args, **kwargs):
+        future = do(operation, *args, **kwargs)
+        if operation is not sql.succeed:
+            return future
+        later = Future()
+        threading.Timer(1.0, lambda: later.set_result(future.result())).start()
+        return later
+
+    monkeypatch.setattr(ledger, "do", slowly)
+    with WireServer() as server:
+        ask(server, 12, ledger=ledger, prices=PRICES, config={"max_concurrency": 2})
+    starts = [seen.started for seen in server.seen]
+    assert max(starts) - min(starts) < 3

@@ -1,0 +1,154 @@
+"""Endpoint: addresses, keys, and the places where a key must not be."""
+
+import copy
+import json
+import logging
+import pickle
+
+import pytest
+
+from alpacafarm_env.errors import PermanentAPIError
+from alpacafarm_env.llm.endpoint import OPENAI, Endpoint
+
+KEY = "sk-canary-0123456789/abcdef"
+LOCAL = "http://127.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "local"),
+    [
+        ("https://example.org/v1", "example.org", False),
+        ("https://example.org:8443/v1/", "example.org:8443", False),
+        ("http://localhost:8000/v1//", "localhost:8000", True),
+        ("http://127.8.9.1/v1", "127.8.9.1", True),
+        ("http://[::1]:80/v1", "[::1]:80", True),
+        ("http://0.0.0.0:8000/v1", "0.0.0.0:8000", True),
+    ],
+)
+def test_addresses(url, host, local):
+    endpoint = Endpoint(url)
+    assert (endpoint.base_url, endpoint.host, endpoint.local) == (url.rstrip("/"), host, local)
+    assert repr(endpoint) == f"Endpoint({url.rstrip('/')!r})"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "localhost:8000", "ftp://host/v1", "http://[", "https:///v1", "https://h:port/v1", "https://h/v 1"),
+        *(
+            "https://u:secret@host/v1",
+            "https://h/v1?k=secret",
+            "https://h/v1#secret",
+            "https://h/v1\n",
+            "https://h\\@b",
+        ),
+    ],
+)
+def test_addresses_that_are_none_or_hold_a_secret(url):
+    with pytest.raises(ValueError, match="https://host/v1") as caught:
+        Endpoint(url)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_addresses_of_the_environment_and_plain_http_to_this_machine_only(monkeypatch):
+    for unset in (None, ""):
+        assert Endpoint().base_url == OPENAI
+        monkeypatch.setenv("OPENAI_BASE_URL", unset or "")
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{LOCAL}/ \n")
+    assert Endpoint().base_url == LOCAL
+    for url in ("http://example.org/v1", "http://192.168.0.2/v1", "http://localhost.example.org/v1"):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        for given in (url, None):
+            with pytest.raises(ValueError, match="allow_insecure"):
+                Endpoint(given)
+            assert Endpoint(given, allow_insecure=True).base_url == url
+
+
+def test_keys_are_read_at_each_use_and_those_it_had_stay_hidden(monkeypatch):
+    assert Endpoint(LOCAL).key() == "no-key"
+    assert Endpoint(LOCAL, f" {KEY}\n").key() == KEY
+    endpoint = Endpoint("https://example.org/v1")
+    for now in (KEY, "sk-another-0123456789", ""):
+        monkeypatch.setenv("OPENAI_API_KEY", now + "\n")
+        assert not now or endpoint.key() == now
+        shown = f"Bad keys: {KEY} sk-canar****cdef {now}."
+        assert endpoint.redact(shown) == "Bad keys: [key] [key] " + ("[key]." if now else ".")
+        assert endpoint.redact_reply(f"{KEY} {now}") == ("[key] [key]" if now else "[key] ")
+    assert KEY not in str(vars(endpoint))
+
+
+@pytest.mark.parametrize("key", ["", "  ", "sk-“quoted”", "sk-two\nlines", "sk-a b", 'sk-"x"', "sk-\\x", "sk-\x7f"])
+def test_missing_or_broken_keys(key):
+    with pytest.raises(PermanentAPIError, match="OPENAI_API_KEY") as caught:
+        Endpoint("https://example.org/v1", key).key()
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_key_is_in_no_view_of_the_object():
+    endpoint = Endpoint(LOCAL, KEY)
+    assert copy.copy(endpoint) is copy.deepcopy(endpoint) is endpoint
+    with pytest.raises(TypeError) as caught:
+        pickle.dumps(endpoint)
+    assert KEY not in "".join([repr(endpoint), str(vars(endpoint)), str(caught.value), str(dir(endpoint))])
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        *(KEY, KEY.replace("/", "\\/"), KEY.replace("/", "%2F"), repr({"k": KEY}), json.dumps([KEY, KEY])),
+        *("sk-canar****cdef", "sk-c...cdef", "sk-*********************f", "sk-canary…bcdef", "Bearer sk-••••"),
+    ],
+)
+def test_messages_without_the_key(quoted):
+    told = Endpoint(LOCAL, KEY).redact(f"Incorrect key: {quoted}, see the account.")
+    assert "[key]" in told
+    assert not any(part in told for part in ("canar", "cdef", "0123", "sk-c", "sk-*"))
+    assert told.startswith("Incorrect key: ")
+    assert told.endswith("see the account.")
+
+
+def test_other_words_stay():
+    """A reply loses the whole key alone, and none that a word may be."""
+    text = "A task-based answer... with sk and **bold** words, sk-like ones. no-key is needed, sk-canar is not one"
+    assert Endpoint(LOCAL, KEY).redact(text) == Endpoint(LOCAL).redact(text) == text
+    assert Endpoint(LOCAL, "ollama").redact("Bad key ollama") == "Bad key [key]"
+    assert Endpoint(LOCAL, "ollama").redact_reply("I run on ollama") == "I run on ollama"
+    assert Endpoint(LOCAL, KEY).redact_reply(f"{KEY} sk-canar****cdef") == "[key] sk-canar****cdef"
+
+
+def log_as_the_libraries_do(caplog):
+    """What a handler gets of a header that quotes the key, and of a repeat."""
+    caplog.clear()
+    logging.getLogger("httpcore2.http11").debug("receive_response_headers.complete return_value=%r", [(b"x", KEY)])
+    logging.getLogger("httpx2").info('HTTP Request: POST %s "HTTP/1.1 401 %s"', LOCAL, KEY)
+    logging.getLogger("openai._base_client").debug("HTTP Response: %s", {"x-echo": KEY})
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        logging.getLogger("openai").debug("Encountered an error", exc_info=True)
+    logging.getLogger("stamina").warning("stamina.retry_scheduled")
+    return [(record.getMessage() + str(vars(record)), record.levelno) for record in caplog.records]
+
+
+def test_logs_of_the_libraries_lose_the_key_within_the_block_alone(caplog):
+    import openai  # noqa: F401  # its loggers have to exist
+
+    caplog.set_level(logging.DEBUG)
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        records = log_as_the_libraries_do(caplog)
+    assert "ValueError: [key]" in records[3][0]
+    assert [KEY in text for text, _ in records] == [False] * 5
+    assert records[-1][1] == logging.DEBUG  # a repeat is everyday, not a warning
+    after = log_as_the_libraries_do(caplog)
+    assert [KEY in text for text, _ in after] == [True] * 4 + [False]
+    assert after[-1][1] == logging.WARNING
+
+
+def test_repeats_are_logged_only_where_debug_messages_are(caplog):
+    caplog.set_level(logging.WARNING)
+    caplog.handler.setLevel(logging.NOTSET)  # as handlers mostly are: they leave the choice to the loggers
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        logging.getLogger("stamina").warning("stamina.retry_scheduled")
+        logging.getLogger("openai").warning("A warning with %s", KEY)
+    assert [record.getMessage() for record in caplog.records] == ["A warning with [key]"]

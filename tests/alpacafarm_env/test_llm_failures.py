@@ -1,0 +1,110 @@
+"""Failures: when a server says to come back, and whether it was the text. (What each status means: over the wire.)"""
+
+import email.utils
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alpacafarm_env.llm.failures import Failure, retry_after
+from alpacafarm_env.llm.refusals import FILTERED, TOO_LONG, refused_text
+
+NOW = 1_900_000_000
+
+
+def date(seconds):
+    return email.utils.formatdate(NOW + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0),
+        ({"retry-after": " 0.25 "}, 0.25),
+        ({"retry-after": date(30), "date": date(10)}, 20),  # the server's clock is ten seconds ahead
+        ({"retry-after": date(30), "date": "yesterday"}, 30),
+        ({"retry-after": email.utils.formatdate(NOW + 30)}, 30),  # -0000 for GMT
+        ({"retry-after": email.utils.formatdate(NOW + 30).replace("-0000", "+0200")}, 0),
+        ({"retry-after-ms": "0.5"}, 0.0005),
+        ({"retry-after-ms": "1500", "retry-after": "1"}, 1.5),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 2),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2),
+        *(({"retry-after": text}, 0) for text in ("soon", "", "0", "-5", "nan", "inf", "1e3", "٣")),
+        ({"retry-after": "Wed, 99 Foo 2026 99:99:99 GMT"}, 0),
+        ({"retry-after": "Fri, 31 Dec 99999 23:59:59 GMT"}, 0),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, 253402300799 - NOW),
+        ({"retry-after": "9" * 400}, 1e300),
+    ],
+)
+def test_retry_after_in_every_form(headers, seconds):
+    assert retry_after(headers, NOW) == pytest.approx(seconds)
+
+
+@given(st.integers(-(10**6), 10**6))
+def test_seconds_milliseconds_and_dates_say_the_same(seconds):
+    forms = {"retry-after": str(seconds)}, {"retry-after": date(seconds)}, {"retry-after-ms": str(1000 * seconds)}
+    assert [retry_after(form, NOW) for form in forms] == [max(0, seconds)] * 3
+
+
+@given(st.text(max_size=40))
+def test_any_header_is_a_wait_or_none(text):
+    assert 0 <= retry_after({"retry-after": text, "retry-after-ms": text, "date": text}, NOW) <= 1e300
+
+
+def test_crowded():
+    statuses = (429, 503, 500, 408, None)
+    assert [Failure("", status=status).crowded for status in statuses] == [True, True, False, False, False]
+
+
+# ------------------------------------------------------------------------------------------------ refusals of a text
+
+SAID = {
+    TOO_LONG: (
+        "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 2048.",
+        "the request exceeds the available context size. try increasing the context size",
+        "Requested tokens (9000) exceed context window of 2048",
+        "the input length exceeds the context length",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 9000 `inputs` tokens",
+        "Input validation error: `inputs` must have less than 4095 tokens. Given: 9000",
+        "This endpoint's maximum context length is 8192 tokens. You requested about 9000 tokens",
+        "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
+        "The input (9000 tokens) is longer than the model's context length (2048 tokens).",
+        "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
+        "prompt is too long: 212345 tokens > 200000 maximum",
+        "Please reduce the length of the messages or completion.",
+    ),
+    FILTERED: (
+        "Your input was flagged",
+        "Your chosen model requires moderation and your input was flagged for violence",
+        "Your request was rejected as a result of our safety system.",
+        "The response was filtered due to the prompt triggering a content management policy.",
+        "This prompt appears to violate our usage policies",
+        "Refused: prohibited content",
+    ),
+    "": (
+        "Unsupported value: 'temperature' does not support 0.0 with this model.",
+        "max_tokens is too large: 300. This model supports at most 100 completion tokens.",
+        "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+        "Project does not have access to model gpt-4.1",
+        "Your account was flagged for abuse and is closed",
+        "The organization's policy forbids this: it violates our data policy",
+        "Country, region, or territory not supported",
+        "Access denied due to firewall rules.",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("why", "words"), [(why, words) for why, each in SAID.items() for words in each])
+def test_refusals_in_the_words_of_several_servers(why, words):
+    assert refused_text(words) == why
+
+
+def test_codes_and_metadata():
+    assert refused_text("no", {"code": "context_length_exceeded"}) == TOO_LONG
+    assert refused_text("no", {"code": 400, "type": "exceed_context_size_error"}) == TOO_LONG
+    assert refused_text("no", {"code": "content_filter", "type": None}) == FILTERED
+    assert refused_text("your account", {"code": 403, "metadata": {"reasons": ["x"], "flagged_input": "y"}}) == FILTERED
+    for other in ({"code": 403, "metadata": {"provider_name": "x"}}, ["content_filter"]):
+        assert refused_text("no", other) == ""

@@ -1,0 +1,237 @@
+"""A ledger as its users see it: amounts, its file in use, replay. (All orders of operations: the state machine.)"""
+
+import json
+import os
+import stat
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from ledger_calls import answer, attempts, begin, claim, fail, lookup, read_beside, succeed, together, total
+
+from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger, default_path, shared_ledger
+
+
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("raw", ['NUL \0, "quotes", 日本 🙂\r\n', "x" * 200_000])
+def test_an_answer_comes_back_as_it_was(ledger, raw):
+    assert answer(ledger, "r", ["a", "b"], raw) == raw
+    assert lookup(ledger, "b", "a", "none", "a") == {
+        "a": sql.Stored(raw, "r", 0, 2, 0),
+        "b": sql.Stored(raw, "r", 1, 2, 0),
+    }
+    assert ledger.do(sql.stored_reply, "r").result() == raw
+
+
+def test_a_link_needs_a_stored_reply(ledger):
+    with pytest.raises(LedgerError):
+        ledger.do(sql.link, "never asked", ["q"]).result()
+    assert lookup(ledger, "q") == {}
+
+
+def test_failures_are_recorded_and_end_once(ledger):
+    attempt = begin(ledger).result()
+    fail(ledger, attempt, "lone \ud800 surrogate" + "x" * 9_000, status=500).result()
+    (row,) = attempts(ledger)
+    assert (row.state, row.status, row.cost) == ("failed", 500, None)
+    assert row.error.startswith("lone ? surrogate")
+    assert len(row.error) == sql.MAX_ERROR_CHARS
+    for ending in (succeed(ledger, attempt), fail(ledger, attempt), succeed(ledger, 99)):
+        with pytest.raises(LedgerError, match=f"Attempt ({attempt}|99) "):
+            ending.result()
+    with pytest.raises(ValueError, match="'answered'"):
+        fail(ledger, begin(ledger).result(), state="answered").result()
+
+
+def test_spending_is_told_by_state_and_group(ledger):
+    answer(ledger, "1", ["a", "b"])
+    succeed(ledger, begin(ledger, "2", num_questions=2).result(), "cd", cost_usd=None, tokens=(None, None)).result()
+    for state, cost in (("failed", None), ("failed", 0.02), ("unknown", None), ("unknown", 0.03)):
+        fail(ledger, begin(ledger, label="other").result(), state=state, cost_usd=cost).result()
+    succeed(ledger, begin(ledger, "3", reserve_usd=None).result(), "e", cost_usd=None).result()
+    begin(ledger, "4").result()
+    spending = ledger.do(sql.spending).result()
+    all_of_it = spending.total
+    assert (all_of_it.answered_usd, all_of_it.failed_usd) == (0.15, 0.02)
+    assert (all_of_it.unknown_usd, all_of_it.running_usd) == (0.13, 0.1)
+    assert (all_of_it.attempts, all_of_it.questions, all_of_it.prompt_tokens, all_of_it.completion_tokens) == (
+        8,
+        4,
+        20,
+        4,
+    )
+    assert all_of_it.unpriced == 1
+    assert {group: tally.attempts for group, tally in spending.groups.items()} == {
+        ("h", "m", "l"): 4,
+        ("h", "m", "other"): 4,
+    }
+    assert read_beside(ledger.path, "SELECT counted FROM totals") == [(400_000_000,)]
+
+
+def test_attempts_and_leases_of_a_closed_ledger_are_ended(tmp_path):
+    with Ledger(tmp_path / "l") as ledger:
+        begin(ledger).result()
+        claim(ledger, ["q"])
+    with Ledger(tmp_path / "l") as ledger:
+        assert (total(ledger).unknown, total(ledger).unknown_usd, total(ledger).running) == (1, 0.1, 0)
+        assert claim(ledger, ["q"]) == ["q"]
+
+
+def test_the_budget_counts_reserves_to_the_nanodollar(ledger):
+    for _ in range(10):
+        begin(ledger, reserve_usd=0.1, budget_usd=1.0).result()
+    with pytest.raises(BudgetExceededError, match=r"\$1\.0000.*\$0\.0000"):
+        begin(ledger, reserve_usd=1e-9, budget_usd=1.0).result()
+    begin(ledger, reserve_usd=1e-9, budget_usd=1.1).result()
+    with pytest.raises(PriceError, match="'m'"):
+        begin(ledger, reserve_usd=None, budget_usd=5.0).result()
+    assert total(ledger).running == 11
+
+
+@pytest.mark.parametrize("wrong", [-1.0, nan, inf, 1e12])
+def test_impossible_amounts_are_refused(ledger, wrong):
+    attempt = begin(ledger).result()
+    for use in (
+        begin(ledger, reserve_usd=wrong),
+        begin(ledger, budget_usd=wrong),
+        succeed(ledger, attempt, cost_usd=wrong),
+    ):
+        with pytest.raises(ValueError, match=str(wrong).replace("+", ".")):
+            use.result()
+    assert lookup(ledger, "q") == {}
+
+
+def test_budgets_that_are_no_amount():
+    for wrong in (-0.01, nan, inf, 1e9 + 1, "5", True, [5]):
+        with pytest.raises(ValueError, match="budget_usd.* 1,000,000,000"):
+            sql.check_budget(wrong)
+    for amount in (None, 0, 0.5, sql.MAX_USD):
+        sql.check_budget(amount)
+
+
+def test_a_closed_ledger_refuses(ledger):
+    ledger.close()
+    ledger.close()
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.do(sql.lookup, [])
+    with pytest.raises(ValueError, match="lease_s"):
+        Ledger(ledger.path, lease_s=0)
+
+
+def test_a_file_that_is_replaced_in_use_is_noticed(ledger):
+    answer(ledger)
+    ledger.path.rename(ledger.path.with_suffix(".old"))
+    with pytest.raises(LedgerError, match="replaced"):
+        lookup(ledger, "q")
+    ledger.path.write_bytes(b"something else")
+    with pytest.raises(LedgerError, match="replaced"):
+        begin(ledger).result()
+    assert ledger.path.read_bytes() == b"something else"
+
+
+@pytest.mark.parametrize("size", [0, 50, 4096, -1])
+def test_a_file_that_is_cut_in_use_is_noticed_at_once(ledger, size):
+    answer(ledger)
+    whole = ledger.path.read_bytes()
+    os.truncate(ledger.path, size % len(whole))
+    for operation in (lambda: lookup(ledger, "q"), lambda: begin(ledger).result()):
+        with pytest.raises(LedgerError, match="cut"):
+            operation()
+    ledger.path.write_bytes(whole + whole)  # what comes in its place is not written to either
+    with pytest.raises(LedgerError, match="cut"):
+        begin(ledger).result()
+
+
+def test_a_ledger_that_grows_through_another_handle_is_whole(ledger):
+    answer(ledger)
+    before = ledger.path.stat().st_size
+    with Ledger(ledger.path) as other:
+        for number in range(6):
+            answer(other, f"r{number}", [f"q{number}"], json.dumps("x" * 2**20))
+    assert ledger.path.stat().st_size > before
+    assert list(lookup(ledger, "q", "q5")) == ["q", "q5"]
+
+
+def test_the_shared_ledger_of_a_file_that_was_removed_is_a_new_one(tmp_path):
+    path, wal = tmp_path / "l", tmp_path / "l-wal"
+    old = shared_ledger(path)
+    answer(old)
+    assert shared_ledger(path) is old
+    path.rename(tmp_path / "away")
+    assert shared_ledger(path) is old  # the log still is where a new file would take it for its own
+    wal.unlink()
+    wal.with_name("l-shm").unlink()
+    with shared_ledger(path) as new:
+        assert lookup(new, "q") == {}
+        answer(new, "r", ["other"])
+        with pytest.raises(LedgerError, match="replaced"):
+            begin(old).result()
+        old.close()
+        assert list(lookup(new, "q", "other")) == ["other"]
+    with Ledger(path) as again:
+        assert list(lookup(again, "q", "other")) == ["other"]
+
+
+def test_replay_serves_what_is_stored_and_asks_nothing(ledger):
+    answer(ledger, "r", ["a"])
+    with Ledger(ledger.path, replay=True) as replayed:  # beside a writer
+        answer(ledger, "s", ["s"])
+        assert list(lookup(replayed, "a", "b", "s")) == ["a", "s"]
+    ledger.close()
+    before = ledger.path.read_bytes()
+    with Ledger(ledger.path, replay=True) as replayed:
+        owner = replayed.new_owner()
+        assert claim(replayed, ["b", "b"], owner) == ["b"]
+        replayed.do(sql.link, "r", ["b"]).result()
+        replayed.do(sql.release, ["b"], owner).result()
+        with pytest.raises(ReplayMissError):
+            begin(replayed).result()
+        with pytest.raises(LedgerError):
+            succeed(replayed, 1).result()
+        assert total(replayed).answered == 2
+    assert ledger.path.read_bytes() == before
+    with pytest.raises(LedgerError, match="none"):
+        Ledger(ledger.path.with_name("none"), replay=True)
+    assert not ledger.path.with_name("none").exists()
+
+
+def test_only_the_owner_can_read_the_file(tmp_path):
+    old = os.umask(0)
+    try:
+        with Ledger(tmp_path / "new" / "ledger") as ledger:
+            answer(ledger)
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert modes == dict.fromkeys(["ledger", "ledger-wal", "ledger-shm"], 0o600)
+    assert names(tmp_path / "new") == ["ledger"]
+
+
+def test_the_default_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ALPACAFARM_LEDGER", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_path() == tmp_path / ".cache/alpacafarm-env/ledger.sqlite"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert str(default_path()) == "/cache/alpacafarm-env/ledger.sqlite"
+    monkeypatch.setenv("ALPACAFARM_LEDGER", "~/mine")
+    for named in (None, "~/mine", Path("~/mine")):
+        for opens in (Ledger, shared_ledger):
+            with opens(named) as ledger:
+                assert ledger.path == default_path() == tmp_path / "mine"
+
+
+def test_threads_create_one_ledger(tmp_path):
+    opened = together(8, lambda _: Ledger(tmp_path / "l"))
+    for number, ledger in enumerate(opened):
+        answer(ledger, str(number), [str(number)])
+    assert len(lookup(opened[0], *map(str, range(8)))) == 8
+    for ledger in opened:
+        ledger.close()
+    assert names(tmp_path) == ["l"]

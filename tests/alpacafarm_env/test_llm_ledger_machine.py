@@ -1,0 +1,216 @@
+"""The ledger's operations in any order, by two processes on one file, against a model of plain dictionaries.
+
+Processes are two connections with handles of their own; the clock, and who is gone, are the test's.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.file import connect, prepare
+from alpacafarm_env.llm.ledger.schema import Owner, Stored
+
+LEASE_S = 15.0
+CENT = sql.NANO // 100
+PROCESSES, CALLS = st.sampled_from([0, 1]), st.sampled_from([0, 1])
+QUESTIONS = st.lists(st.sampled_from("abcd"), max_size=4)
+REQUESTS = st.sampled_from(["r", "s", "t"])
+CENTS = st.none() | st.integers(0, 40)
+
+
+def usd(cents):
+    return None if cents is None else cents / 100
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """`attempts` holds [state, reserve, cost, handle, request] by id; costs are in cents."""
+
+    running = Bundle("running")
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "ledger.sqlite"
+        prepare(self.path, replay=False)
+        self.now, self.gone, self.num_handles = 1000.0, set(), 0
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(sql, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.patch.setattr(sql, "is_gone", lambda who: who in self.gone)
+        self.replies, self.links, self.attempts, self.leases, self.beats = {}, {}, {}, {}, {}
+        self.handles, self.conns = ["", ""], [None, None]
+        for process in (0, 1):
+            self.open(process)
+
+    def teardown(self):
+        for conn in self.conns:
+            conn.close()
+        self.patch.undo()
+        shutil.rmtree(self.folder)
+
+    def do(self, process, operation, *args, **kwargs):
+        conn = self.conns[process]
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            result = operation(conn, *args, **kwargs)
+        except BaseException:
+            conn.execute("ROLLBACK")
+            raise
+        conn.execute("COMMIT")
+        return result
+
+    def open(self, process):
+        """As `Ledger` does: a new handle, and what the dead have left is ended."""
+        self.num_handles += 1
+        self.handles[process] = f"{self.num_handles}@process {self.num_handles}"
+        self.conns[process] = connect(self.path)
+        self.conns[process].execute("PRAGMA synchronous = OFF")
+        self.do(process, sql.reap)
+        self.reap()
+
+    def owner(self, process, call=0):
+        return Owner(self.handles[process], call, LEASE_S)
+
+    def alive(self, handle):
+        beat = self.beats.get(handle, -1e9)
+        return beat <= self.now < beat + LEASE_S and handle.partition("@")[2] not in self.gone
+
+    def reap(self):
+        self.leases = {key: owner for key, owner in self.leases.items() if self.alive(owner[0])}
+        for row in self.attempts.values():
+            if row[0] == "running" and not self.alive(row[3]):
+                row[0] = "unknown"
+        self.beats = {handle: beat for handle, beat in self.beats.items() if self.alive(handle)}
+
+    @property
+    def counted(self):
+        """Cents: an attempt's cost; without one nothing if it failed, else its reserve."""
+        costs = ((cost, 0 if state == "failed" else reserve) for state, reserve, cost, *_ in self.attempts.values())
+        return sum((reserve or 0) if cost is None else cost for cost, reserve in costs)
+
+    def link(self, request, questions):
+        for position, question in enumerate(questions):
+            _, linked, _, _, tries = self.links.get(question, ("", None, 0, 0, 0))
+            if linked is None or (len(questions) == 1 and linked != request):
+                size = len(questions)
+                self.links[question] = Stored(self.replies[request], request, position, size, tries + (size == 1))
+
+    @rule(process=PROCESSES, call=CALLS, questions=QUESTIONS)
+    def claim(self, process, call, questions):
+        self.beats[self.handles[process]] = self.now
+        self.reap()
+        mine = [key for key in dict.fromkeys(questions) if key not in self.leases]
+        self.leases |= dict.fromkeys(mine, (self.handles[process], call))
+        assert self.do(process, sql.claim, questions, self.owner(process, call)) == mine
+
+    @rule(process=PROCESSES, call=CALLS, questions=QUESTIONS)
+    def release(self, process, call, questions):
+        for key in questions:
+            if self.leases.get(key) == (self.handles[process], call):
+                del self.leases[key]
+        self.do(process, sql.release, questions, self.owner(process, call))
+
+    @rule(target=running, process=PROCESSES, request=REQUESTS, reserve=CENTS, budget=st.none() | st.integers(0, 100))
+    def begin(self, process, request, reserve, budget):
+        told = {"request_key": request, "host": "h", "model": "m", "label": "l", "num_questions": 1}
+        more = {"reserve_usd": usd(reserve), "budget_usd": usd(budget), "owner": self.owner(process)}
+        if budget is not None and (reserve is None or self.counted + reserve > budget):
+            with pytest.raises(PriceError if reserve is None else BudgetExceededError):
+                self.do(process, sql.begin, **told, **more)
+            return None
+        attempt = self.do(process, sql.begin, **told, **more)
+        self.beats[self.handles[process]] = self.now
+        assert attempt == len(self.attempts) + 1
+        self.attempts[attempt] = ["running", reserve, None, self.handles[process], request]
+        return attempt
+
+    @rule(process=PROCESSES, attempt=consumes(running), raw=st.text(max_size=9), cost=CENTS, questions=QUESTIONS)
+    def succeed(self, process, attempt, raw, cost, questions):
+        """Also of an attempt that was taken for dead."""
+        if attempt is not None:
+            questions = list(dict.fromkeys(questions))
+            usage = {"prompt_tokens": 1, "completion_tokens": None, "cost_usd": usd(cost)}
+            raw = raw.encode("utf-8", "replace").decode()
+            request = self.attempts[attempt][4]
+            self.attempts[attempt][:3] = ["answered", self.attempts[attempt][1], cost]
+            self.replies.setdefault(request, raw)
+            self.link(request, questions)
+            stands = self.do(process, sql.succeed, attempt, raw=raw, question_keys=questions, **usage)
+            assert stands == self.replies[request]
+            self.ended(process, attempt)
+
+    @rule(process=PROCESSES, attempt=consumes(running), state=st.sampled_from(["failed", "unknown"]), cost=CENTS)
+    def fail(self, process, attempt, state, cost):
+        if attempt is not None:
+            self.attempts[attempt][:3] = [state, self.attempts[attempt][1], cost]
+            self.do(process, sql.fail, attempt, error="e", status=500, state=state, cost_usd=usd(cost))
+            if state == "failed":
+                self.ended(process, attempt)
+
+    def ended(self, process, attempt):
+        with pytest.raises(LedgerError):
+            self.do(process, sql.fail, attempt, error="e", status=None, state="failed", cost_usd=None)
+
+    @rule(process=PROCESSES, request=REQUESTS, questions=QUESTIONS)
+    def link_again(self, process, request, questions):
+        if request in self.replies:
+            questions = list(dict.fromkeys(questions))
+            self.link(request, questions)
+            self.do(process, sql.link, request, questions)
+
+    @rule(process=PROCESSES)
+    def beat(self, process):
+        self.do(process, sql.heartbeat, self.handles[process], LEASE_S)
+        self.beats[self.handles[process]] = self.now
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S, -10_000.0]))
+    def pass_time(self, seconds):
+        """Less than none: the machine was started again."""
+        self.now += seconds
+
+    @rule(process=PROCESSES, how=st.sampled_from(["killed", "closed", "stopped"]))
+    def end_and_open_again(self, process, how):
+        """A process that was merely stopped, and its handle lost, is seen to be dead when it no longer beats."""
+        handle = self.handles[process]
+        if how == "killed":
+            self.gone.add(handle.partition("@")[2])
+        if how == "closed":
+            self.do(process, sql.reap, handle)
+            self.beats.pop(handle, None)
+            self.reap()
+        self.conns[process].close()
+        self.open(process)
+
+    @invariant()
+    def answers_are_the_models(self):
+        for conn in self.conns:
+            assert sql.lookup(conn, "abcde") == self.links
+            assert {key: raw for key in "rst" if (raw := sql.stored_reply(conn, key)) is not None} == self.replies
+
+    @invariant()
+    def money_and_leases_are_the_models(self):
+        found = sql.spending(self.conns[0]).total
+        states = [
+            "unknown" if state == "running" and not self.alive(handle) else state
+            for state, _, _, handle, _ in self.attempts.values()
+        ]
+        for state in ("answered", "failed", "unknown", "running"):
+            assert getattr(found, state) == states.count(state)
+        assert found.usd == pytest.approx(self.counted / 100, abs=1e-9)
+        assert self.conns[1].execute("SELECT counted FROM totals").fetchall() == [(self.counted * CENT,)]
+        held = self.conns[1].execute("SELECT question, handle, call FROM leases").fetchall()
+        assert {key: owner for key, *owner in held} == {key: list(owner) for key, owner in self.leases.items()}
+        busy = {row[3] for row in self.attempts.values() if row[0] == "running"} | {o[0] for o in self.leases.values()}
+        for handle in self.handles:
+            assert sql.busy(self.conns[0], handle) == (handle in busy)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, database=None)
+TestLedger = LedgerMachine.TestCase

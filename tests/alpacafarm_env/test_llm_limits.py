@@ -1,0 +1,290 @@
+"""Limits: how many at once, in which order, when, and when no more. No test here waits: the clock is the test's."""
+
+import asyncio
+from math import inf, nan
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from alpacafarm_env.errors import OutageError, PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm import limits
+from alpacafarm_env.llm.limits import OUTAGE, PROBES_S, ClientConfig, Limiter, Slot
+
+PLACES = st.integers(0, 99)
+
+
+def use(clock, patch):
+    patch.setattr(limits, "time", SimpleNamespace(monotonic=clock.time))
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test sets; where nothing is left to do, it moves on to the next timer by itself."""
+
+    def __init__(self):
+        self.now = 1000.0
+        super().__init__()
+        select = self._selector.select
+
+        def skip(timeout):
+            self.now += timeout or 0.0
+            return select(0)
+
+        self._selector.select = skip
+
+    def time(self):
+        return self.now
+
+    def settle(self):
+        """Run what can run now."""
+        for _ in range(5):
+            self.call_soon(self.stop)
+            self.run_forever()
+
+    def slot(self, later=1.0):
+        """A slot that starts `later` than now."""
+        self.now += later
+        return Slot(self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    loop = Clock()
+    use(loop, monkeypatch)
+    yield loop
+    loop.close()
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    """Requests that come, end and are cancelled in any order, beside a model of the queue."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock, self.patch = Clock(), pytest.MonkeyPatch()
+        use(self.clock, self.patch)
+        self.limiter = Limiter(4, per_minute=120)
+        self.paused_until, self.given_in_vain, self.started, self.held = -inf, -inf, [], []
+        self.queues = {True: [], False: []}  # repeats, and first attempts: tasks, first come first
+
+    def teardown(self):
+        for task in self.queues[True] + self.queues[False]:
+            task.cancel()
+        self.clock.settle()
+        self.patch.undo()
+        self.clock.close()
+
+    @rule(again=st.booleans())
+    def come(self, again):
+        task = self.clock.create_task(self.limiter.acquire(again=again))
+        self.queues[again].append(task)
+        self.clock.settle()
+
+    @precondition(lambda self: self.held)
+    @rule(place=PLACES, outcome=st.sampled_from(["succeeded", "failed", "crowded", "wait"]), cancel=st.booleans())
+    def end(self, place, outcome, cancel):
+        """With `cancel` the one that is next is cancelled in the same turn of the loop."""
+        slot = self.held.pop(place % len(self.held))
+
+        async def turn():
+            if outcome == "succeeded":
+                self.limiter.succeeded(slot)
+            else:
+                wait = 3.0 if outcome == "wait" else 0.0
+                self.paused_until = max(self.paused_until, self.clock.now + wait)
+                self.limiter.failed(slot, crowded=outcome == "crowded", retry_after_s=wait)
+            self.limiter.release()
+            queue = self.queues[True] or self.queues[False]
+            if cancel and queue:
+                queue.pop(0).cancel()
+                self.given_in_vain = self.clock.now
+
+        self.clock.run_until_complete(turn())
+        self.clock.settle()
+
+    @precondition(lambda self: self.queues[True] or self.queues[False])
+    @rule(place=PLACES, again=st.booleans())
+    def cancel(self, place, again):
+        queue = self.queues[again] or self.queues[not again]
+        queue.pop(place % len(queue)).cancel()
+        self.clock.settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 4.0]))
+    def pass_time(self, seconds):
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            self.clock.now += 0.1
+            self.clock.settle()
+            self.admitted()
+
+    @invariant()
+    def admitted(self):
+        """Who was let in was first in the queue, within the limits; nobody waits who could be let in."""
+        for queue in (self.queues[True], self.queues[False]):
+            done = [task.done() for task in queue]
+            assert done == sorted(done, reverse=True)
+        given = [task for queue in self.queues.values() for task in queue if task.done()]
+        if given and self.queues[True] and not self.queues[True][-1].done():
+            assert not any(task.done() for task in self.queues[False])
+        self.queues = {again: [task for task in queue if not task.done()] for again, queue in self.queues.items()}
+        for slot in sorted((task.result() for task in given), key=lambda slot: slot.started):
+            assert slot.started >= self.paused_until
+            assert not self.started or slot.started - self.started[-1] >= 0.5 - 1e-9
+            self.started.append(slot.started)
+            self.held.append(slot)
+        limiter = self.limiter
+        assert limiter.active == len(self.held) <= 4
+        assert not given or limiter.active <= int(limiter.limit) <= 4
+        last = max(self.given_in_vain, *self.started[-1:], -inf)  # a slot that is cancelled has had its turn
+        next_start = max(limiter._pace.paused_until, last + 0.5)
+        if any(self.queues.values()) and limiter.active < int(limiter.limit):
+            assert self.clock.now < next_start + 1e-9
+
+
+LimiterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
+TestLimiter = LimiterMachine.TestCase
+
+
+# ------------------------------------------------------------------------------------------------ AIMD
+
+
+def test_crowded_servers_halve_the_limit_once_for_those_in_flight_together(clock):
+    limiter = Limiter(32)
+    together = [clock.slot(0.0) for _ in range(32)]
+    clock.now += 1
+    for slot in together:
+        assert not limiter.failed(slot, crowded=True)
+    assert (limiter.limit, limiter.failures) == (16, 1)
+    limiter.succeeded(together[0])  # from before the cut: it says nothing of the new limit
+    assert limiter.limit == 16
+    for expected in (8, 4, 2, 1, 1, 1):
+        limiter.failed(clock.slot(), crowded=True)
+        assert limiter.limit == expected
+
+
+def test_a_limits_worth_of_successes_raises_it_by_about_one(clock):
+    limiter = Limiter(32)
+    limiter.failed(clock.slot(), crowded=True)
+    for window in range(1, 16):
+        for _ in range(int(limiter.limit)):
+            limiter.succeeded(clock.slot(0.001))
+        assert 16 + 0.9 * window <= limiter.limit <= 16 + window
+    for _ in range(200):
+        limiter.succeeded(clock.slot(0.001))
+    assert limiter.limit == 32
+
+
+# ------------------------------------------------------------------------------------------------ outages
+
+
+def failures_until_outage(limiter, clock, crowded=False):
+    return next(count for count in range(1, 100) if limiter.failed(clock.slot(10.0), crowded=crowded))
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_outage_after_twenty_failures_in_a_row(clock, crowded):
+    limiter = Limiter(4)
+    for _ in range(3):
+        for _ in range(OUTAGE - 1):
+            assert not limiter.failed(clock.slot(10.0), crowded=crowded)
+        limiter.succeeded(clock.slot(10.0))  # the count starts anew
+    assert failures_until_outage(limiter, clock, crowded) == OUTAGE == 20
+
+
+def test_requests_of_one_moment_are_no_outage_but_probed(clock):
+    """A server that restarts breaks all connections at once; then one request at a time asks whether it is back."""
+    limiter = Limiter(64)
+    together = [clock.slot(0.0) for _ in range(64)]
+    clock.now += 1
+    for slot in together:
+        assert not limiter.failed(slot)
+    assert limiter.limit == 1
+    assert limiter._pace.paused_until == clock.now + PROBES_S[0]
+    for wait in PROBES_S[1:]:
+        assert not limiter.failed(clock.slot(5.0))
+        assert limiter._pace.paused_until == clock.now + wait
+    limiter.succeeded(clock.slot(5.0))
+    assert limiter.limit >= 32
+    assert limiter.failures == 0
+
+
+def test_after_an_outage_the_next_call_is_not_sent_one_by_one(clock):
+    limiter = Limiter(32)
+    failures_until_outage(limiter, clock)
+    later = limiter.fresh()
+    assert (later.limit, later.failures, later.refused()) == (1, 0, None)
+    later.succeeded(clock.slot(5.0))
+    assert later.limit >= 16
+
+
+# ------------------------------------------------------------------------------------------------ ends, and other loops
+
+
+async def waiting(limiter, *again):
+    await limiter.acquire()
+    tasks = [asyncio.create_task(limiter.acquire(again=each)) for each in again]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def test_too_long_a_pause_ends_all(clock):
+    async def main():
+        limiter = Limiter(1, max_wait_s=5)
+        (waits,) = await waiting(limiter, False)
+        limiter.pause(clock.now + 3600)
+        for later in (waits, limiter.acquire()):
+            with pytest.raises(TransientAPIError, match=r"3,600 s.*max_wait_s=5"):
+                await later
+
+    clock.run_until_complete(main())
+
+
+def test_refusals_reach_all_each_with_its_own_error(clock):
+    async def main():
+        limiter = Limiter(1)
+        tasks = await waiting(limiter, False, True, False)
+        limiter.refuse(PermanentAPIError("the key"))
+        limiter.refuse(OutageError("later"))
+        errors = await asyncio.gather(*tasks, limiter.acquire(), return_exceptions=True)
+        assert {(type(error), str(error)) for error in errors} == {(PermanentAPIError, "the key")}
+        assert len(set(map(id, errors))) == 4
+        assert isinstance(await limiter.fresh().acquire(), Slot)
+
+    clock.run_until_complete(main())
+
+
+def test_what_was_learned_outlives_the_event_loop(clock, monkeypatch):
+    limiter, started = Limiter(16, per_minute=600), []
+    for limit in (8, 4, 2):  # halved in each of the calls
+        loop = Clock()
+        loop.now = clock.now
+        use(loop, monkeypatch)
+        limiter = limiter.fresh()
+        slot = loop.run_until_complete(limiter.acquire())
+        left = loop.create_task(limiter.acquire())  # left behind, as when a call ends by an error
+        loop.settle()
+        limiter.failed(slot, crowded=True, retry_after_s=0.3)
+        left.cancel()
+        loop.settle()
+        loop.close()
+        clock.now = loop.now
+        assert limiter.limit == limit
+        started.append(slot.started)
+    assert started == pytest.approx([1000.0, 1000.3, 1000.6], abs=0.01)
+    for each in (0.1, 0.2):  # the rate a minute too
+        limiter = limiter.fresh()
+        use(clock, monkeypatch)
+        slot = clock.run_until_complete(limiter.acquire())
+        assert slot.started == pytest.approx(1000.8 + each, abs=0.01)
+
+
+def test_a_config_is_checked_and_makes_a_limiter():
+    limiter = Limiter.of(ClientConfig(max_concurrency=7, requests_per_minute=30.0, max_wait_s=5.0))
+    assert (limiter.most, limiter.per_minute, limiter.max_wait_s) == (7, 30.0, 5.0)
+    for name, value in (
+        *(("max_concurrency", 0), ("max_concurrency", True), ("max_attempts", 1.5), ("attempt_timeout_s", 0)),
+        *(("deadline_s", inf), ("max_wait_s", nan), ("requests_per_minute", 0), ("requests_per_minute", -1.0)),
+    ):
+        with pytest.raises(ValueError, match=f"ClientConfig.{name} .* got {value}"):
+            ClientConfig(**{name: value})

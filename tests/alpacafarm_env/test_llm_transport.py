@@ -1,0 +1,158 @@
+"""Bodies are read up to a limit, compressed or not; connections are made as the environment says."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import zlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from ledger_calls import attempts
+from llm_asks import KEY, ask, asked, chat, first
+from wire_server import WireServer, http, ok, said
+
+from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm import transport
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.replies import LONGEST_REPLY
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+BODY_MB, MOST_KB = 100, 75_000
+"""A body, and what a client's memory may grow by."""
+HEAD = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\n%s\r\n"
+
+
+def endless(status=200, piece=b" " * 2**16):
+    yield HEAD % (status, b"") + b'{"choices": ['
+    for _ in range(BODY_MB * 2**20 // len(piece)):  # a client without a limit ends, too
+        yield piece
+
+
+@cache
+def bomb(*encodings):
+    """Blanks, compressed as often as there are encodings."""
+    packer = zlib.compressobj(level=1, wbits=31)
+    body = b"".join(packer.compress(b" " * 2**20) for _ in range(BODY_MB)) + packer.flush()
+    for _ in encodings[1:]:
+        body = gzip.compress(body)
+    return http(200, body, content_encoding=", ".join(encodings))
+
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from types import SimpleNamespace
+from llm_asks import WARM, ask
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+for url in sys.argv[2:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    error = ask(SimpleNamespace(url=url), config={'max_attempts': 2, 'attempt_timeout_s': 20.0})[0][0]
+    print(type(error).__name__, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_body_without_an_end_is_not_read_to_its_end():
+    """By a process of its own, whose address space is limited."""
+    responses = [endless, lambda: bomb("gzip"), lambda: bomb("gzip", "gzip")]
+    servers = [WireServer(lambda seen, number, response=response: response()) for response in responses]
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
+    with servers[0], servers[1], servers[2]:
+        command += [server.url for server in servers]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, cwd=ROOT)
+    told = [line.split() for line in found.stdout.splitlines()]
+    assert [name for name, _ in told] == ["TransientAPIError"] * 3
+    assert max(int(grown) for _, grown in told) < MOST_KB
+    assert [len(server.seen) for server in servers] == [2, 2, 2]
+
+
+def test_a_reply_that_is_too_long_counts_at_its_reserve_and_is_no_answer(ledger):
+    def reply(seen, number):
+        return endless() if seen.body["messages"][0]["content"] == "Question 1?" else ok()
+
+    with WireServer(reply) as server:
+        answers, _ = ask(server, 3, ledger=ledger, config={"max_attempts": 2})
+    assert [hasattr(answer, "raw") for answer in answers] == [True, False, True]
+    assert isinstance(answers[1], TransientAPIError)
+    told = [row.state for row in attempts(ledger) if row.error and f"{LONGEST_REPLY:,}" in row.error]
+    assert told == ["unknown"] * 2
+
+
+@pytest.mark.parametrize("response", [lambda: endless(401), lambda: http(401, b"none", content_encoding="br")])
+def test_an_error_without_an_end_is_told_by_its_status(response):
+    with WireServer(lambda seen, number: response()) as server:
+        assert isinstance(first(server), PermanentAPIError)
+    assert len(server.seen) == 1
+
+
+def test_the_longest_reply_is_read_compressed_or_not():
+    body = json.dumps(said("x" * 1000)).encode()
+    with WireServer(lambda seen, number: http(200, body + b" " * (LONGEST_REPLY - len(body)))) as server:
+        assert first(server).reply.text == "x" * 1000
+    for encoding, pack in {"gzip": gzip.compress, "deflate": zlib.compress}.items():
+        with WireServer(lambda *_, e=encoding, p=pack: http(200, p(body), content_encoding=e)) as server:
+            assert first(server).reply.text == "x" * 1000
+        assert encoding in server.seen[0].headers["accept-encoding"]
+
+
+def test_a_body_that_trickles_for_ever_ends_with_its_attempt():
+    def trickle(seen, number):
+        yield HEAD % (200, b"")
+        for _ in range(100):
+            yield b" "
+            yield 0.05
+
+    with WireServer(trickle) as server:
+        (error,), seconds = ask(server, config={"attempt_timeout_s": 0.3, "max_attempts": 2})
+    assert isinstance(error, TransientAPIError)
+    assert seconds < 2
+
+
+# ------------------------------------------------------------------------------------------------ connections
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_to_another_host_are_not_followed(status):
+    with WireServer() as other:
+        where = other.url.replace("127.0.0.1", "localhost")
+        with WireServer(lambda seen, n: http(status, b"", location=f"{where}/chat/completions")) as server:
+            error = first(server)
+    assert other.seen == []
+    assert isinstance(error, PermanentAPIError)
+
+
+def test_other_machines_are_asked_through_the_proxy_and_local_servers_without(monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with WireServer() as proxy, WireServer(lambda seen, n: ok("Local.")) as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+        assert first(server).reply.text == "Local."
+        assert not proxy.seen
+        endpoint = Endpoint("http://judge.example/v1", KEY, allow_insecure=True)
+        assert asked(endpoint, [chat(endpoint.base_url)])[0].reply.text == "Yes."
+    assert len(proxy.seen) == len(server.seen) == 1
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SSL_CERT_FILE", "/no/such.pem"), ("ALL_PROXY", "ftp://p.example")])
+def test_variables_that_allow_no_connection_are_named(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    endpoint = Endpoint("https://judge.example/v1", KEY)
+    (error,) = asked(endpoint, [chat(endpoint.base_url)])
+    assert isinstance(error, PermanentAPIError)
+    assert variable in str(error)
+
+
+def test_certificates_are_read_once_for_each_setting():
+    contexts = [transport._certificates("a", None) for _ in range(3)] + [transport._certificates("b", None)]
+    assert contexts[0] is contexts[1] is contexts[2] is not contexts[3]
+
+
+def test_the_sources_know_neither_http_library():
+    """openai 2 is built on httpx, openai 3 on httpx2: what openai itself exposes works with both."""
+    sources = [path.read_text(encoding="utf-8") for path in Path(transport.__file__).parent.rglob("*.py")]
+    assert len(sources) > 10
+    assert not [text for text in sources if re.search(r"import httpx|from httpx", text)]
