@@ -331,7 +331,7 @@ def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     assert main(args) == 0
     assert (cell.stat().st_mtime_ns, (out / "table.csv").read_bytes()) == before
     cell.write_text('{"key": "disjoint trees", "rows": [{"cell": "disjoint trees", "cpu_seconds": 1.0}]}')
-    assert main(args) == 1
+    assert main(args) == 2
     assert str(cell) in capsys.readouterr().err
 
 
