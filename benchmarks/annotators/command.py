@@ -3,27 +3,9 @@
     python -m alpacafarm_env.benchmarks.annotators [--quick] [--seeds N] [--data FOLDER] [--out DIR]
     python -m alpacafarm_env.benchmarks.annotators --base-url URL [--pool NAME] [--model NAME | --models SPEC] ...
 
-The same figures for judges of three levels, which every number names. Sandbox: human raters, the pool of 13 annotators
-with and without noise, each of the 13 alone, the greedy one, on the shipped preference pairs with unequal responses.
-Recorded, where --data or ALPACAFARM_DATA is given: GPT-4's and Claude's stored verdicts on real responses. Live, where
---base-url is given: a pool of LLM annotators behind an API, on some of the sandbox's pairs.
-
-* agreement: share of pairs on which one opinion equals the human majority. For humans, of one opinion with the majority
-  of the others; for a judge, of each of its opinions with the majority of all human ones. An even vote counts half.
-* bias: share of pairs on which the majority of a judge's opinions is not that of the humans; 0 for humans.
-* variance: share of pairs on which one opinion differs from the majority of the same judge's others. disagreement: on
-  which two of its opinions differ.
-* prefers_first, prefers_longer, prefers_lists: share of pairs won by the response shown first (where an order is
-  known), by the longer one (where lengths differ by more than 8 characters, 30 for real models), by the one with a list
-  (where exactly one has one).
-* cost_per_1000: US dollars for 1,000 verdicts; nothing where nothing is paid. Answers kept from before are not counted.
-* spearman: rank correlation of the judge's and the humans' win rates of four writers of the sandbox and the reference.
-  Five points are few: how methods rank by simulated and by human feedback is what `method_ranking` measures.
-
-A seed is a set of four opinions on each pair that no other seed has: seed s asks the judge seeds 4s .. 4s + 3. Opinions
-on a pair are averaged, over the seeds too, before the 95 % interval is taken over the pairs, so that they do not pose
-as independent (Student's; for a share of under 30 pairs, or of 0 or 1, Wilson's); `seed_min` and `seed_max` are the
-least and greatest value of one seed. A live judge is asked for one seed's opinions, since each is paid for.
+The same figures for judges of three levels, which every number names: the sandbox's on its preference pairs; recorded
+ones, GPT-4 and Claude, where --data or ALPACAFARM_DATA is given; live ones, a pool of LLM annotators, where --base-url
+is given. The report says what each figure is.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9; definitions as in the authors'
 released analysis. The sandbox is a simulation beside the paper's numbers, no reproduction of them.
@@ -33,11 +15,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tyro
 
@@ -47,20 +29,21 @@ from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness import plots, report
 from ..harness.evaluation import subset
-from ..harness.report import text_table
+from ..harness.frames import frame_of
+from ..harness.plots import write_png
+from ..harness.report import Figure, text_table, write_report
 from ..harness.report_text import SIMULATION
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import figure as annotator_figure
 from . import recorded as annotator_recorded
-from . import report as annotator_report
+from . import report as words
 from . import two_judges as annotator_two_judges
 from .live import LEVEL, LivePool
 from .sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
-from .targets import COLUMNS, SMALL
+from .targets import SMALL
 from .votes import LENGTH_GAP, PUBLISHED_LENGTH_GAP
 
 NAME: Final = "annotators"
@@ -69,7 +52,7 @@ NUM_QUICK_INSTRUCTIONS: Final = 200
 
 
 @dataclass(frozen=True)
-class AnnotatorsOptions(StudyOptions):
+class AnnotatorsOptions(LivePool, StudyOptions):
     """Measures judges, simulated, recorded or live, and puts each figure beside the paper's."""
 
     seeds: int = 3
@@ -78,26 +61,8 @@ class AnnotatorsOptions(StudyOptions):
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""
     sandbox: Path | None = None
     """A folder of the sandbox's assets, as build_sandbox writes it, instead of the shipped one."""
-    base_url: str | None = None
-    """The address of a live judge, up to "/v1"; none: no live judge."""
-    pool: str = "alpaca_farm"
-    """The live pool: a name (alpaca_farm, eval, ann, greedy, weighted) or a YAML file."""
-    models: str | None = None
-    """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
-    model: str | None = None
-    """One model for all roles, instead of --models."""
-    api_key_env: str = OPENAI_KEY
-    """The environment variable that holds the API key."""
-    max_concurrency: int = 64
-    """Requests in flight at once; fewer when the server asks for it."""
-    allow_insecure: bool = False
-    """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
     pairs: int = 200
     """Number of the sandbox's pairs that a live judge is asked about, four times each."""
-    budget_usd: float | None = None
-    """What the ledger may have spent in all, in US dollars. Default: no limit."""
-    ledger: Path | None = None
-    """The file of answers and spending. Default: the user's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,15 +82,11 @@ class AnnotatorsOptions(StudyOptions):
         if self.model is not None and self.models is not None:
             raise DataError("--model, one model for all roles: expected without --models, got both.")
         if self.base_url is None:
-            given = [f"--{name.replace('_', '-')}" for name in _LIVE if getattr(self, name) != _DEFAULTS[name]]
-            if given:
+            options = [each for each in fields(LivePool) if getattr(self, each.name) != each.default]
+            if given := [f"--{each.name.replace('_', '-')}" for each in options]:
                 raise DataError(f"{', '.join(given)}: expected with --base-url, the address of the judge; got none.")
             return None
-        return LivePool(**{name: getattr(self, name) for name in _LIVE})
-
-
-_LIVE: Final = tuple(field.name for field in fields(LivePool))
-_DEFAULTS: Final = {field.name: field.default for field in fields(AnnotatorsOptions)}
+        return self
 
 
 def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
@@ -175,16 +136,16 @@ def run(options: AnnotatorsOptions) -> int:
         failure = f"Live: FAILED: {' '.join(study.failed[key].split())}" if key in study.failed else ""
         if not rows:
             return study.exit_status
-        note = partial(annotator_report.note, question=question, num_live=len(asked.pairs))
-        write(study, rows, note, failure)
+        note = partial(words.note, question=question, num_live=len(asked.pairs))
+        write_results(study, rows, note, failure)
         names = {role: model.model for role, model in live.played.items()} if live else {}
         facts = {"host": live.host, "pool": live.pool, "models": names} if live else None
         study.note(judges=MEANINGS, quick=options.quick, live=facts)
         return study.finish()
 
 
-def write(study: Study, rows: Sequence[Row], note: Callable[[Sequence[str]], str], failure: str = "") -> None:
-    """Prints the tables and what they say, and writes table.csv, the figure and the report.
+def write_results(study: Study, rows: Sequence[Row], note: Callable[[Iterable[str]], str], failure: str = "") -> None:
+    """Table, figure, report and manifest, and the summary on stdout.
 
     Args:
         study: Where to.
@@ -192,27 +153,28 @@ def write(study: Study, rows: Sequence[Row], note: Callable[[Sequence[str]], str
         note: What some levels are.
         failure: Why there are no live rows; it is said last.
     """
-    levels = list(dict.fromkeys(row["level"] for row in rows))
-    said = [SIMULATION, *annotator_report.verdicts(rows), *([failure] if failure else [])]
-    sections: list[report.Section] = []
+    study.write_table(rows)
+    frame = frame_of(rows)
+    levels = frame.level.unique().tolist()
+    said = [SIMULATION, *words.findings(frame), *([failure] if failure else [])]
+    member, tables = words.is_member(frame), {}
     for level in levels:
-        main_rows = [row for row in annotator_report.whole(rows) if row["level"] == level]
-        sections.append(report.Section(f"Level: {level}", [], annotator_report.figure_table(main_rows, "")))
-        if alone := annotator_report.members(rows, level):
-            heading = f"Level: {level}, each annotator of the pool by itself"
-            heading += " (of how many pairs)" if level == LEVEL else ""
-            sections.append(report.Section(heading, [], annotator_report.member_table(alone)))
-    for section in sections:
-        print(f"{section.heading}\n{text_table(section.table)}\n" if section.table else "")
+        own = frame.level == level
+        tables[f"Level: {level}"] = words.figure_table(frame[own & ~member])
+        if (own & member).any():
+            many = " (of how many pairs)" if level == LEVEL else ""
+            heading = f"Level: {level}, each annotator of the pool by itself{many}"
+            tables[heading] = words.member_table(frame[own & member])
+    for heading, table in tables.items():
+        print(f"{heading}\n{text_table(table)}\n")
     print("\n".join([note(levels), *said]))
-    study.write_table(rows, COLUMNS)
-    below = note(annotator_figure.drawn_levels(rows))
-    png = plots.write_png(study.out / "annotators.png", annotator_figure.draw(rows, below))
+    below = note(annotator_figure.drawn_levels(frame))
+    png = write_png(study.out / "annotators.png", annotator_figure.draw(frame, below))
     caption = f"Left: published values, and those measured. Right: judges that were asked several times. {below}"
-    summary = report.Section("What the numbers say", said, None, [report.Figure(png, caption)])
-    about = [*(__doc__ or "").split("\n\n")[2:], *annotator_report.meanings(rows)]
-    page = [summary, *sections, report.Section("What is measured", about)]
-    report.write_report(study.out / "report.html", "How judges judge", page)
+    who = {judge: meaning for judge, meaning in MEANINGS.items() if (frame.judge == judge).any()}
+    values: dict[str, Any] = {"findings": said, "figure": Figure(png, caption), "tables": tables}
+    template = f"{NAME}/report.html.j2"
+    write_report(study.out / "report.html", "How judges judge", template=template, **values, meanings=who)
     study.note(levels=levels, label=note(levels), findings=said)
 
 

@@ -20,7 +20,7 @@ from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
 from .sandbox import Question, human_majority
-from .targets import COST, SPENT, complete, make_row, rows_of, targets_of
+from .targets import COST, SPENT, make_row, rows_of, targets_of
 from .votes import Opinions, figures
 
 if TYPE_CHECKING:
@@ -30,22 +30,33 @@ if TYPE_CHECKING:
 LEVEL: Final = "live"
 OF_MEMBERS: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists", COST)
 """What is told of each annotator of a pool."""
+PASSED: Final = ("models", "model", "base_url", "api_key_env", "max_concurrency", "allow_insecure", "budget_usd")
+"""What `make_pool` is told as it is."""
 _NO_NOISE, _NOISE = 0.0, 0.25
 
 
 @dataclass(frozen=True)
 class LivePool:
-    """Who is asked, where, and for how much; the fields are those options of `make_pool`."""
+    """Who is asked, where, and for how much: options of the command, and of `make_pool`."""
 
-    base_url: str
+    base_url: str | None = None
+    """The address of a live judge, up to "/v1"; none: no live judge."""
     pool: str = "alpaca_farm"
+    """The live pool: a name (alpaca_farm, eval, ann, greedy, weighted) or a YAML file."""
     models: str | None = None
+    """Which model plays which role: openai, sandbox (for judge-server), or a YAML file. Default: openai."""
     model: str | None = None
-    ledger: Path | None = None
-    budget_usd: float | None = None
+    """One model for all roles, instead of --models."""
     api_key_env: str = OPENAI_KEY
+    """The environment variable that holds the API key."""
     max_concurrency: int = 64
+    """Requests in flight at once; fewer when the server asks for it."""
     allow_insecure: bool = False
+    """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
+    budget_usd: float | None = None
+    """What the ledger may have spent in all, in US dollars. Default: no limit."""
+    ledger: Path | None = None
+    """The file of answers and spending. Default: the user's own."""
 
     def check(self) -> None:
         """Everything that can be known without asking.
@@ -58,7 +69,7 @@ class LivePool:
         from ...llm.pricing import Prices
 
         try:
-            endpoint = Endpoint(self.base_url, api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
+            endpoint = Endpoint(self.base_url or "", api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
         except ValueError as error:
             raise PoolError(f"--base-url: {str(error).rstrip('.')}.") from error
         self.digest()
@@ -79,19 +90,8 @@ class LivePool:
         """The pool's opinion of a seed; keys are read from the environment, answers kept in the ledger."""
         from ...annotators.factory import make_pool
 
-        return make_pool(
-            self.pool,
-            models=self.models,
-            model=self.model,
-            base_url=self.base_url,
-            api_key_env=self.api_key_env,
-            max_concurrency=self.max_concurrency,
-            allow_insecure=self.allow_insecure,
-            ledger=ledger,
-            seed=seed,
-            budget_usd=self.budget_usd,
-            on_progress=_Printer(seed),
-        )
+        asked = {name: getattr(self, name) for name in PASSED}
+        return make_pool(self.pool, **asked, ledger=ledger, seed=seed, on_progress=_Printer(seed))
 
     @cached_property
     def config(self) -> PoolConfig:
@@ -132,7 +132,7 @@ class LivePool:
     @property
     def host(self) -> str:
         """Where it is, without what else an address may hold."""
-        return Endpoint(self.base_url, allow_insecure=True).host
+        return Endpoint(self.base_url or "", allow_insecure=True).host
 
     def digest(self) -> str:
         """Hash of what changes the answers: address, annotators, what their prompts say, models, noise.
@@ -194,7 +194,6 @@ class _Printer:
 
 def _spent(judge: str, opinions: Opinions) -> list[Row]:
     """What a user wants to know besides: opinions without a verdict, and what was paid now, in US dollars."""
-    paid, nothing = opinions.cost_usd[~np.isnan(opinions.cost_usd)], (math.nan, math.nan)
-    missing = make_row(judge, "no_verdict", [np.isnan(opinions.votes).mean(axis=0)], LEVEL)
-    spent = complete(judge, SPENT, float(paid.sum()), nothing, len(paid), LEVEL)
-    return [missing, spent] if missing else [spent]
+    paid = opinions.cost_usd[~np.isnan(opinions.cost_usd)]
+    missing = rows_of(judge, [{"no_verdict": np.isnan(opinions.votes).mean(axis=0)}], LEVEL)
+    return [*missing, make_row(judge, SPENT, float(paid.sum()), (math.nan, math.nan), len(paid), LEVEL)]

@@ -1,14 +1,7 @@
 """GPT-4's stored verdicts on the same pairs, four by each of two prompts, as real judges beside the simulated ones.
 
-Read from the subfolder `extras` of a folder of recorded judgements; what is not there has no rows:
-
-* `crossannotations_gpt4_4seeds`: 648 pairs, four verdicts on each by GPT-4 with one pair a prompt ("gpt4_b1") and with
-  five ("gpt4_b5"). prefers_longer and prefers_lists take the first verdict on a pair, as the released analysis does;
-  its list definition and its gap of 30 characters are used. prefers_1 is the share won by output_1. "longest" is a
-  judge that takes output_1 if it is longer, else output_2.
-* `human_crossannotations_sample16`: four pairs with four human labels each. Far too few for more than a check.
-* `evaluators_leaderboard`: the published table of judges, beside which the first part stands. Its prefers_lists is left
-  out: it counts lists in 111 of the pairs, by a rule that is not told, and the definition here finds 53.
+Read from the subfolder `extras` of a folder of recorded judgements; what is not there has no rows. prefers_longer and
+prefers_lists take the first verdict on a pair, and its definitions of longer and list, as the released analysis does.
 """
 
 from __future__ import annotations
@@ -27,8 +20,8 @@ from ...data.files import read_records
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ..harness.study import Row
-from .targets import Target, make_row, rows_of
-from .votes import Array, Opinions, Pairs, agreement, figures, majority
+from .targets import Target, rows_of
+from .votes import Array, Pairs, agreement, bias, disagreement, likings, majority, self_agreement
 
 LEVEL: Final = "recorded"
 CROSS: Final = "crossannotations_gpt4_4seeds"
@@ -45,6 +38,7 @@ PUBLISHED: Final = {
 }
 """Recorded judge -> its nearest row of the published table, and its tolerance. The two of GPT-4 are later runs, the
 second with another prompt, so they only stand beside."""
+# Not its prefers_lists: it counts lists in 111 of the pairs, by a rule that is not told; the definition here finds 53.
 _COLUMNS: Final = {
     "variance": ("Variance", 100.0),
     "prefers_longer": ("Proba. prefer longer", 1.0),
@@ -75,10 +69,12 @@ def cross_rows(folder: Path) -> list[Row]:
     targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
     rows: list[Row] = []
     for judge, found in {**votes, "longest": by_length}.items():
-        rows += rows_of(judge, [_figures(found, pairs)], LEVEL, targets.get(judge))
+        own = {"variance": 1 - self_agreement(found), "disagreement": disagreement(found)}
+        own |= {**likings(found[:1], pairs), "prefers_1": 1 - found.mean(axis=0)}
+        rows += rows_of(judge, [own], LEVEL, targets.get(judge))
     for judge, found in votes.items():
-        row = make_row("longest", f"agreement_with_{judge}", [agreement(found, 2 * by_length[0] - 1)], LEVEL)
-        rows += [row] if row else []
+        figure = {f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}
+        rows += rows_of("longest", [figure], LEVEL)
     return rows + (human_rows(files[HUMAN], pairs, votes) if HUMAN in files else [])
 
 
@@ -118,12 +114,11 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
             )
         labels.setdefault(place, []).append(row["preference"])
     human = np.array(list(zip_longest(*labels.values(), fillvalue=np.nan)), dtype=np.float64)
-    chosen, majority_side = pairs.take(list(labels)), majority(human)
-    own = figures(_opinions(human), chosen, None, is_human=True)
-    rows = rows_of("human", [{name: own[name] for name in ("agreement", "variance")}], LEVEL)
+    itself, side = self_agreement(human), majority(human)
+    rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
     for judge, found in votes.items():
-        told = figures(_opinions(found[:, list(labels)]), chosen, majority_side)
-        rows += rows_of(judge, [{name: told[name] for name in ("agreement", "bias")}], LEVEL)
+        told = found[:, list(labels)]
+        rows += rows_of(judge, [{"agreement": agreement(told, side), "bias": bias(told, side)}], LEVEL)
     return rows
 
 
@@ -150,17 +145,3 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
         raise DataError(
             f"{path}: expected a gzip CSV table of judges with the columns {columns}, got {error!r}."
         ) from error
-
-
-def _figures(votes: Array, pairs: Pairs) -> dict[str, Array]:
-    every, first = (figures(_opinions(some), pairs, None) for some in (votes, votes[:1]))
-    return {
-        **{name: every[name] for name in ("variance", "disagreement")},
-        **{name: first[name] for name in ("prefers_longer", "prefers_lists")},
-        "prefers_1": 1 - votes.mean(axis=0),
-    }
-
-
-def _opinions(votes: Array) -> Opinions:
-    unknown = np.full(votes.shape, np.nan)
-    return Opinions(votes, unknown, unknown, np.full(votes.shape, ""))

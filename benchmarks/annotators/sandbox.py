@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from ... import sandbox
 from ...oracles.base import PreferenceOracle
@@ -21,10 +20,11 @@ from ...sandbox.dataset import Sandbox
 from ...sandbox.judges import POOL, Annotators
 from ...seeding import keyed_rng
 from ...statistics import interval
+from ..harness.agreement import correlation
 from ..harness.estimates import mean_known
 from ..harness.evaluation import subset
 from ..harness.study import Row
-from .targets import ALONE, SINGLE, complete, rows_of, targets_of
+from .targets import ALONE, SINGLE, make_row, rows_of, targets_of
 from .votes import Array, Opinions, Pairs, ask, figures, majority, require_verdicts
 
 LEVEL: Final = "sandbox"
@@ -79,8 +79,8 @@ def load_pairs(data: Sandbox, num_pairs: int | None = None) -> Pairs:
     """The unequal ones of the stored preference pairs, all or `num_pairs` of them evenly spread."""
     both = zip(data.instructions("preference"), data.pairs(), strict=True)
     rows = [(instruction, a, b) for instruction, (a, b) in both if a != b]
-    pairs = Pairs.of(rows)
-    return pairs.take(subset(len(pairs), num_pairs or len(pairs)))
+    instructions, a, b = zip(*(rows[i] for i in subset(len(rows), num_pairs or len(rows))), strict=True)
+    return Pairs(instructions, a, b)
 
 
 def load_contests(data: Sandbox, num_instructions: int | None = None) -> Pairs:
@@ -92,7 +92,8 @@ def load_contests(data: Sandbox, num_instructions: int | None = None) -> Pairs:
         for name, writer in WRITERS.items()
         for i in chosen
     ]
-    return Pairs.of(rows)
+    asked, a, b = zip(*rows, strict=True)
+    return Pairs(asked, a, b)
 
 
 def judge_rows(judge: str, question: Question) -> list[Row]:
@@ -102,7 +103,9 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
         DataError: The pairs are not of the sandbox's world.
     """
     if judge != SINGLE:
-        return _rows(judge, partial(sandbox.judge, judge), question)
+        judge_of = partial(sandbox.judge, judge)
+        rows = rows_of(judge, _figures(judge, judge_of, question), LEVEL, targets_of(judge))
+        return rows if judge == "human" else rows + _rank_rows(judge, correlations(judge_of, question))
     members = [_figures(SINGLE, partial(_alone, index), question) for index in range(len(POOL))]
     mean = [
         {name: mean_known(np.array([member[seed][name] for member in members])) for name in members[0][seed]}
@@ -134,19 +137,8 @@ def win_rates(judge_of: JudgeOf, question: Question, seed: int) -> Array:
 
 def correlations(judge_of: JudgeOf, question: Question) -> list[float]:
     """Spearman's correlation of the judge's win rates with the humans', one a seed; NaN where all are equal."""
-    found = []
-    for seed, wanted in enumerate(question.human_rates):
-        judged = win_rates(judge_of, question, seed)
-        varied = min(np.ptp(judged), np.ptp(wanted)) > 0
-        found.append(float(stats.spearmanr(judged, wanted).statistic) if varied else math.nan)
-    return found
-
-
-def _rows(judge: str, judge_of: JudgeOf, question: Question) -> list[Row]:
-    rows = rows_of(judge, _figures(judge, judge_of, question), LEVEL, targets_of(judge))
-    if judge == "human":
-        return rows
-    return rows + _rank_rows(judge, correlations(judge_of, question))
+    rates = enumerate(question.human_rates)
+    return [correlation("spearman", win_rates(judge_of, question, seed), wanted) for seed, wanted in rates]
 
 
 def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str, Array]]:
@@ -155,7 +147,7 @@ def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str
     for seed, human in enumerate(question.humans):
         opinions = question.ask(question.pairs, judge_of, seed)
         require_verdicts(question.pairs, opinions, judge)
-        found.append(figures(opinions, question.pairs, human, is_human=judge == "human"))
+        found.append(figures(opinions, question.pairs, None if judge == "human" else human))
     return found
 
 
@@ -169,7 +161,7 @@ def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
         return []
     found = interval(known, bounds=(-1, 1))
     bounds = (found.low, found.high) if np.ptp(known) > 0 else (math.nan, math.nan)
-    return [complete(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
+    return [make_row(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
 
 
 def _alone(index: int, seed: int) -> PreferenceOracle:

@@ -16,10 +16,6 @@ from ..harness.estimates import mean_known
 from ..harness.study import Row
 from .votes import Array
 
-COLUMNS: Final = (
-    "judge", "figure", "value", "low", "high", "paper", "tolerance", "within", "n", "level", "seeds", "seed_min",
-    "seed_max",
-)  # fmt: skip
 SINGLE: Final = "single annotators"
 """Each of the pool's 13 asked alone; figures are means over the 13."""
 COST: Final = "cost_per_1000"
@@ -28,23 +24,11 @@ SPENT: Final = "spent_usd"
 """US dollars paid for a study: the one figure that only a live pool as a whole has."""
 SMALL: Final = 30
 """Pairs below which a share's interval is Wilson's: a t-interval over few verdicts may have no width at all."""
-FIGURES: Final = {
-    "agreement": "one opinion equals the human majority (a human's: the majority of the other humans)",
-    "bias": "the majority of a judge's opinions errs about the human majority",
-    "variance": "one opinion differs from the majority of the same judge's others",
-    "disagreement": "two opinions of the same judge differ",
-    "prefers_first": "the response shown first won (not counted: noise, which was shown to nobody)",
-    "prefers_longer": "the longer response won",
-    "prefers_lists": "the response with a list won, where one has one",
-    COST: "US dollars for 1,000 verdicts",
-    "spearman": "rank correlation of the judge's and the humans' win rates of five of the sandbox's writers",
-    "no_verdict": "the judge gave no verdict that could be read (live only; n counts pairs)",
-    SPENT: "US dollars paid for this study (live only; n counts verdicts with a known price)",
-    "prefers_1": "output_1, as it is stored, won (recorded only)",
-    "agreement_with_X": "equals the verdict of judge X (recorded only)",
-    "kappa_with_X": "the same, corrected for chance: Cohen's kappa (recorded only)",
-}
-"""Figure -> what it says; a share of pairs, but for costs, the rank correlation and kappa."""
+FIGURES: Final = (
+    *("agreement", "bias", "variance", "disagreement", "prefers_first", "prefers_longer", "prefers_lists", COST),
+    *("spearman", "no_verdict", SPENT, "prefers_1"),
+)
+"""In the order of the tables; agreement_with_X and kappa_with_X of recorded judges come after them."""
 
 
 @dataclass(frozen=True)
@@ -90,37 +74,41 @@ ALONE: Final = TARGETS[SINGLE, "variance"]
 """What the paper says of the variance of every single annotator."""
 
 
-def make_row(judge: str, figure: str, by_seed: Sequence[Array], level: str, target: Target | None = None) -> Row | None:
-    """A row of the table, or None where no pair has a value.
+def rows_of(
+    judge: str, by_seed: Sequence[Mapping[str, Array]], level: str, targets: Mapping[str, Target] | None = None
+) -> list[Row]:
+    """The rows of a judge, one a figure, without those that no pair has a value for.
+
+    The value is the mean over the pairs of their means over the seeds, with a 95 % interval over the pairs: Student's,
+    but Wilson's for a share of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several
+    opinions, Wilson's is too wide rather than too narrow: such values vary less than verdicts of 0 or 1.
 
     Args:
         judge: Whose.
-        figure: Which.
-        by_seed: The figure's values for each pair [n], NaN where it is not about the pair; one array a seed.
+        by_seed: Of each seed: figure -> its value for each pair [n], NaN where it is not about the pair.
         level: sandbox, recorded or live.
-        target: The value to stand beside.
-
-    Returns:
-        The mean over the pairs of their means over the seeds, with a 95 % interval over the pairs; `seed_min` and
-        `seed_max` are the least and the greatest mean of one seed. The interval is Student's, but Wilson's for a share
-        of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several opinions, Wilson's is too
-        wide rather than too narrow: such values vary less than verdicts of 0 or 1.
+        targets: Figure -> the value to stand beside.
     """
-    per_pair = mean_known(np.array(by_seed))
-    known = per_pair[~np.isnan(per_pair)]
-    if not len(known):
-        return None
-    found = interval(known)
-    bounds: Sequence[float] = (found.low, found.high)
-    if figure != COST:
-        certain = min(found.mean, 1 - found.mean) <= 0
-        bounds = wilson(known.sum(), len(known)) if certain or len(known) < SMALL else np.clip(bounds, 0, 1).tolist()
-    means = [float(np.nanmean(values)) for values in by_seed if not np.isnan(values).all()]
-    seeds = () if level == "recorded" else means  # what is recorded was asked once and for all
-    return complete(judge, figure, found.mean, bounds, found.num, level, seeds, target)
+    rows = []
+    for figure in by_seed[0]:
+        seeds = np.array([found[figure] for found in by_seed])
+        per_pair = mean_known(seeds)
+        known = per_pair[~np.isnan(per_pair)]
+        if not len(known):
+            continue
+        found = interval(known)
+        bounds: Sequence[float] = (found.low, found.high)
+        if figure != COST:
+            few = len(known) < SMALL or min(found.mean, 1 - found.mean) <= 0
+            bounds = wilson(known.sum(), len(known)) if few else np.clip(bounds, 0, 1).tolist()
+        # What is recorded was asked once and for all.
+        means = [float(np.nanmean(row)) for row in seeds if level != "recorded" and not np.isnan(row).all()]
+        target = (targets or {}).get(figure)
+        rows.append(make_row(judge, figure, found.mean, bounds, found.num, level, means, target))
+    return rows
 
 
-def complete(
+def make_row(
     judge: str,
     figure: str,
     value: float,
@@ -132,30 +120,10 @@ def complete(
 ) -> Row:
     """A row of the table from a value and its interval; NaN bounds become empty cells."""
     low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
-    return {
-        "judge": judge,
-        "figure": figure,
-        "value": value,
-        "low": low,
-        "high": high,
-        "paper": target.paper if target else None,
-        "tolerance": target.tolerance if target else None,
-        "within": target.holds(value) if target else None,
-        "n": num,
-        "level": level,
-        "seeds": len(seeds) or None,
-        "seed_min": min(seeds) if seeds else None,
-        "seed_max": max(seeds) if seeds else None,
-    }
-
-
-def rows_of(
-    judge: str, by_seed: Sequence[Mapping[str, Array]], level: str, targets: Mapping[str, Target] | None = None
-) -> list[Row]:
-    """The rows of a judge from its figures of each seed, without those that no pair has a value for."""
-    known = targets or {}
-    made = (make_row(judge, name, [found[name] for found in by_seed], level, known.get(name)) for name in by_seed[0])
-    return [row for row in made if row is not None]
+    row: Row = {"judge": judge, "figure": figure, "value": value, "low": low, "high": high}
+    row |= {"paper": target.paper, "tolerance": target.tolerance} if target else {"paper": None, "tolerance": None}
+    row |= {"within": target.holds(value) if target else None, "n": num, "level": level, "seeds": len(seeds) or None}
+    return row | {"seed_min": min(seeds, default=None), "seed_max": max(seeds, default=None)}
 
 
 def targets_of(judge: str) -> dict[str, Target]:

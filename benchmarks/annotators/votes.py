@@ -8,7 +8,7 @@ the analysis that its authors released, which breaks an even vote always to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...oracles.base import UNSCORED_REASON, PreferenceOracle, Verdicts, compare
+from ...oracles.base import UNSCORED_REASON, PreferenceOracle, compare
 from ..harness.estimates import mean_known
 from ..harness.lists import has_list
 
@@ -43,15 +43,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.instructions)
 
-    @classmethod
-    def of(cls, rows: Iterable[tuple[str, str, str]], *, published: bool = False) -> Pairs:
-        """From one (instruction, a, b) for each pair."""
-        instructions, a, b = zip(*rows, strict=True)
-        return cls(instructions, a, b, published)
-
     def take(self, rows: Sequence[int]) -> Pairs:
         """Some of the pairs."""
-        return Pairs.of([(self.instructions[row], self.a[row], self.b[row]) for row in rows], published=self.published)
+        texts, a, b = (tuple(column[row] for row in rows) for column in (self.instructions, self.a, self.b))
+        return Pairs(texts, a, b, self.published)
 
     @cached_property
     def longer(self) -> Array:
@@ -99,17 +94,19 @@ def ask(pairs: Pairs, judge_of: Callable[[int], PreferenceOracle], seeds: Sequen
         OracleError: A judge answered with something that is no probability.
     """
     told = [compare(judge_of(seed), pairs.instructions, pairs.a, pairs.b) for seed in seeds]
+
+    def detail(key: str, default: object) -> NDArray[Any]:
+        return np.array([verdicts.details.get(key, np.full(len(pairs), default)) for verdicts in told])
+
     votes = np.array([(np.sign(2 * verdicts.scores - 1) + 1) / 2 for verdicts in told])
-    shown = np.array([_detail(verdicts, "shown_first", "") for verdicts in told])
+    shown = detail("shown_first", "")
     first = np.where(shown == "a", 1 - votes, np.where(shown == "b", votes, np.nan))
-    cached = np.array([_detail(verdicts, "cached", False) for verdicts in told], dtype=bool)
-    cost = np.array([_detail(verdicts, "cost_usd", np.nan) for verdicts in told], dtype=np.float64)
-    names = np.array([_detail(verdicts, "annotator", "") for verdicts in told])
     # Noise is free on every call, an answer is paid for on one: taken together, a second call would look cheap.
-    noised = np.array([_detail(verdicts, "noised", False) for verdicts in told], dtype=bool)
-    reasons = [reason for verdicts in told for reason in _detail(verdicts, UNSCORED_REASON, "").tolist() if reason]
-    paid = np.where(cached | noised, np.nan, cost)
-    return Opinions(votes, first, paid, names, float(noised.mean()), reasons[0] if reasons else "")
+    noised = detail("noised", False).astype(bool)
+    free = noised | detail("cached", False).astype(bool)
+    paid = np.where(free, np.nan, detail("cost_usd", np.nan).astype(np.float64))
+    reason = next(filter(None, detail(UNSCORED_REASON, "").ravel().tolist()), "")
+    return Opinions(votes, first, paid, detail("annotator", ""), float(noised.mean()), reason)
 
 
 def require_verdicts(pairs: Pairs, opinions: Opinions, judge: str) -> None:
@@ -129,7 +126,8 @@ def require_verdicts(pairs: Pairs, opinions: Opinions, judge: str) -> None:
 
 def majority(votes: Array) -> Array:
     """What most of the votes [opinions, n] say, [n]: 1 for b, -1 for a, 0 for an even vote, NaN without a vote."""
-    return np.where(np.isnan(votes).all(axis=0), np.nan, np.sign(_balance(votes)))
+    balance = np.nan_to_num(2 * votes - 1).sum(axis=0)
+    return np.where(np.isnan(votes).all(axis=0), np.nan, np.sign(balance))
 
 
 def agreement(votes: Array, side: Array) -> Array:
@@ -163,36 +161,30 @@ def bias(votes: Array, human: Array) -> Array:
     return np.where(np.isnan(side) | np.isnan(human), np.nan, error)
 
 
-def figures(opinions: Opinions, pairs: Pairs, human: Array | None, *, is_human: bool = False) -> dict[str, Array]:
+def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, Array]:
     """Figure -> its value for each pair, [n]; NaN for a pair that it is not about.
 
     Args:
         opinions: One judge's.
         pairs: What they are about.
-        human: The human majority [n], or None where there are no humans: agreement and bias are left out then.
-        is_human: Each opinion is compared with the majority of the other opinions, not of all; bias is 0 by definition
-            and left out.
+        human: The human majority [n]; None for the humans' own opinions. Each is compared with the majority of the
+            others then, not of all; bias is 0 by definition and left out.
     """
     votes, itself = opinions.votes, self_agreement(opinions.votes)
-    found: dict[str, Array] = {}
-    if is_human:
-        found["agreement"] = itself
-    elif human is not None:
-        found |= {"agreement": agreement(votes, human), "bias": bias(votes, human)}
-    found |= {
+    beside = {"agreement": itself}
+    if human is not None:
+        beside = {"agreement": agreement(votes, human), "bias": bias(votes, human)}
+    return {
+        **beside,
         "variance": 1 - itself,
         "disagreement": disagreement(votes),
         "prefers_first": mean_known(opinions.first),
-        "prefers_longer": np.where(pairs.longer == 0, np.nan, agreement(votes, pairs.longer)),
-        "prefers_lists": np.where(pairs.listed == 0, np.nan, agreement(votes, pairs.listed)),
+        **likings(votes, pairs),
         "cost_per_1000": 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
     }
-    return found
 
 
-def _balance(votes: Array) -> Array:
-    return np.asarray(np.nan_to_num(2 * votes - 1).sum(axis=0))
-
-
-def _detail(verdicts: Verdicts, key: str, default: object) -> NDArray[Any]:
-    return verdicts.details.get(key, np.full(len(verdicts.scores), default))
+def likings(votes: Array, pairs: Pairs) -> dict[str, Array]:
+    """Shares of the votes [opinions, n] for the longer response and for the one with a list, where one is."""
+    sides = {"prefers_longer": pairs.longer, "prefers_lists": pairs.listed}
+    return {name: np.where(side == 0, np.nan, agreement(votes, side)) for name, side in sides.items()}

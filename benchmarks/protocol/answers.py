@@ -7,9 +7,7 @@ its stored answers to the evaluation instructions, and answers of the policies i
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,18 +15,23 @@ from typing import Any, Final
 import numpy as np
 
 from ... import sandbox
-from ...data.files import write_atomic
 from ...errors import DataError
 from ...sandbox import writers
 from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
-from ..harness.runner import quiet
-from ..harness.stored import MANIFEST, cell_file, file_name, read_stored
+from ..harness.runner import Cell, quiet
+from ..harness.stored import MANIFEST, file_name, read_stored
 from ..harness.study import Row
 from ..methods.methods import StandIn
 from .live import EVAL, Question
 
+Asked = Mapping[str, Question]
+"""Set -> its instructions."""
 Answers = dict[str, dict[str, list[str]]]
 """Generator -> set of instructions -> its answers, one each; a set that it did not answer is absent."""
+Answer = Callable[[Asked, int], Answers]
+"""What answers sets of instructions with a seed."""
+Answering = tuple[str, int, Answer]
+"""Name, seed and who answers; one may be several generators."""
 WRITERS: Final = {"crowd": writers.CROWD, "reference_again": writers.REFERENCE, **writers.API_MODELS}
 BEST_OF: Final = (4, 16)
 BOTH: Final = ("instructions", "responses")
@@ -40,62 +43,43 @@ RANKED: Final = "ranked "
 """How the names of generators from a ranking begin."""
 
 
-@dataclass(frozen=True)
-class Answering:
-    """One cell: answers of one or more generators with one seed, stored in a file."""
-
-    name: str
-    seed: int
-    out: Path
-    answer: Callable[[Mapping[str, Question], int], Answers]
-
-    @property
-    def cell(self) -> str:
-        """Its key in the study."""
-        return f"answers of {self.name}, seed {self.seed}"
-
-    @property
-    def file(self) -> Path:
-        """Where the answers are kept."""
-        return self.out / "answers" / f"{file_name(self.cell)}.json"
-
-    def run(self, asked: Mapping[str, Question]) -> list[Row]:
-        """Answers and stores; a cell without rows of its own."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, json.dumps(self.answer(asked, self.seed)))
-        return []
-
-    def read(self) -> Answers:
-        """The stored answers.
-
-        Raises:
-            CheckpointError: The file is gone or damaged.
-        """
-        found: Answers = read_stored(self.file, remedy=f"Remove {cell_file(self.out, self.cell)} to answer again.")
-        return found
-
-
-def own(out: Path, seeds: Sequence[int]) -> list[Answering]:
-    """The sandbox's own generators."""
-    made: list[tuple[str, Callable[[Mapping[str, Question], int], Answers]]] = [
-        (name, partial(answer_by_writer, name, habits)) for name, habits in WRITERS.items()
+def answering(made: Iterable[Answering], asked: Callable[[], Asked]) -> list[Cell]:
+    """The cells of a study that answer: a row for each generator and set."""
+    return [
+        Cell.silent(f"answers of {name}, seed {seed}", partial(_rows, who, asked, seed)) for name, seed, who in made
     ]
-    made += [("sft", answer_by_sft), ("best_of_n", answer_by_best_of_n)]
-    return [Answering(name, seed, out, answer) for name, answer in made for seed in seeds]
 
 
-def answer_by_writer(name: str, habits: writers.Writer, asked: Mapping[str, Question], seed: int) -> Answers:
+def _rows(answer: Answer, asked: Callable[[], Asked], seed: int) -> list[Row]:
+    return [
+        {"generator": name, "set": which, "seed": seed, "answers": answers}
+        for name, by_set in answer(asked(), seed).items()
+        for which, answers in by_set.items()
+    ]
+
+
+def collect(rows: Iterable[Row]) -> dict[str, dict[str, dict[int, list[str]]]]:
+    """Generator -> set -> seed -> answers, of the finished cells."""
+    found: dict[str, dict[str, dict[int, list[str]]]] = {}
+    for row in rows:
+        found.setdefault(row["generator"], {}).setdefault(row["set"], {})[row["seed"]] = row["answers"]
+    return found
+
+
+def own(seeds: Sequence[int]) -> Iterator[Answering]:
+    """The sandbox's own generators."""
+    made: dict[str, Answer] = {name: partial(answer_by_writer, name, habits) for name, habits in WRITERS.items()}
+    made |= {"sft": lambda *asked: {"sft": answer_by_policy(sandbox.POLICY, *asked)}, "best_of_n": answer_by_best_of_n}
+    return ((name, seed, answer) for name, answer in made.items() for seed in seeds)
+
+
+def answer_by_writer(name: str, habits: writers.Writer, asked: Asked, seed: int) -> Answers:
     """A writer's answers."""
     writer = StandIn(name, habits, seed)
     return {name: {which: list(writer.act(question.instructions)) for which, question in asked.items()}}
 
 
-def answer_by_sft(asked: Mapping[str, Question], seed: int) -> Answers:
-    """The shipped policy at temperature 0.7."""
-    return {"sft": answer_by_policy(sandbox.POLICY, asked, seed)}
-
-
-def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
+def answer_by_best_of_n(asked: Asked, seed: int) -> Answers:
     """Best of the first 4, and of 16 samples, by the shipped surrogate; a smaller run's samples are the first ones."""
     from ...agents import BestOfN, BestOfNConfig
     from ...oracles.registry import make_oracle
@@ -114,7 +98,7 @@ def answer_by_best_of_n(asked: Mapping[str, Question], seed: int) -> Answers:
     return found
 
 
-def answer_by_policy(folder: Path, asked: Mapping[str, Question], seed: int) -> dict[str, list[str]]:
+def answer_by_policy(folder: Path, asked: Asked, seed: int) -> dict[str, list[str]]:
     """A saved policy's answers at temperature 0.7."""
     from ...agents import PolicyActor
 
@@ -123,10 +107,7 @@ def answer_by_policy(folder: Path, asked: Mapping[str, Question], seed: int) -> 
     return {which: list(actor.act(question.instructions)) for which, question in asked.items()}
 
 
-# ------------------------------------------------------------------------------------------------- a finished ranking
-
-
-def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
+def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[Answering]:
     """The methods of a finished ranking, seeds that both have, without those that are here already.
 
     Raises:
@@ -139,23 +120,20 @@ def ranked(folder: Path, out: Path, seeds: Sequence[int]) -> list[Answering]:
             f"--ranking {folder}: expected the folder of a finished {RANKING}, got name {manifest.get('name')!r}, "
             f"complete {manifest.get('complete')!r}. Run that command to its end first."
         )
-    return list(_ranked_cells(folder, manifest["cells"]["done"], out, seeds))
-
-
-def _ranked_cells(folder: Path, done: Sequence[str], out: Path, seeds: Sequence[int]) -> Iterator[Answering]:
     for path in sorted((folder / "cells").glob("*.json")):
         content = read_stored(path, "key", "rows", shape={"rows": [{"seed": object}]}, remedy=UNFINISHED)
         key, rows = content["key"], content["rows"]
         # Of a method of one's own that was edited since, the folder has the cells of its earlier sources too.
-        if key not in done or not rows or rows[0].get("method") in (*SHARED, None) or rows[0]["seed"] not in seeds:
+        if key not in manifest["cells"]["done"] or not rows or rows[0].get("method") in (*SHARED, None):
             continue
         # A method that learns from no feedback has a row for each and one run for both.
         name = f"{RANKED}{rows[0]['method']}" + (f" ({rows[0]['feedback']})" if len(rows) == 1 else "")
         stored, policy = folder / "evaluations" / f"{file_name(key)}.json", folder / "runs" / file_name(key) / "policy"
-        yield Answering(name, rows[0]["seed"], out, partial(answer_as_ranked, name, stored, policy))
+        if rows[0]["seed"] in seeds:
+            yield name, rows[0]["seed"], partial(answer_as_ranked, name, stored, policy)
 
 
-def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, Question], seed: int) -> Answers:
+def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Asked, seed: int) -> Answers:
     """Stored answers to the evaluation instructions, the saved policy's, if there is one, to the others.
 
     Raises:
@@ -172,16 +150,6 @@ def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Mapping[str, 
     others = {which: question for which, question in asked.items() if which != EVAL}
     more = answer_by_policy(policy, others, seed) if policy.is_dir() else {}
     return {name: {EVAL: [known[text] for text in wanted], **more}}
-
-
-def collect(cells: Sequence[Answering]) -> dict[str, dict[str, dict[int, list[str]]]]:
-    """Generator -> set -> seed -> answers, of the finished cells."""
-    found: dict[str, dict[str, dict[int, list[str]]]] = {}
-    for cell in cells:
-        for name, by_set in cell.read().items():
-            for which, answers in by_set.items():
-                found.setdefault(name, {}).setdefault(which, {})[cell.seed] = answers
-    return found
 
 
 @cache

@@ -21,26 +21,27 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tyro
 
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
 from ...sandbox import SANDBOX
-from ...sandbox.dataset import Sandbox
+from ..harness.frames import frame_of
+from ..harness.plots import write_png
+from ..harness.report import Figure, settings_table, text_table, write_report
+from ..harness.report_text import SIMULATION
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
-from ..harness.study import Row, StudyOptions, run_command
-from . import answers as protocol_answers
+from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from . import recorded as protocol_recorded
-from . import report as protocol_report
+from . import report as words
 from . import sandbox as protocol_sandbox
-from .answers import Answering
-from .live import Question, questions
-from .statistics import COLUMNS
+from .answers import answering, collect, own, ranked
+from .live import questions
 
 NAME: Final = "protocol"
 NUM_EVAL: Final = (805, 201)
@@ -50,6 +51,7 @@ NUM_LIVE: Final = (400, 100)
 REPEATS: Final = (20, 5)
 """Shuffles of the paired tests."""
 RESAMPLES: Final = (2_000, 200)
+FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pairs")
 
 
 @dataclass(frozen=True)
@@ -63,80 +65,73 @@ class ProtocolOptions(StudyOptions):
     ranking: Path | None = None
     """The folder of a finished method_ranking, whose methods join the sandbox's generators."""
 
-    def pick(self, sizes: tuple[int, int]) -> int:
-        """The full study's size or the quick one's."""
-        return sizes[1 if self.quick else 0]
-
-
-class Asked:
-    """The sets of instructions, drawn when first asked for."""
-
-    def __init__(self, num_eval: int, num_others: int) -> None:
-        self._sizes = (num_eval, num_others)
-
-    @cached_property
-    def questions(self) -> dict[str, Question]:
-        """Set -> its instructions and references."""
-        if not isinstance(SANDBOX, Sandbox):
-            raise TypeError(f"expected the sandbox, got {type(SANDBOX).__name__}")
-        return questions(SANDBOX, *self._sizes)
-
-    def of(self, cell: Answering) -> list[Row]:
-        """Lets a cell answer them."""
-        return cell.run(self.questions)
-
-
-def answerings(options: ProtocolOptions, out: Path) -> list[Answering]:
-    """Who answers what.
-
-    Raises:
-        DataError: --ranking is no finished ranking.
-    """
-    seeds = range(options.seeds)
-    found = protocol_answers.own(out, seeds)
-    if options.ranking is not None:
-        found += protocol_answers.ranked(options.ranking, out, seeds)
-    return found
-
 
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes."""
-    out = options.folder(NAME)
-    sizes = {"repeats": options.pick(REPEATS), "resamples": options.pick(RESAMPLES)}
-    asked = Asked(options.pick(NUM_EVAL), options.pick(NUM_LIVE))
-    cells = answerings(options, out)
+    seeds, quick = range(options.seeds), options.quick
+    num_eval, num_live = NUM_EVAL[quick], NUM_LIVE[quick]
+    asked = cache(partial(questions, SANDBOX, num_eval, num_live))  # drawn when first asked for
+    made = [*own(seeds), *(ranked(options.ranking, seeds) if options.ranking else ())]
     folder = options.data or os.environ.get(DATA_VARIABLE)
     dataset = recorded_dataset(folder) if folder else None
-    config = {
-        "num_eval": options.pick(NUM_EVAL),
-        "num_live": options.pick(NUM_LIVE),
-        **sizes,
-    }
+    sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}
     sources = dict(sandbox_sources())
     if options.ranking is not None:
         sources["--ranking"] = partial(ranking_content, options.ranking)
-    with options.study(NAME, config, sources=sources) as study:
-        run_cells(study, [Cell.silent(cell.cell, partial(asked.of, cell)) for cell in cells], last=False)
-        done = [cell for cell in cells if cell.cell in study.done]
+    with options.study(NAME, {"num_eval": num_eval, "num_live": num_live, **sizes}, sources=sources) as study:
+        cells = answering(made, asked)
+        answered = run_cells(study, cells, last=False)
         parts = []
-        if done:
-            names = hashlib.sha256(json.dumps([cell.cell for cell in done]).encode()).hexdigest()[:16]
-            parts.append(Cell.silent(f"sandbox {names}", partial(sandbox_rows, done, asked, **sizes)))
+        if answered:
+            done = [cell.key for cell in cells if cell.key in study.done]
+            names = hashlib.sha256(json.dumps(done).encode()).hexdigest()[:16]
+            parts.append(
+                Cell.silent(f"sandbox {names}", lambda: protocol_sandbox.rows_of(collect(answered), asked(), **sizes))
+            )
         if dataset is not None:
             digest = recorded_digest(dataset.path, judgements_digest(dataset))
             parts.append(Cell.silent(f"recorded {digest[:16]}", partial(protocol_recorded.rows_of, dataset, **sizes)))
         rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
-        study.write_table(rows, COLUMNS)
-        findings = protocol_report.write(study.out, rows, quick=options.quick, seeds=options.seeds, config=study.config)
-        study.note(findings=findings, quick=options.quick, levels=list(dict.fromkeys(row["level"] for row in rows)))
+        write_results(study, rows, quick=options.quick)
         return study.finish()
 
 
-def sandbox_rows(done: Sequence[Answering], asked: Asked, **sizes: int) -> list[Row]:
-    """The sandbox's rows, from the stored answers."""
-    return protocol_sandbox.rows_of(protocol_answers.collect(done), asked.questions, **sizes)
+def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
+    """Table, figures, report and manifest, and the summary on stdout.
+
+    A figure that an earlier call left and this one has no rows for is removed.
+    """
+    study.write_table(rows)
+    frame, num_seeds = frame_of(rows), len(study.seeds)
+    found, levels = words.findings(frame), frame.level.unique().tolist()
+    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} in the sandbox."
+    note = f"Level: {', '.join(words.LEVELS[level] for level in levels)}. {seeds}"
+    tables = {
+        "Agreement of two evaluations over generators": words.agreement_table(frame, "live", "judges"),
+        "Agreement between sources": words.agreement_table(frame, "sources"),
+        "Telling models apart": words.agreement_table(frame, "pairs"),
+    }
+    mode = ["A quick run: a smaller study of the same shape, for a look at it."] if quick else []
+    print("\n\n".join(f"{title}\n{text_table(table)}" for title, table in tables.items() if table.rows))
+    print("\n".join(["", *mode, *found, note]))
+    tables["Win rates by source"] = words.rate_table(frame, "sources")
+    tables["Win rates on held-out instructions"] = words.rate_table(frame, "live")
+    tables["What the live users ask"] = words.mixture_table(frame)
+    drawings, figures = words.drawings(frame, note), []
+    for name in FIGURES:
+        file = study.out / f"{name}.png"
+        if name in drawings:
+            title, draw = drawings[name]
+            figures.append((title, Figure(write_png(file, draw()), f"{title}. {note}")))
+        else:
+            file.unlink(missing_ok=True)
+    values: dict[str, Any] = {"said": [*mode, SIMULATION, *found, note], "tables": tables, "figures": figures}
+    values["settings"] = settings_table({**study.config, "seeds": num_seeds, **versions()})
+    title = "The evaluation protocol, validated"
+    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
+    study.note(findings=found, quick=quick, levels=levels)
 
 
 def recorded_digest(folder: Path, judged: str) -> str:

@@ -1,9 +1,7 @@
 """Instructions that no split has: as "live users" of the sandbox would ask, and as the evaluation set asks.
 
-The world's instructions are one of 17 wordings between one of 8 greetings and one of 5 requests for a form. Live users
-are given another mixture of all that varies: root verbs, inputs, greetings, forms, how many items are asked for and
-what about. What cannot differ is the wordings themselves, since gold reads no others: so this is a shift of
-frequencies, and a milder one than between people who write evaluation sets and people who use a demo.
+Live users are given another mixture of all that varies in the world's instructions: a shift of frequencies, since gold
+reads no other wordings.
 """
 
 from __future__ import annotations
@@ -16,20 +14,16 @@ from typing import Final
 
 import numpy as np
 
+from ...data import Dataset
 from ...instructions import Instruction
 from ...sandbox import tasks, world
-from ...sandbox.dataset import SEED, Sandbox, generate, reference
+from ...sandbox.dataset import SEED, generate, reference
 from ...seeding import keyed_rng
 from ..harness.evaluation import subset
 
 LIVE: Final = "live"
 FRESH: Final = "fresh"
 EVAL: Final = "eval"
-MEANINGS: Final = {
-    EVAL: "the evaluation instructions",
-    LIVE: "instructions of simulated live users: another mixture, disjoint from all splits",
-    FRESH: "instructions drawn anew with the evaluation set's own mixture, disjoint from all splits",
-}
 WITH_INPUT: Final = 0.05
 """Share of live instructions with an input: who tries a demo seldom pastes something."""
 VERBS: Final = {"explain": 6.0, "tell": 6.0, "write": 4.0, "give": 3.0, "suggest": 3.0, "rewrite": 3.0}
@@ -55,7 +49,7 @@ class Question:
         return len(self.instructions)
 
 
-def questions(data: Sandbox, num_eval: int, num_others: int) -> dict[str, Question]:
+def questions(data: Dataset, num_eval: int, num_others: int) -> dict[str, Question]:
     """The three sets: evaluation instructions, live ones, fresh ones; subsets are evenly spread."""
     known = {str(row) for split in data.splits for row in data.instructions(split)}
     instructions, references = data.instructions(EVAL), data.references(EVAL)
@@ -96,9 +90,6 @@ def draw_live(num: int, known: Iterable[str], seed: int = SEED) -> tuple[Instruc
         seen.add(str(row))
         found.append(row)
     return tuple(found)
-
-
-# ------------------------------------------------------------------------------------------- properties of instructions
 
 
 def greeting(row: Instruction) -> str:

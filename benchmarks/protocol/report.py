@@ -1,26 +1,23 @@
-"""The protocol's rows for people: sentences computed from them, tables, figures, the report."""
+"""The protocol's rows for people: tables, and sentences computed from the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
-from ..harness import plots, report
-from ..harness.report import settings_table, text_table
-from ..harness.report_text import SIMULATION
-from ..harness.study import Row, versions
-from . import figures as protocol_figures
-from . import live as protocol_live
-from . import pairs as protocol_pairs
-from .figures import judge_name, select
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from ..harness.report import Table, sentences
+from ..harness.verdicts import Verdict
+from .figures import draw_judges, draw_live, draw_pairs, draw_sources, judge_name
 from .live import EVAL, FRESH, LIVE
-from .pairs import ALL, BANDS, SAME, UPSTREAM
+from .pairs import ALL, BAND_NAMES, SAME, SET_SIZE, UPSTREAM
 from .sandbox import CROSS, NO_INPUT
 
 LEVELS: Final = {"sandbox": "Sandbox (simulation)", "recorded": "Recorded (stored verdicts on real models)"}
-ANSWERS: Final = ("r2", "spearman", "kendall", "shift", "largest_difference")
-POWER: Final = ("needed_for_90", "gap_found_4_of_5", "sets_that_need_300_or_fewer")
 NAMES: Final = {
     "r2": "r²",
     "spearman": "Spearman",
@@ -31,274 +28,146 @@ NAMES: Final = {
     "gap_found_4_of_5": "gap found with a chance of 80 %, points",
     "sets_that_need_300_or_fewer": "share of random sets that need 300 or fewer",
 }
-HEADER: Final = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", "models", "paper")
-
-
-def write(out: Path, rows: Sequence[Row], *, quick: bool, seeds: int, config: Mapping[str, Any]) -> list[str]:
-    """Writes figures and report.html, prints tables and findings, and returns the findings."""
-    said = findings(rows)
-    levels = dict.fromkeys(row["level"] for row in rows)
-    note = f"Level: {', '.join(LEVELS[level] for level in levels)}. {seeds} seed{'s' * (seeds > 1)} in the sandbox."
-    tables = {
-        "Agreement of two evaluations over generators": agreement_table(rows, "live", "judges"),
-        "Agreement between sources": agreement_table(rows, "sources"),
-        "Telling models apart": agreement_table(rows, "pairs"),
-    }
-    mode = ["A quick run: a smaller study of the same shape, for a look at it."] if quick else []
-    print("\n\n".join(f"{title}\n{text_table(table)}" for title, table in tables.items() if table.rows))
-    print("\n".join(["", *mode, *said, note]))
-    sections = [report.Section("What the numbers say", [*mode, SIMULATION, *said, note])]
-    sections += [report.Section(*section) for section in _figures(out, rows, note)]
-    sections += [report.Section(title, [], table) for title, table in tables.items() if table.rows]
-    sections += [
-        report.Section("Win rates by source", [], rate_table(rows, "sources")),
-        report.Section("Win rates on held-out instructions", [], rate_table(rows, "live")),
-        report.Section("What the live users ask", list(MIXTURE), mixture_table(rows)),
-        report.Section("How it was measured", measured()),
-        report.Section("Configuration and versions", [], settings_table({**config, "seeds": seeds, **versions()})),
-    ]
-    kept = [section for section in sections if section.table is None or section.table.rows]
-    report.write_report(out / "report.html", "The evaluation protocol, validated", kept)
-    return said
-
-
-def _figures(out: Path, rows: Sequence[Row], note: str) -> list[tuple[str, list[str], None, list[report.Figure]]]:
-    """Draws what there is to draw; a figure that an earlier call left and this one has no rows for is removed."""
-    drawn: dict[str, tuple[str, Any]] = {}
-    for level in ("sandbox", "recorded"):
-        if select(rows, part="sources", level=level, figure="win_rate"):
-            label = f"Level: {LEVELS[level]}."
-            figure = protocol_figures.draw_sources(rows, level, label)
-            drawn[f"sources_{level}"] = (f"Win rates by source, {level}", figure)
-    if select(rows, part="live", figure="win_rate"):
-        drawn["live"] = ("The 805 against live users", protocol_figures.draw_live(rows, "Level: sandbox (simulation)."))
-    found = select(rows, part="judges", figure="win_rate")
-    if {row["judge"] for row in found} >= {"gpt4", "claude"}:
-        drawn["judges"] = ("GPT-4 against Claude", protocol_figures.draw_judges(rows, "Level: recorded."))
-    if select(rows, part="pairs", figure="told_apart"):
-        drawn["pairs"] = (
-            "How many instructions tell models apart",
-            protocol_figures.draw_pairs(rows, PAIRS_NOTE + note),
-        )
-    for name in ("sources_sandbox", "sources_recorded", "live", "judges", "pairs"):
-        if name not in drawn:
-            (out / f"{name}.png").unlink(missing_ok=True)
-    return [
-        (title, [], None, [report.Figure(plots.write_png(out / f"{name}.png", figure), f"{title}. {note}")])
-        for name, (title, figure) in drawn.items()
-    ]
-
-
+"""The figures of the tables of agreement; win rates, curves and shares are told elsewhere."""
 PAIRS_NOTE: Final = (
     "Bands: middle 95 % of the shuffles. In brackets: number of pairs, of all seeds. Dashed: 90 % and upstream's 300. "
 )
-MIXTURE: Final = (
-    "Live users differ from the evaluation set in how often each root verb, greeting, request for a form, number, "
-    "category and input occurs. The wordings are the world's 17: gold reads no others, so what real users would "
-    "phrase in another way is not tested.",
-)
 
 
-def measured() -> list[str]:
-    """What the figures are, from the modules that compute them."""
-    from . import recorded as protocol_recorded
-    from . import statistics as protocol_statistics
-
-    modules = (protocol_live, protocol_statistics, protocol_pairs, protocol_recorded)
-    return [text for module in modules for text in (module.__doc__ or "").strip().split("\n\n")[1:]]
-
-
-# ---------------------------------------------------------------------------------------------------------- sentences
-
-
-def findings(rows: Sequence[Row]) -> list[str]:
-    """What the numbers say, a sentence or two each."""
-    made = [*_source_sentences(rows), *_live_sentences(rows), *_judge_sentences(rows), *_pair_sentences(rows)]
-    return [sentence for sentence in made if sentence]
-
-
-def _source_sentences(rows: Sequence[Row]) -> list[str]:
-    found = select(rows, part="sources")
-    sentences = []
-    for level, judge in dict.fromkeys((row["level"], row["judge"]) for row in found):
-        mine = select(found, level=level, judge=judge)
-        rest = [row for row in select(mine, figure="r2", other="the other sources") if row["value"] is not None]
-        rates = [row for row in select(mine, figure="win_rate") if row["other"] != "all"]
-        by_model = [protocol_figures.spread(select(rates, subject=name)) for name in {row["subject"] for row in rates}]
-        known = [pair for pair in by_model if pair]
-        if not rest or not known:
-            continue
-        low, high = max(known, key=lambda pair: pair[1]["value"] - pair[0]["value"])
-        best, worst = (pick(rest, key=lambda row: float(row["value"])) for pick in (max, min))
-        sentences.append(
-            f"{_at(level, judge)}: r² of a source with all others over {best['models']} generators is between "
-            f"{_with_interval(worst)} ({worst['subject']}, n = {worst['n']}) and {_with_interval(best)} "
-            f"({best['subject']}, n = {best['n']}). The widest apart is {low['subject']}: {low['value']:.1f} % ± "
-            f"{low['standard_error']:.1f} on {low['other']}, {high['value']:.1f} % ± {high['standard_error']:.1f} on "
-            f"{high['other']}."
-        )
-    return sentences
-
-
-def _live_sentences(rows: Sequence[Row]) -> list[str]:
-    found = select(rows, part="live")
-    sentences = []
-    for judge in dict.fromkeys(row["judge"] for row in found if row["figure"] == "r2"):
-        told = {(row["figure"], row["other"]): row for row in select(found, judge=judge) if row["subject"] == EVAL}
-        live = told["r2", LIVE]
-        if judge == CROSS:
-            sentences.append(
-                f"Sandbox: the evaluation set judged by p_sim^eval against live users judged by human raters: r² "
-                f"{_with_interval(live)}, Spearman {_with_interval(told['spearman', LIVE])}."
-            )
-            continue
-        few = [row for (figure, other), row in told.items() if figure == "r2" and other not in (LIVE, FRESH)]
-        paper = f" (paper: {live['paper']:.2f}, with 200)" if live["paper"] is not None else ""
-        beside = f"; with {few[0]['n']} of them {_with_interval(few[0])}" if few else ""
-        fresh = told["r2", FRESH]
-        inside = fresh["low"] is not None and live["value"] >= fresh["low"]
-        cause = "which live users' is not below: noise alone gives as much" if inside else "and live users' lies below"
-        shift = select(found, judge=judge, figure="shift", subject=LIVE)
-        moved = f" Live users' win rates are {shift[0]['value']:+.1f} points off on average, " if shift else ""
-        sentences.append(
-            f"{_at('sandbox', judge)}: r² between the evaluation set and {live['n']} live instructions over "
-            f"{live['models']} generators is {_with_interval(live)}{paper}{beside}; Spearman "
-            f"{_with_interval(told['spearman', LIVE])}. Instructions drawn anew with the evaluation set's own mixture "
-            f"give {_with_interval(fresh)}, {cause}."
-            + (f"{moved}{shift[0]['other']} for one generator." if shift else "")
-            + "".join(
-                f" Against the evaluation instructions without an input r² is {_with_interval(row)}."
-                for row in select(found, judge=judge, figure="r2", subject=NO_INPUT)
-            )
-        )
-    return sentences
-
-
-def _judge_sentences(rows: Sequence[Row]) -> list[str]:
-    found = select(rows, part="judges", figure="spearman")
-    sentences = []
-    for row in found:
-        same = {"subject": row["subject"], "other": row["other"]}
-        tau = select(rows, part="judges", figure="kendall", **same)[0]
-        few = " Fewer than five models say little." if row["models"] < 5 else ""
-        sentences.append(
-            f"Recorded: {row['subject']} against {row['other']}: Spearman {_with_interval(row)}, Kendall "
-            f"{_with_interval(tau)} over {row['models']} models.{few}"
-        )
-    return sentences
-
-
-def _pair_sentences(rows: Sequence[Row]) -> list[str]:
-    found = select(rows, part="pairs")
-    sentences = []
-    for level, judge in dict.fromkeys((row["level"], row["judge"]) for row in found):
-        mine = select(found, level=level, judge=judge)
-        curve = select(mine, figure="told_apart", subject=ALL)
-        needs = select(mine, figure="needed_for_90", subject=ALL)[0]
-        at = [row for row in curve if row["n"] == UPSTREAM]
-        last = curve[-1]
-        reached = f"90 % need {_needed(needs)}" if needs["value"] is not None else "90 % are not reached"
-        close = [row for row in select(mine, figure="told_apart", subject=_band(2)) if row["n"] == last["n"]]
-        gap = select(mine, figure="gap_found_4_of_5")[-1]
-        sets = select(mine, figure="sets_that_need_300_or_fewer")
-        sentence = f"{_at(level, judge)}: "
-        if at:
-            sentence += f"{UPSTREAM} instructions tell {_percent(at[0])} of {last['models']} pairs apart, "
-        sentence += f"all {last['n']} {last['value']:.1%}; {reached} (upstream: about {UPSTREAM} of 805)."
-        if close:
-            sentence += f" Of the {close[0]['models']} pairs 2 to 5 points apart these tell {close[0]['value']:.0%}."
-        sentence += f" A gap of {gap['value']:.1f} points is found with a chance of 80 % by {gap['n']}."
-        if sets:
-            sentence += (
-                f" Of {sets[0]['models']} random sets of {protocol_pairs.SET_SIZE} models {_percent(sets[0])} need "
-                f"{UPSTREAM} or fewer: which models are compared decides."
-            )
-        null = select(mine, figure="told_apart", subject=SAME)
-        if null:
-            wrong, pairs = round(null[-1]["value"] * null[-1]["models"]), null[-1]["models"]
-            sentence += f" Of {pairs} pairs that are one generator twice {wrong} are called different."
-        sentences.append(sentence)
-    return sentences
-
-
-def _band(low: float) -> str:
-    return next(f"gap {a:g} to {b:g} points" for a, b in BANDS if a == low)
-
-
-def _at(level: str, judge: str) -> str:
-    return f"{level.capitalize()}, {judge_name(judge)}"
-
-
-def _needed(row: Row) -> str:
-    """The number with the shuffles' own; an end that some shuffles never reach is open."""
-    low, high = (f"{row[end]:.0f}" if row[end] is not None else "never" for end in ("low", "high"))
-    return f"{row['value']:.0f} [{low}, {high}]"
-
-
-def _percent(row: Row) -> str:
-    bounds = f" [{row['low']:.1%}, {row['high']:.1%}]" if row["low"] is not None else ""
-    return f"{row['value']:.1%}{bounds}"
-
-
-def _with_interval(row: Row) -> str:
-    if row["value"] is None:
-        return "–"
-    bounds = f" [{row['low']:.3f}, {row['high']:.3f}]" if row["low"] is not None else ""
-    return f"{row['value']:.3f}{bounds}"
-
-
-# ------------------------------------------------------------------------------------------------------------- tables
-
-
-def agreement_table(rows: Sequence[Row], *parts: str) -> report.Table:
+def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
     """Every figure but win rates, curves and shares."""
-    chosen = [row for row in rows if row["part"] in parts and row["figure"] in (*ANSWERS, *POWER)]
-    return report.Table(HEADER, [_cells(row) for row in chosen], "n: instructions, of two sets the smaller one.")
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    whole = row["figure"] == "needed_for_90"
-    value, low, high = (_number(row[key], whole) for key in ("value", "low", "high"))
-    span = "–" if row["low"] is None and row["high"] is None else f"{low} to {high}"
-    paper = "–" if row["paper"] is None else f"{row['paper']:g}"
-    counts = ("–" if row[key] is None else str(row[key]) for key in ("n", "models"))
-    what = NAMES[row["figure"]]
-    return row["level"], judge_name(row["judge"]), what, row["subject"], row["other"], value, span, *counts, paper
-
-
-def _number(value: float | None, whole: bool) -> str:
-    return ("never" if whole else "–") if value is None else f"{value:.0f}" if whole else f"{value:.3f}"
-
-
-def rate_table(rows: Sequence[Row], part: str) -> report.Table:
-    """A line a judge and generator, a column a source or set: win rate, standard error and n."""
-    found = select(rows, part=part, figure="win_rate")
-    columns = list(dict.fromkeys(row["other"] for row in found))
+    header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", "models", "paper")
+    row: Any
     lines = []
-    for level, judge, subject in dict.fromkeys((row["level"], row["judge"], row["subject"]) for row in found):
-        mine = {row["other"]: row for row in select(found, level=level, judge=judge, subject=subject)}
-        lines.append((level, judge_name(judge), subject, *(_rate(mine.get(column)) for column in columns)))
-    return report.Table(
-        ("level", "judge", "generator", *columns), lines, "Win rate, % ± standard error (n instructions)."
-    )
+    for row in rows[rows.part.isin(parts) & rows.figure.isin(NAMES)].itertuples():
+        form, none = (".0f", "never") if row.figure == "needed_for_90" else (".3f", "–")
+        value, low, high = (_text(number, form, none) for number in (row.value, row.low, row.high))
+        span = "–" if math.isnan(row.low) and math.isnan(row.high) else f"{low} to {high}"
+        counts = (_text(row.n, ".0f"), _text(row.models, ".0f"), _text(row.paper, "g"))
+        words = (row.level, judge_name(row.judge), NAMES[row.figure], row.subject, row.other)
+        lines.append((*words, value, span, *counts))
+    return Table(header, lines, "n: instructions, of two sets the smaller one.")
 
 
-def _rate(row: Row | None) -> str:
-    if row is None or row["value"] is None:
-        return "–"
-    error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
-    return f"{row['value']:.1f}{error} ({row['n']})"
+def rate_table(rows: pd.DataFrame, part: str) -> Table:
+    """A line a judge and generator, a column a source or set: win rate, standard error and n."""
+    found = rows[(rows.part == part) & (rows.figure == "win_rate")]
+    columns, lines = found.other.unique(), []
+    row: Any
+    for (level, judge, subject), own in found.groupby(["level", "judge", "subject"], sort=False):
+        cells = dict.fromkeys(columns, "–")
+        for row in own.dropna(subset="value").itertuples():
+            error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.1f}"
+            cells[row.other] = f"{row.value:.1f}{error} ({row.n:.0f})"
+        lines.append((str(level), judge_name(judge), str(subject), *cells.values()))
+    return Table(("level", "judge", "generator", *columns), lines, "Win rate, % ± standard error (n instructions).")
 
 
-def mixture_table(rows: Sequence[Row]) -> report.Table:
+def mixture_table(rows: pd.DataFrame) -> Table:
     """How far the sets are from the evaluation set, and the share of each value in each set."""
-    found = select(rows, part="mixture")
-    values = list(dict.fromkeys((row["figure"], row["other"]) for row in reversed(found)))
-    cells = {(row["figure"], row["other"], row["subject"]): row["value"] for row in found}
-    lines = [
-        (figure, other, *(f"{cells.get((figure, other, which)) or 0.0:.3f}" for which in (EVAL, LIVE, FRESH)))
-        for figure, other in sorted(values, key=lambda key: (not key[0].startswith("total"), key))
-    ]
-    return report.Table(
-        ("what", "value", EVAL, LIVE, FRESH), lines, "Total variation: half the sum of the differences."
+    shares = rows[rows.part == "mixture"].pivot(index=["figure", "other"], columns="subject", values="value")
+    # What a set never has is a share of 0, and the evaluation set is at no distance from itself.
+    cells = shares.reindex(columns=[EVAL, LIVE, FRESH]).fillna(0).sort_index().map("{:.3f}".format).reset_index()
+    cells = cells.sort_values("figure", key=lambda names: ~names.str.startswith("total"), kind="stable")
+    return Table(
+        ("what", "value", EVAL, LIVE, FRESH),
+        cells.to_numpy().tolist(),
+        "Total variation: half the sum of the differences.",
     )
+
+
+def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Callable[[], Drawing]]]:
+    """File -> title and how it is drawn, of what there are rows for."""
+    rates = rows[rows.figure == "win_rate"]
+    found: dict[str, tuple[str, Callable[[], Drawing]]] = {}
+    for level in LEVELS:
+        if ((rates.part == "sources") & (rates.level == level)).any():
+            draw = partial(draw_sources, rows, level, f"Level: {LEVELS[level]}.")
+            found[f"sources_{level}"] = (f"Win rates by source, {level}", draw)
+    if (rates.part == "live").any():
+        found["live"] = ("The 805 against live users", partial(draw_live, rows, "Level: sandbox (simulation)."))
+    if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
+        found["judges"] = ("GPT-4 against Claude", partial(draw_judges, rows, "Level: recorded."))
+    if (rows.figure == "told_apart").any():
+        found["pairs"] = ("How many instructions tell models apart", partial(draw_pairs, rows, PAIRS_NOTE + note))
+    return found
+
+
+def findings(rows: pd.DataFrame) -> list[str]:
+    """What the numbers say, a sentence or two each."""
+    told = rows.assign(text=[_span(row, ".3f") for row in rows.itertuples()], who=rows.judge.map(judge_name))
+    told["at"] = told.level.str.capitalize() + ", " + told.who
+    told["share"] = [_span(row, ".1%") for row in rows.itertuples()]
+    parts = {name: list(tell(told[told.part == name])) for name, tell in _PARTS.items()}
+    return sentences("protocol/findings.txt.j2", **parts, upstream=UPSTREAM, set_size=SET_SIZE)
+
+
+def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """How alike the sources rank, and the generator whose win rates lie widest apart."""
+    for at, own in rows.dropna(subset="value").groupby("at", sort=False):
+        rest = own[(own.figure == "r2") & (own.other == "the other sources")]
+        rates = own[(own.figure == "win_rate") & (own.other != "all")].groupby("subject", sort=False)
+        apart = (rates.value.max() - rates.value.min())[rates.size() > 1]
+        if len(rest) and len(apart):
+            ranked, widest = rest.sort_values("value"), rates.get_group(apart.idxmax()).sort_values("value")
+            told = {"worst": ranked.iloc[0], "best": ranked.iloc[-1], "low": widest.iloc[0], "high": widest.iloc[-1]}
+            yield {"at": at, **told}
+
+
+def _live(rows: pd.DataFrame) -> Iterator[Verdict]:
+    """Whether live users' r^2 is as high as that of instructions drawn anew, whose noise is the same."""
+    for judge in rows[rows.figure == "r2"].judge.unique():
+        own = rows[rows.judge == judge]
+        told: dict[Any, Any] = {(row.figure, row.other): row for row in own[own.subject == EVAL].itertuples()}
+        live, fresh = told["r2", LIVE], told.get(("r2", FRESH))
+        numbers: dict[str, Any] = {
+            "live": live,
+            "fresh": fresh,
+            "spearman": told["spearman", LIVE],
+            "crossed": judge == CROSS,
+        }
+        numbers["few"] = [row for (name, other), row in told.items() if name == "r2" and other not in (LIVE, FRESH)]
+        numbers["shift"] = [*own[(own.figure == "shift") & (own.subject == LIVE)].itertuples()]
+        numbers["bare"] = [*own[(own.figure == "r2") & (own.subject == NO_INPUT)].itertuples()]
+        yield Verdict("live_users_agree_as_much_as_noise_allows", fresh and live.value >= fresh.low, numbers)
+
+
+def _judges(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """How two judges rank the same models."""
+    for _, own in rows.groupby(["subject", "other"], sort=False):
+        told: dict[str, Any] = {str(row.figure): row for row in own.itertuples()}
+        if "spearman" in told:
+            yield told
+
+
+def _pairs(rows: pd.DataFrame) -> Iterator[Verdict]:
+    """Whether 90 % of the pairs are told apart, and from how many instructions on."""
+    for at, own in rows.groupby("at", sort=False):
+        curve, power = own[own.figure == "told_apart"], own[own.figure == "gap_found_4_of_5"]
+        last = curve[curve.subject == ALL].iloc[-1]
+        needs = own[(own.figure == "needed_for_90") & (own.subject == ALL)].iloc[0]
+        low, high = (_text(end, ".0f", "never") for end in (needs.low, needs.high))
+        numbers: dict[str, Any] = {
+            "at": at,
+            "last": last,
+            "needed": f"{needs.value:.0f} [{low}, {high}]",
+            "gap": power.iloc[-1],
+        }
+        numbers["upstream"] = [*curve[(curve.subject == ALL) & (curve.n == UPSTREAM)].itertuples()]
+        numbers["close"] = [*curve[(curve.subject == BAND_NAMES[1]) & (curve.n == last.n)].itertuples()]
+        numbers["sets"] = [*own[own.figure == "sets_that_need_300_or_fewer"].itertuples()]
+        numbers["null"] = [*curve[curve.subject == SAME].itertuples()][-1:]
+        yield Verdict("nine_in_ten_are_told_apart", not math.isnan(needs.value), numbers)
+
+
+_PARTS: Final = {"sources": _sources, "live": _live, "judges": _judges, "pairs": _pairs}
+
+
+def _text(value: float, form: str, none: str = "–") -> str:
+    return none if math.isnan(value) else format(value, form)
+
+
+def _span(row: Any, form: str) -> str:
+    """A value with its interval."""
+    bounds = "" if math.isnan(row.low) else f" [{row.low:{form}}, {row.high:{form}}]"
+    return _text(row.value, form) + bounds

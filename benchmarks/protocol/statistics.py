@@ -1,18 +1,16 @@
-"""Arithmetic of the evaluation protocol: rows, win rates by source, agreement of two evaluations over generators.
+"""Rows of the table, win rates by source, and the agreement of two evaluations over generators, with intervals.
 
-The interval of a win rate is its mean plus and minus t times its standard error over the instructions, opinions and
-answers of all seeds averaged first. Those of agreements come from 2,000 resamples (200 in a quick run), which draw
-instructions and seeds with replacement (`agreement`), generators not: they speak of these generators. Resampling
-adds noise to win rates that have it already, so resampled agreements are too low. Of rank correlations the percentiles
-are taken as they are, and lean towards lower agreement. For r^2 the percentiles of Fisher's z of the correlation are
-shifted so that their median lies on the measured one; of simulated evaluations of 8 to 20 generators such intervals
-held the median r^2 in 88 to 90 %, plain percentiles in 60 to 91 %.
+The interval of a win rate is over the instructions, opinions and answers of all seeds averaged first. Those of
+agreements come from resamples of instructions and seeds (`agreement`). Of rank correlations these are percentiles as
+they are. For r^2 the percentiles of Fisher's z are shifted so that their median lies on the measured one, since
+resampling adds noise to win rates that have it already: such intervals held the median r^2 of simulated evaluations of
+8 to 20 generators in 88 to 90 %, plain percentiles in 60 to 91 %.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -36,36 +34,26 @@ from ..harness.study import Row
 Array = NDArray[np.float64]
 Credits = Mapping[str, Sequence[Array]]
 """Generator -> credits [B] of each seed, NaN = no verdict."""
-COLUMNS: Final = (
-    "part", "level", "judge", "figure", "subject", "other", "value", "low", "high", "standard_error", "n", "models",
-    "paper",
-)  # fmt: skip
-CONFIDENCE: Final = 0.95
 NEARLY_1: Final = 1 - 1e-9
 """Correlations are kept below this one, of which Fisher's z is finite."""
+UNKNOWN: Final = (math.nan, math.nan)
 
 
 def make_row(
-    part: str,
-    level: str,
-    judge: str,
     figure: str,
     subject: str,
     other: str,
     value: float,
+    bounds: Sequence[float] = UNKNOWN,
     *,
-    bounds: Sequence[float] = (math.nan, math.nan),
     standard_error: float = math.nan,
     n: int | None = None,
     models: int | None = None,
     paper: float | None = None,
 ) -> Row:
-    """A row of the table; what is NaN becomes an empty cell.
+    """A figure of a subject against, within or under something else; what is not finite becomes an empty cell.
 
     Args:
-        part: sources, live, mixture, judges or pairs.
-        level: sandbox or recorded.
-        judge: Who judged, "" where nobody did.
         figure: What is measured.
         subject: Of what.
         other: Against, within or under what.
@@ -77,9 +65,13 @@ def make_row(
         paper: What was published.
     """
     numbers = {"value": value, "low": bounds[0], "high": bounds[1], "standard_error": standard_error}
-    known = {name: None if math.isnan(number) else float(number) for name, number in numbers.items()}
-    words = {"part": part, "level": level, "judge": judge, "figure": figure, "subject": subject, "other": other}
-    return {**words, **known, "n": n, "models": models, "paper": paper}
+    known = {name: float(number) if math.isfinite(number) else None for name, number in numbers.items()}
+    return {"figure": figure, "subject": subject, "other": other, **known, "n": n, "models": models, "paper": paper}
+
+
+def placed(part: str, level: str, judge: str, rows: Iterable[Row]) -> list[Row]:
+    """Rows of the table: with their part of it, their level and who judged ("" for nobody)."""
+    return [{"part": part, "level": level, "judge": judge, **row} for row in rows]
 
 
 def over_seeds(seeds: Sequence[Array]) -> Array:
@@ -87,56 +79,48 @@ def over_seeds(seeds: Sequence[Array]) -> Array:
     return mean_known(np.stack(seeds))
 
 
-def rate_row(part: str, level: str, judge: str, subject: str, other: str, credits: Array) -> Row:
-    """A win rate in percent with its standard error and interval."""
+def rate_row(subject: str, other: str, credits: Array) -> Row:
+    """A win rate in percent with its standard error and t-interval."""
     found = win_rate(credits)
-    half = found.standard_error * float(stats.t.ppf((1 + CONFIDENCE) / 2, max(found.num_total - 1, 1)))
-    bounds = (max(found.win_rate - half, 0.0), min(found.win_rate + half, 100.0))
-    return make_row(
-        part, level, judge, "win_rate", subject, other, found.win_rate,
-        bounds=bounds if not math.isnan(half) else (math.nan, math.nan), standard_error=found.standard_error,
-        n=found.num_total,
-    )  # fmt: skip
+    half = found.standard_error * float(stats.t.ppf(0.975, max(found.num_total - 1, 1)))
+    known = not math.isnan(half)
+    bounds = (max(found.win_rate - half, 0.0), min(found.win_rate + half, 100.0)) if known else UNKNOWN
+    num, error = found.num_total, found.standard_error
+    return make_row("win_rate", subject, other, found.win_rate, bounds, standard_error=error, n=num)
 
 
-def source_rows(level: str, judge: str, credits: Credits, sources: Sequence[str], resamples: int) -> list[Row]:
+def source_rows(credits: Credits, sources: Sequence[str], resamples: int) -> list[Row]:
     """Win rates of each generator in all and in each source, r^2 of each two sources and of each with the rest.
 
     Args:
-        level: sandbox or recorded.
-        judge: Who judged.
         credits: Of each generator.
         sources: Of each instruction, [B]; with one source alone there is nothing to compare.
         resamples: For the intervals of r^2.
     """
     which = np.array(sources)
-    names = list(dict.fromkeys(sources)) if len(set(sources)) > 1 else []
+    masks = {name: which == name for name in dict.fromkeys(sources)} if len(set(sources)) > 1 else {}
+    parts = {
+        name: {key: [row[mask] for row in seeds] for key, seeds in credits.items()} for name, mask in masks.items()
+    }
     rows = []
     for generator, seeds in credits.items():
         mean = over_seeds(seeds)
-        rows.append(rate_row("sources", level, judge, generator, "all", mean))
-        rows += [rate_row("sources", level, judge, generator, name, mean[which == name]) for name in names]
+        rows += [rate_row(generator, name, mean[mask]) for name, mask in {"all": slice(None), **masks}.items()]
+    names = list(masks)
     for place, name in enumerate(names):
-        own = {key: [row[which == name] for row in seeds] for key, seeds in credits.items()}
-        rest = {key: [row[which != name] for row in seeds] for key, seeds in credits.items()}
-        rows += agreement_rows("sources", level, judge, (name, "the other sources"), own, rest, resamples=resamples)
-        for second in names[place + 1 :]:
-            two = {key: [row[which == second] for row in seeds] for key, seeds in credits.items()}
-            rows += agreement_rows(
-                "sources", level, judge, (name, second), own, two, resamples=resamples, figures=("r2",)
-            )
+        rest = {key: [row[~masks[name]] for row in seeds] for key, seeds in credits.items()}
+        rows += agreement_rows((name, "the other sources"), parts[name], rest, resamples=resamples)
+        for other in names[place + 1 :]:
+            rows += agreement_rows((name, other), parts[name], parts[other], ("r2",), resamples=resamples)
     return rows
 
 
 def agreement_rows(
-    part: str,
-    level: str,
-    judge: str,
     names: tuple[str, str],
     one: Credits,
     two: Credits,
-    *,
     figures: Sequence[str] = ("r2", "spearman"),
+    *,
     same: bool = False,
     resamples: int,
     paper: float | None = None,
@@ -144,9 +128,6 @@ def agreement_rows(
     """Rows of the agreement of two evaluations over the generators that both have; none for fewer than three.
 
     Args:
-        part: Of the table.
-        level: sandbox or recorded.
-        judge: Who judged.
         names: Of the two evaluations.
         one: Credits of the first.
         two: Credits of the second.
@@ -158,42 +139,34 @@ def agreement_rows(
     both = [name for name in one if name in two]
     if len(both) < FEWEST:
         return []
-    drawn = [
-        Bootstrap.of({name: credits[name] for name in both}, seed=0 if same else seed, num=resamples)
-        for seed, credits in enumerate((one, two))
-    ]
-    x, y = (np.array([float(np.nanmean(over_seeds(credits[name]))) for name in both]) for credits in (one, two))
-    columns = [np.stack([bootstrap.win_rates[name] for name in both], axis=1) for bootstrap in drawn]
-    sizes = [len(credits[both[0]][0]) for credits in (one, two)]
-    return correlation_rows(
-        part, level, judge, names, (x, y), (columns[0], columns[1]), figures=figures, n=min(sizes), paper=paper
-    )
+    values, drawn = [], []
+    for seed, credits in enumerate((one, two)):
+        rates = Bootstrap.of({name: credits[name] for name in both}, seed=0 if same else seed, num=resamples).win_rates
+        drawn.append(np.stack([rates[name] for name in both], axis=1))
+        values.append(np.array([np.nanmean(over_seeds(credits[name])) for name in both]))
+    n = min(len(credits[both[0]][0]) for credits in (one, two))
+    return correlation_rows(names, values, drawn, figures, n=n, paper=paper)
 
 
 def correlation_rows(
-    part: str,
-    level: str,
-    judge: str,
     names: tuple[str, str],
-    values: tuple[Array, Array],
-    resampled: tuple[Array, Array],
-    *,
+    values: Sequence[Array],
+    resampled: Sequence[Array],
     figures: Sequence[str],
-    n: int | None,
+    *,
+    n: int | None = None,
     paper: float | None = None,
 ) -> list[Row]:
     """Rows of the agreement of two columns of win rates [M], whose resamples are [R, M]."""
-    return [
-        make_row(
-            part, level, judge, figure, *names, correlation(figure, *values),
-            bounds=bounds_of(figure, *values, resampled), n=n, models=len(values[0]),
-            paper=paper if figure == "r2" else None,
-        )
-        for figure in figures
-    ]  # fmt: skip
+    x, y = values
+    rows = []
+    for figure in figures:
+        bounds, known = bounds_of(figure, x, y, resampled), paper if figure == "r2" else None
+        rows.append(make_row(figure, *names, correlation(figure, x, y), bounds, n=n, models=len(x), paper=known))
+    return rows
 
 
-def bounds_of(figure: str, x: Array, y: Array, resampled: tuple[Array, Array]) -> Sequence[float]:
+def bounds_of(figure: str, x: Array, y: Array, resampled: Sequence[Array]) -> Sequence[float]:
     """The 95 % interval of an agreement of x and y [M] from their resamples [R, M]; NaN where nothing is known."""
     if figure != "r2":
         return percentiles((spearman_rows if figure == "spearman" else kendall_rows)(*resampled))

@@ -13,28 +13,28 @@ Needs scikit-learn: pip install "alpacafarm-env[recorded]".
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import process_time
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import tyro
 
-from ...data.files import write_atomic
 from ...data.load import DATA_VARIABLE, recorded_dataset
-from ...errors import CheckpointError, DataError
+from ...errors import DataError, did_you_mean
+from ..harness.frames import frame_of
+from ..harness.plots import write_png
+from ..harness.report import Figure, Table, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
-from ..harness.study import Row, Study, StudyOptions, run_command
-from . import report as recorded_surrogate_report
-from .data import POOLS, PROTOCOLS, Array, Judged
+from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
+from . import report as words
+from .data import POOLS, PROTOCOLS, Array, Judged, read_judged
 from .features import Features
-from .models import QUICK, SURROGATES, find_surrogate, score
-from .summary import CHOOSERS, accuracy_rows, best_of_n_rows, model_rows
+from .models import QUICK, SURROGATES, score
+from .summary import BEST_OF_N_COLUMNS, CHOOSERS, NEAR_REFERENCE, accuracy_rows, best_of_n_rows, model_rows
 
 NAME: Final = "recorded_surrogate"
 NUM_QUICK_INSTRUCTIONS: Final = 160
@@ -42,6 +42,8 @@ FOLDS: Final = 5
 QUICK_FOLDS: Final = 2
 BOTH_PROTOCOLS: Final = ("majority", "longer", "length_list", "length_list_weighted", "linear", "trees")
 """Also tested with instructions shared between training and test, to show what that is worth."""
+Key = tuple[str, str]
+"""Protocol or pool, and surrogate."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,23 @@ class SurrogateOptions(StudyOptions):
     """Which to try beside the baselines. Default: all; with --quick without the slowest two."""
 
 
-def plans(options: SurrogateOptions, judged: Judged) -> list[tuple[str, str]]:
+def plans(options: SurrogateOptions, judged: Judged) -> list[Key]:
     """(protocol or pool, surrogate) of every cell.
 
     Raises:
         UnknownNameError: A surrogate's name is none.
     """
-    asked = options.surrogates or (QUICK if options.quick else tuple(s.name for s in SURROGATES))
-    wanted = {find_surrogate(name).name for name in asked} | {s.name for s in SURROGATES if s.baseline} | set(CHOOSERS)
-    names = [s.name for s in SURROGATES if s.name in wanted]
-    found = [(PROTOCOLS[0], name) for name in names]
-    found += [(PROTOCOLS[1], name) for name in names if name in BOTH_PROTOCOLS]
+    asked = options.surrogates or (QUICK if options.quick else tuple(SURROGATES))
+    if unknown := [name for name in asked if name not in SURROGATES]:
+        raise did_you_mean("surrogate", unknown[0], tuple(SURROGATES))
+    names = [name for name, each in SURROGATES.items() if each.baseline or name in (*asked, *CHOOSERS)]
     # Where nearly all models are near the reference, none would be left to learn from.
     pools = [pool for pool in POOLS if 2 <= judged.members(pool).sum() <= len(judged.models) - 2]
-    return found + [(pool, name) for pool in pools for name in CHOOSERS]
+    return [
+        *((PROTOCOLS[0], name) for name in names),
+        *((PROTOCOLS[1], name) for name in names if name in BOTH_PROTOCOLS),
+        *((pool, name) for pool in pools for name in CHOOSERS),
+    ]
 
 
 def run(options: SurrogateOptions) -> int:
@@ -81,74 +86,55 @@ def run(options: SurrogateOptions) -> int:
     if importlib.util.find_spec("sklearn") is None:
         raise DataError(f'{NAME}: needs the package scikit-learn. Install it: pip install "alpacafarm-env[recorded]"')
     dataset = recorded_dataset(folder)
-    judged = Judged.of(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
+    judged = read_judged(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
-    with options.study(NAME, config) as study:
-        features = Features(judged)
-        wanted = plans(options, judged)
-        cells = [
-            Cell.silent(f"{protocol} {name}", partial(fit, study.out, judged, features, protocol, name, folds))
-            for protocol, name in wanted
-        ]
-        costs = {row["cell"]: row["cpu_seconds"] for row in run_cells(study, cells)}
-        scores = {key: read_scores(study.out, *key) for key in wanted if f"{key[0]} {key[1]}" in study.done}
-        if not scores:
+    with options.study(NAME, config, row=("scores",)) as study:
+        wanted, features = plans(options, judged), Features(judged)
+        cells = [Cell.silent(" ".join(key), partial(fit, judged, features, *key, folds)) for key in wanted]
+        fits = {row["cell"]: row for row in run_cells(study, cells)}
+        scores = {key: np.array(fits[" ".join(key)]["scores"]) for key in wanted if " ".join(key) in fits}
+        if not any(protocol in PROTOCOLS for protocol, _ in scores):
             return study.exit_status
-        write(study, judged, scores, dataset.judge, costs)
+        write_results(study, judged, scores, dataset.judge, {cell: row["cpu_seconds"] for cell, row in fits.items()})
         return study.finish()
 
 
-def fit(out: Path, judged: Judged, features: Features, protocol: str, name: str, folds: int) -> list[Row]:
-    """Scores all pairs that the protocol tests, stores them in scores/, and says what it cost."""
+def fit(judged: Judged, features: Features, protocol: str, name: str, folds: int) -> list[Row]:
+    """The scores of all pairs that the protocol tests, and what they cost."""
     start = process_time()
-    found = score(judged, features, find_surrogate(name), protocol, folds)
-    buffer = io.BytesIO()
-    np.save(buffer, found, allow_pickle=False)
-    path = scores_path(out, protocol, name)
-    path.parent.mkdir(exist_ok=True)
-    write_atomic(path, buffer.getvalue())
-    return [{"cell": f"{protocol} {name}", "cpu_seconds": process_time() - start}]
+    found = score(judged, features, SURROGATES[name], protocol, folds)
+    return [{"cell": f"{protocol} {name}", "cpu_seconds": process_time() - start, "scores": found.tolist()}]
 
 
-def scores_path(out: Path, protocol: str, name: str) -> Path:
-    """Where a cell's scores are stored."""
-    return out / "scores" / f"{protocol.replace(' ', '_')}-{name}.npy"
-
-
-def read_scores(out: Path, protocol: str, name: str) -> Array:
-    """The stored scores [M, N].
-
-    Raises:
-        CheckpointError: They are gone or damaged.
-    """
-    path = scores_path(out, protocol, name)
-    try:
-        return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(
-            f"{path}: expected the scores of a finished cell, got {error}. Remove {out / 'cells'} and call again."
-        ) from error
-
-
-def write(
-    study: Study,
-    judged: Judged,
-    scores: Mapping[tuple[str, str], Array],
-    judge: str,
-    costs: Mapping[str, float],
+def write_results(
+    study: Study, judged: Judged, scores: Mapping[Key, Array], judge: str, costs: Mapping[str, float]
 ) -> None:
     """Prints the tables and what they say; writes table.csv, models.csv, best_of_n.csv, the figures and the report."""
     tested = {key: found for key, found in scores.items() if key[0] in PROTOCOLS}
-    results = recorded_surrogate_report.Results(
-        judged,
-        judge,
-        accuracy_rows(judged, tested),
-        model_rows(judged, tested),
-        best_of_n_rows(judged, scores),
-        costs,
-    )
-    recorded_surrogate_report.write(study, results)
+    accuracy, drawn = accuracy_rows(judged, tested), best_of_n_rows(judged, scores)
+    study.write_table(accuracy)
+    write_csv(study.out / "models.csv", model_rows(judged, tested))
+    write_csv(study.out / "best_of_n.csv", drawn, BEST_OF_N_COLUMNS)
+    quality, curves = frame_of(accuracy), frame_of(drawn).reindex(columns=BEST_OF_N_COLUMNS)
+    tables, best = words.accuracy_tables(quality), words.best_of_n_table(curves)
+    said = words.findings(judged, judge, quality, curves)
+    print(*(f"{table.caption}\n{text_table(table)}\n" for table in [*tables, best]), *said, sep="\n")
+    note = f"Level recorded: {judge}, {judged.decisive.sum()} verdicts."
+    figures = []
+    if (quality.group == NEAR_REFERENCE).any():
+        png = write_png(study.out / "accuracy.png", words.draw_accuracy(quality, note))
+        figures.append(Figure(png, f"Accuracy on the left-out near-reference models, 95 % over models. {note}"))
+    if drawn:
+        png = write_png(study.out / "best_of_n.png", words.draw_best_of_n(curves, note))
+        figures.append(Figure(png, f"Above the judge's verdicts, below the chooser's own score. {note}"))
+    values: dict[str, Any] = {"findings": said, "figures": figures, "tables": tables, "best_of_n": best}
+    values["costs"] = Table(("cell", "CPU seconds"), [(cell, f"{seconds:.1f}") for cell, seconds in costs.items()])
+    values["settings"] = settings_table({**study.config, **versions()})
+    title = "Reward models learned from recorded verdicts"
+    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
+    near = [judged.models[m] for m in np.flatnonzero(judged.near)]
+    study.note(level="recorded", judge=judge, near_reference=near, findings=said, cpu_seconds=costs)
 
 
 def main(args: Sequence[str] | None = None) -> int:

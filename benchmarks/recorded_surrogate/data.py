@@ -1,21 +1,9 @@
 """Recorded judgements as a table of models by instructions, and the folds that keep test and training apart.
 
 A surrogate is tested only on models that it was never trained on. All models answer the same instructions and are
-compared with the same reference, so a surrogate that saw an instruction in training knows how good the reference's
-answer to it is, without reading anything of the left-out model. Two protocols, therefore:
-
-* `disjoint`: neither the models nor the instructions of the test pairs are in training. This is what a reward model
-  for new prompts would meet, and it is the one that counts.
-* `models`: only the models are left out.
-
-Best-of-n chooses among models that were all left out together: half of the models, then the other half; and those near
-the reference, by a surrogate that learned from none of them. Instructions are disjoint there. A highest point is found
-on the instructions it is reported on, so it flatters a little, and so does the fall from it.
-
-The band of near-reference models, the features and the trees' few settings were fixed after a look at these very data
-(of the variants tried, the two whose standard errors were taken lay 3.7 and 4.5 of them above the baseline): read a
-lead that is hardly two standard errors as none. Models of one family, such as three sizes of one chat model, may be
-apart in test and training.
+compared with the same reference, so one that saw an instruction in training knows how good the reference's answer is,
+without reading anything of the left-out model. Hence two protocols: `disjoint` leaves out models and instructions, as a
+reward model for new prompts would meet them, and counts; `models` leaves out models alone.
 """
 
 from __future__ import annotations
@@ -67,24 +55,10 @@ class Judged:
                 "models and instructions are left out in folds."
             )
 
-    @classmethod
-    def of(cls, dataset: RecordedDataset, num_instructions: int | None = None) -> Judged:
-        """All judged models of a folder, on all its instructions or on an evenly spread part of them."""
-        every = [str(instruction) for instruction in dataset.instructions("eval")]
-        rows = list(subset(len(every), num_instructions or len(every)))
-        references = dataset.references("eval")
-        return cls(
-            dataset.judged,
-            tuple(every[row] for row in rows),
-            tuple(references[row] for row in rows),
-            tuple(tuple(dataset.outputs(model)[row] for row in rows) for model in dataset.judged),
-            np.array([dataset.judgements(model)[rows] for model in dataset.judged]),
-        )
-
     @cached_property
     def decisive(self) -> Mask:
         """[M, N] where the judge preferred one of the two texts: what is trained on and tested."""
-        return np.asarray((self.credits == 0) | (self.credits == 1))
+        return np.isin(self.credits, (0, 1))
 
     @cached_property
     def lengths(self) -> Array:
@@ -103,30 +77,32 @@ class Judged:
 
     def model_folds(self, count: int) -> Indices:
         """[M] fold of each model: dealt in turn in the order of their win rates, so that folds are alike."""
-        order = np.argsort(self.win_rates, kind="stable")
-        folds = np.empty(len(order), dtype=np.int64)
-        folds[order] = np.arange(len(order)) % count
-        return folds
+        return np.argsort(np.argsort(self.win_rates, kind="stable")) % count
 
     def instruction_folds(self, count: int) -> Indices:
         """[N] fold of each instruction, drawn at random but always the same."""
         return keyed_rng(0, "recorded_surrogate").permutation(len(self.instructions)) % count
 
     def members(self, pool: str) -> Mask:
-        """[M] the models of a best-of-n pool."""
+        """[M] the models of a best-of-n pool: all of them were left out together."""
         return self.near if pool == "near_reference" else self.model_folds(2) == int(pool.removeprefix("half "))
 
 
-@dataclass(frozen=True)
-class Part:
-    """One division of the table: fit on `train`, predict `test`; both [M, N]."""
+def read_judged(dataset: RecordedDataset, num_instructions: int | None = None) -> Judged:
+    """All judged models of a folder, on all its instructions or on an evenly spread part of them."""
+    every, references = dataset.instructions("eval"), dataset.references("eval")
+    rows = subset(len(every), num_instructions or len(every))
+    return Judged(
+        dataset.judged,
+        tuple(str(every[row]) for row in rows),
+        tuple(references[row] for row in rows),
+        tuple(tuple(dataset.outputs(model)[row] for row in rows) for model in dataset.judged),
+        np.array([dataset.judgements(model)[rows] for model in dataset.judged]),
+    )
 
-    train: Mask
-    test: Mask
 
-
-def parts(judged: Judged, protocol: str, folds: int, *, diagonal: bool = False) -> Iterator[Part]:
-    """The divisions of a protocol, or of a best-of-n pool (the pool's models left out, instructions disjoint).
+def parts(judged: Judged, protocol: str, folds: int, *, diagonal: bool = False) -> Iterator[tuple[Mask, Mask]]:
+    """(train, test), both [M, N], of a protocol, or of a best-of-n pool (its models left out, instructions disjoint).
 
     Args:
         judged: The table.
@@ -134,15 +110,12 @@ def parts(judged: Judged, protocol: str, folds: int, *, diagonal: bool = False) 
         folds: Folds of models, and of instructions.
         diagonal: Of the disjoint folds only those with equal numbers: a fit a fold, 1 / folds of the pairs tested.
     """
-    size = (len(judged.models), len(judged.instructions))
     by_model = np.where(judged.members(protocol), 0, -1) if protocol in POOLS else judged.model_folds(folds)
-    by_instruction = judged.instruction_folds(folds)
+    by_instruction = judged.instruction_folds(1 if protocol == "models" else folds)
     for model in range(int(by_model.max()) + 1):
-        left_out = (by_model == model)[:, None]
-        if protocol == "models":
-            yield Part(~left_out & judged.decisive, np.broadcast_to(left_out, size))
-            continue
-        for instruction in range(folds):
-            if not diagonal or instruction == model:
-                asked = (by_instruction == instruction)[None]
-                yield Part(~left_out & ~asked & judged.decisive, left_out & asked)
+        for instruction in range(int(by_instruction.max()) + 1):
+            left_out, asked = (by_model == model)[:, None], (by_instruction == instruction)[None]
+            if protocol == "models":  # every instruction is asked, in training too
+                yield ~left_out & judged.decisive, left_out & asked
+            elif not diagonal or instruction == model:
+                yield ~left_out & ~asked & judged.decisive, left_out & asked

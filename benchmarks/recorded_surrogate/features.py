@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from ..harness.lists import LIST_ITEM, has_list
-from .data import Array, Indices, Judged, Mask
+from .data import Array, Indices, Judged
 
 _WORD: Final = re.compile(r"[^\W_]+(?:'\w+)?")
 _SENTENCE: Final = re.compile(r"[.!?](?:\s|$)")
@@ -39,39 +39,34 @@ class Features:
 
     def __init__(self, judged: Judged) -> None:
         self.judged = judged
-        self._tokens: dict[tuple[int, int], tuple[Indices, Indices, Indices]] = {}
+        self.tokens = cache(self._hash_tokens)
 
     @cached_property
-    def lengths(self) -> Array:
-        """[M N, 2]: characters of the response and of the reference."""
-        return self._beside(self.judged.lengths, [len(text) for text in self.judged.references])
-
-    @cached_property
-    def lists(self) -> Array:
-        """[M N, 2]: 1 where the response, and where the reference, has a list."""
-        own = np.array([[has_list(text) for text in row] for row in self.judged.outputs])
-        return self._beside(own, [has_list(text) for text in self.judged.references])
+    def responses(self) -> list[str]:
+        """[M N]."""
+        return [text for row in self.judged.outputs for text in row]
 
     @cached_property
     def length_and_list(self) -> Array:
         """[M N, 3]: log ratio of the lengths, tanh of their difference, list in the response less in the reference."""
-        (length, reference), (listed, other) = self.lengths.T, self.lists.T
-        ratio = np.log1p(length) - np.log1p(reference)
-        return np.stack([ratio, np.tanh((length - reference) / LENGTH_SCALE), listed - other], axis=1)
+        return self.length_and_list_raw[:, :3].copy()
 
     @cached_property
     def length_and_list_raw(self) -> Array:
         """[M N, 7]: `length_and_list`, the two lengths, and the two lists: all that a model of length could use."""
-        return np.hstack([self.length_and_list, self.lengths, self.lists])
+        found = [[(float(len(text)), float(has_list(text))) for text in side] for side in self._sides()]
+        (length, listed), (reference, other) = np.array(found[0]).T, self._repeated(np.array(found[1])).T
+        ratio, gap = np.log1p(length) - np.log1p(reference), np.tanh((length - reference) / LENGTH_SCALE)
+        return np.stack([ratio, gap, listed - other, length, reference, listed, other], axis=1)
 
     @cached_property
     def dense(self) -> Array:
         """[M N, 2 K + 4]: the response's measures less the reference's, the reference's own, and the four meetings."""
-        asked, references = self.judged.instructions, self.judged.references
-        reference = np.array([measures(x, y) for x, y in zip(asked, references, strict=True)])
-        response = np.array([measures(x, y) for row in self.judged.outputs for x, y in zip(asked, row, strict=True)])
-        repeated = np.tile(reference, (len(self.judged.models), 1))
-        return np.hstack([response - repeated, repeated, self._meetings()])
+        asked = self.judged.instructions
+        texts = zip(asked * (1 + len(self.judged.models)), (*self.judged.references, *self.responses), strict=True)
+        found = np.array([list(measures(x, y).values()) for x, y in texts], dtype=np.float64)
+        reference = self._repeated(found[: len(asked)])
+        return np.hstack([found[len(asked) :] - reference, reference, self._meetings()])
 
     @cached_property
     def words(self) -> Any:
@@ -86,50 +81,42 @@ class Features:
         """[M N, HASHED + 3] sparse: as `words`, of character 3- to 5-grams within words."""
         return self._hashed("char_wb", (3, 5))
 
-    def tokens(self, buckets: int, length: int) -> tuple[Indices, Indices, Indices]:
+    def _hash_tokens(self, buckets: int, length: int) -> tuple[Indices, ...]:
         """Words hashed to 1 .. buckets - 1, cut or padded with 0, [., length]: instructions, references, responses."""
-        if (buckets, length) not in self._tokens:
-            table = (self.judged.instructions, self.judged.references, [y for row in self.judged.outputs for y in row])
-            x, r, y = (np.array([_token_row(text, buckets, length) for text in side], dtype=np.int64) for side in table)
-            self._tokens[buckets, length] = x, r, y
-        return self._tokens[buckets, length]
+        table = (self.judged.instructions, self.judged.references, self.responses)
+        return tuple(np.array([_token_row(text, buckets, length) for text in side], dtype=np.int64) for side in table)
 
-    def _beside(self, own: Array | Mask, reference: Sequence[int]) -> Array:
-        """Values of the responses [M, N] beside those of the references [N], as [M N, 2]."""
-        return np.stack([own.ravel(), np.tile(reference, len(own))], axis=1).astype(np.float64)
+    def _sides(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.responses, self.judged.references
+
+    def _repeated(self, values: Any) -> Any:
+        """Values of the instructions or references [N, .] for every pair, [M N, .]."""
+        from scipy import sparse
+
+        stack = sparse.vstack if sparse.issparse(values) else np.concatenate
+        return stack([values] * len(self.judged.models))
 
     def _hashed(self, analyzer: str, ngrams: tuple[int, int]) -> Any:
         from scipy import sparse
         from sklearn.feature_extraction.text import HashingVectorizer
 
-        vectorizer = HashingVectorizer(
-            analyzer=analyzer, ngram_range=ngrams, n_features=HASHED, alternate_sign=True, norm="l2", dtype=np.float32
-        )
-        response = vectorizer.transform([text for row in self.judged.outputs for text in row])
-        reference = vectorizer.transform(self.judged.references)
-        grams = response - sparse.vstack([reference] * len(self.judged.models))
+        vectorizer = HashingVectorizer(analyzer=analyzer, ngram_range=ngrams, n_features=HASHED, dtype=np.float32)
+        response, reference = (vectorizer.transform(side) for side in self._sides())
+        grams = response - self._repeated(reference)
         return sparse.csr_matrix(sparse.hstack([grams, sparse.csr_matrix(self.length_and_list)]))
 
     def _meetings(self) -> Array:
         """Cosines of response and instruction, response and reference, reference and instruction; the last's length."""
-        from scipy import sparse
         from sklearn.feature_extraction.text import HashingVectorizer
 
         vectorizer = HashingVectorizer(
-            ngram_range=(1, 2), n_features=HASHED, alternate_sign=False, norm="l2", stop_words="english"
+            ngram_range=(1, 2), n_features=HASHED, alternate_sign=False, stop_words="english"
         )
-        asked, reference = (vectorizer.transform(side) for side in (self.judged.instructions, self.judged.references))
-        own = _row_products(reference, asked)
-        columns = []
-        for row in self.judged.outputs:
-            response = sparse.csr_matrix(vectorizer.transform(row))
-            columns.append(np.stack([_row_products(response, asked), _row_products(response, reference), own], axis=1))
-        length = np.log1p([len(text) for text in self.judged.instructions])
-        return np.hstack([np.vstack(columns), np.tile(length, len(self.judged.models))[:, None]])
-
-
-def _row_products(a: Any, b: Any) -> Array:
-    return np.asarray(a.multiply(b).sum(axis=1), dtype=np.float64).ravel()
+        response, reference = (vectorizer.transform(side) for side in self._sides())
+        asked = self._repeated(vectorizer.transform(self.judged.instructions))
+        met = [(response, asked), (response, self._repeated(reference)), (self._repeated(reference), asked)]
+        length = self._repeated(np.log1p([[len(text)] for text in self.judged.instructions]))
+        return np.hstack([*(np.asarray(one.multiply(two).sum(axis=1)) for one, two in met), length])
 
 
 def _token_row(text: str, buckets: int, length: int) -> list[int]:
@@ -137,76 +124,50 @@ def _token_row(text: str, buckets: int, length: int) -> list[int]:
     return (row[:length] + [0] * length)[:length]
 
 
-def measures(instruction: str, response: str) -> list[float]:
-    """The measures of one response to an instruction, in the order of `MEASURES`."""
-    words = _WORD.findall(response.lower())
-    asked = {word for word in _WORD.findall(instruction.lower()) if len(word) > 3}
-    text = _Text(instruction, response, words, set(words), asked)
-    return [float(measure(text)) for measure in MEASURES.values()]
+def measures(instruction: str, text: str) -> dict[str, float]:
+    """The measures of a response by itself and beside its instruction: counts, mostly as logarithms, and shares."""
+    words = _WORD.findall(text.lower())
+    known, asked = set(words), {word for word in _WORD.findall(instruction.lower()) if len(word) > 3}
+    raw, characters = text.encode("utf-8", "replace"), max(1, len(text))
+    sentences = len(_SENTENCE.findall(text))
+    found: dict[str, float] = {
+        "log characters": np.log1p(len(text)),
+        "characters up to 500": min(len(text), 500) / 500,
+        "characters up to 1500": min(len(text), 1500) / 1500,
+        "log words": np.log1p(len(words)),
+        "has a list": has_list(text),
+        "log list items": np.log1p(len(LIST_ITEM.findall(text))),
+        "log sentences": np.log1p(sentences),
+        "words a sentence": len(words) / max(1, sentences),
+        "type-token ratio": len(known) / max(1, len(words)),
+        "log distinct words": np.log1p(len(known)),
+        "mean word length": sum(map(len, words)) / max(1, len(words)),
+        "compressed size": len(zlib.compress(raw)) / max(1, len(raw)),
+        "repeated word pairs": _repeats(words, 2),
+        "repeated word triples": _repeats(words, 3),
+        "instruction's words used": len(asked & known) / max(1, len(asked)),
+        "words of the instruction": len(asked & known) / max(1, len(known)),
+        "instruction repeated": instruction.strip()[:60] in text,
+        "refusal": bool(_REFUSAL.search(text)),
+        "refusal at the start": bool(_REFUSAL.search(text[:_SHORT])),
+        "hedges": np.log1p(len(_HEDGE.findall(text))),
+        "leaked template": bool(_LEAK.search(text)),
+        "code": "```" in text,
+        "bold": "**" in text,
+        "addresses the reader": np.log1p(words.count("you") + words.count("your")),
+        "speaks of itself": np.log1p(words.count("i") + words.count("my")),
+        "digits": sum(map(str.isdigit, text)) / characters,
+        "capitals": sum(map(str.isupper, text)) / characters,
+        "neither letter nor digit nor space": sum(not c.isalnum() and not c.isspace() for c in text) / characters,
+        "beyond ASCII": sum(not c.isascii() for c in text) / characters,
+        "starts with a capital": text[:1].isupper(),
+        "ends a sentence": text.rstrip()[-1:] in tuple(".!?)\"'`"),
+        "ends in a question": text.rstrip().endswith("?"),
+    }
+    return found | {f"log count of {mark!r}": np.log1p(text.count(mark)) for mark in _MARKS}
 
 
-class _Text:
-    """A response with what several measures need of it."""
-
-    def __init__(self, instruction: str, text: str, words: list[str], known: set[str], asked: set[str]) -> None:
-        self.instruction, self.text, self.words, self.known, self.asked = instruction, text, words, known, asked
-
-    def share(self, wanted: Callable[[str], bool]) -> float:
-        """Share of the characters."""
-        return sum(map(wanted, self.text)) / max(1, len(self.text))
-
-    def repeats(self, n: int) -> float:
-        """Share of the word n-grams that came before."""
-        grams = list(zip(*(self.words[i:] for i in range(n)), strict=False))
-        return 1 - len(set(grams)) / max(1, len(grams))
-
-
-def _compressed(text: str) -> float:
-    raw = text.encode("utf-8", "replace")
-    return len(zlib.compress(raw)) / max(1, len(raw))
-
-
-def _count(pattern: re.Pattern[str]) -> Callable[[_Text], float]:
-    return lambda t: np.log1p(len(pattern.findall(t.text)))
-
-
-def _mark(mark: str) -> Callable[[_Text], float]:
-    return lambda t: np.log1p(t.text.count(mark))
-
-
-MEASURES: Final[dict[str, Callable[[_Text], float]]] = {
-    "log characters": lambda t: np.log1p(len(t.text)),
-    "characters up to 500": lambda t: min(len(t.text), 500) / 500,
-    "characters up to 1500": lambda t: min(len(t.text), 1500) / 1500,
-    "log words": lambda t: np.log1p(len(t.words)),
-    "has a list": lambda t: has_list(t.text),
-    "log list items": _count(LIST_ITEM),
-    "log sentences": _count(_SENTENCE),
-    "words a sentence": lambda t: len(t.words) / max(1, len(_SENTENCE.findall(t.text))),
-    "type-token ratio": lambda t: len(t.known) / max(1, len(t.words)),
-    "log distinct words": lambda t: np.log1p(len(t.known)),
-    "mean word length": lambda t: sum(map(len, t.words)) / max(1, len(t.words)),
-    "compressed size": lambda t: _compressed(t.text),
-    "repeated word pairs": lambda t: t.repeats(2),
-    "repeated word triples": lambda t: t.repeats(3),
-    "instruction's words used": lambda t: len(t.asked & t.known) / max(1, len(t.asked)),
-    "words of the instruction": lambda t: len(t.asked & t.known) / max(1, len(t.known)),
-    "instruction repeated": lambda t: t.instruction.strip()[:60] in t.text,
-    "refusal": lambda t: bool(_REFUSAL.search(t.text)),
-    "refusal at the start": lambda t: bool(_REFUSAL.search(t.text[:_SHORT])),
-    "hedges": _count(_HEDGE),
-    "leaked template": lambda t: bool(_LEAK.search(t.text)),
-    "code": lambda t: "```" in t.text,
-    "bold": lambda t: "**" in t.text,
-    "addresses the reader": lambda t: np.log1p(t.words.count("you") + t.words.count("your")),
-    "speaks of itself": lambda t: np.log1p(t.words.count("i") + t.words.count("my")),
-    "digits": lambda t: t.share(str.isdigit),
-    "capitals": lambda t: t.share(str.isupper),
-    "neither letter nor digit nor space": lambda t: t.share(lambda c: not c.isalnum() and not c.isspace()),
-    "beyond ASCII": lambda t: t.share(lambda c: not c.isascii()),
-    "starts with a capital": lambda t: t.text[:1].isupper(),
-    "ends a sentence": lambda t: t.text.rstrip()[-1:] in tuple(".!?)\"'`"),
-    "ends in a question": lambda t: t.text.rstrip().endswith("?"),
-    **{f"log count of {mark!r}": _mark(mark) for mark in _MARKS},
-}
-"""Name -> measure of one response."""
+def _repeats(words: list[str], n: int) -> float:
+    """Share of the word n-grams that came before."""
+    grams = list(zip(*(words[i:] for i in range(n)), strict=False))
+    return 1 - len(set(grams)) / max(1, len(grams))

@@ -7,14 +7,14 @@ that. The length-and-list baseline is there with and without these weights, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from ...errors import UnknownNameError, did_you_mean
+from ..harness.runner import quiet
 from .data import Array, Indices, Judged, Mask, parts
 from .features import Features
 
@@ -28,7 +28,6 @@ Fit = Callable[[Features, Indices, Array, Array], Predict]
 class Surrogate:
     """One way to predict the judge's verdict."""
 
-    name: str
     title: str
     fit: Fit
     baseline: bool = False
@@ -41,11 +40,11 @@ class Surrogate:
 def score(judged: Judged, features: Features, surrogate: Surrogate, protocol: str, folds: int) -> Array:
     """[M, N] the surrogate's score of every pair that the protocol tests, NaN elsewhere; never of a pair it saw."""
     scores = np.full(judged.credits.shape, np.nan)
-    for part in parts(judged, protocol, folds, diagonal=surrogate.diagonal):
-        rows = np.flatnonzero(part.train)
-        weights = informativeness(judged, part.train) if surrogate.weighted else np.ones(len(rows))
+    for train, test in parts(judged, protocol, folds, diagonal=surrogate.diagonal):
+        rows = np.flatnonzero(train)
+        weights = informativeness(judged, train) if surrogate.weighted else np.ones(len(rows))
         predict = surrogate.fit(features, rows, judged.credits.ravel()[rows], weights)
-        scores[part.test] = predict(np.flatnonzero(part.test))
+        scores[test] = predict(np.flatnonzero(test))
     return scores
 
 
@@ -56,124 +55,76 @@ def informativeness(judged: Judged, train: Mask) -> Array:
     return np.repeat(4 * wins * (1 - wins), counts)
 
 
-def find_surrogate(name: str) -> Surrogate:
-    """The surrogate of that name.
-
-    Raises:
-        UnknownNameError: There is none.
-    """
-    found = {surrogate.name: surrogate for surrogate in SURROGATES}
-    if name not in found:
-        error: UnknownNameError = did_you_mean("surrogate", name, tuple(found))
-        raise error
-    return found[name]
-
-
 def _majority(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
     side = 1.0 if labels.mean() >= 0.5 else -1.0
     return lambda test: np.full(len(test), side)
 
 
 def _longer(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-    lengths = features.lengths
     # Of equal lengths the reference: a rule must say something.
-    return lambda test: np.where(lengths[test, 0] > lengths[test, 1], 1.0, -1.0)
+    return lambda test: np.where(features.length_and_list[test, 1] > 0, 1.0, -1.0)
 
 
-def _logistic(columns: Callable[[Features], Array], strength: float) -> Fit:
+def _classifier(steps: Callable[[], Sequence[Any]], columns: str) -> Fit:
+    """A pipeline of scikit-learn on one of the tables of the features."""
+
     def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-        from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
 
-        table = columns(features)
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-        model.fit(table[rows], labels, logisticregression__sample_weight=weights)
+        table, model = getattr(features, columns), make_pipeline(*steps())
+        model.fit(table[rows], labels, **{f"{model.steps[-1][0]}__sample_weight": weights})
         return lambda test: np.asarray(model.decision_function(table[test]))
 
     return fit
 
 
-def _trees(columns: Callable[[Features], Array]) -> Fit:
-    def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-        from sklearn.ensemble import HistGradientBoostingClassifier
+def _logistic(strength: float) -> Sequence[Any]:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
 
-        table = columns(features)
-        model = HistGradientBoostingClassifier(
-            max_iter=150,
-            learning_rate=0.05,
-            max_leaf_nodes=12,
-            min_samples_leaf=60,
-            l2_regularization=1.0,
-            early_stopping=False,
-            random_state=0,
-        )
-        model.fit(table[rows], labels, sample_weight=weights)
-        return lambda test: np.asarray(model.decision_function(table[test]))
-
-    return fit
+    return StandardScaler(), LogisticRegression(C=strength, max_iter=1000)
 
 
-def _ngrams(columns: Callable[[Features], Any]) -> Fit:
-    def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-        from sklearn.linear_model import SGDClassifier
+def _trees() -> Sequence[Any]:
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
-        table = columns(features)
-        model = SGDClassifier(loss="log_loss", alpha=1e-5, max_iter=5, tol=None, random_state=0)
-        model.fit(table[rows], labels, sample_weight=weights)
-        return lambda test: np.asarray(model.decision_function(table[test]))
+    size = {"max_iter": 150, "learning_rate": 0.05, "max_leaf_nodes": 12, "min_samples_leaf": 60}
+    return (HistGradientBoostingClassifier(**size, l2_regularization=1.0, early_stopping=False, random_state=0),)
 
-    return fit
+
+def _sparse() -> Sequence[Any]:
+    from sklearn.linear_model import SGDClassifier
+
+    return (SGDClassifier(loss="log_loss", alpha=1e-5, max_iter=5, tol=None, random_state=0),)
 
 
 def _network(encoder: str) -> Fit:
     def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
         from .networks import train
 
-        with one_thread():
-            return train(encoder, features, rows, labels, weights)
+        quiet()  # sums in one order, and no fight over the cores
+        return train(encoder, features, rows, labels, weights)
 
     return fit
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread within: sums in one order, and no fight over the cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _length_and_list(features: Features) -> Array:
-    return features.length_and_list
 
 
 BASELINE: Final = "length_list_weighted"
 CHOSEN: Final = "trees"
 """The surrogate that best-of-n is drawn with."""
-SURROGATES: Final = (
-    Surrogate("majority", "always the side that wins most often in training", _majority, True, False),
-    Surrogate("longer", "the longer response wins", _longer, True, False),
-    Surrogate(
-        "length_list", "logistic: length ratio, length difference, list", _logistic(_length_and_list, 1.0), True, False
-    ),
-    Surrogate(BASELINE, "logistic: the same, training models weighted", _logistic(_length_and_list, 1.0), True),
-    Surrogate("length_trees", "boosted trees on lengths and lists alone", _trees(lambda f: f.length_and_list_raw)),
-    Surrogate("words", "logistic: hashed word 1- and 2-grams, length, list", _ngrams(lambda f: f.words), diagonal=True),
-    Surrogate(
-        "characters",
-        "logistic: hashed character 3- to 5-grams, length, list",
-        _ngrams(lambda f: f.characters),
-        diagonal=True,
-    ),
-    Surrogate("linear", "logistic: all measures of both texts", _logistic(lambda f: f.dense, 0.1)),
-    Surrogate(CHOSEN, "boosted trees: all measures of both texts", _trees(lambda f: f.dense)),
-    Surrogate("bag", "small pairwise network over hashed words (torch)", _network("bag"), diagonal=True),
-    Surrogate("transformer", "tiny transformer reward model (torch)", _network("transformer"), diagonal=True),
-)
-QUICK: Final = tuple(s.name for s in SURROGATES if s.name not in ("characters", "transformer"))
+_LENGTH_LIST: Final = _classifier(partial(_logistic, 1.0), "length_and_list")
+_WORDS, _CHARACTERS = _classifier(_sparse, "words"), _classifier(_sparse, "characters")
+SURROGATES: Final = {
+    "majority": Surrogate("always the side that wins most often in training", _majority, True, False),
+    "longer": Surrogate("the longer response wins", _longer, True, False),
+    "length_list": Surrogate("logistic: length ratio, length difference, list", _LENGTH_LIST, True, False),
+    BASELINE: Surrogate("logistic: the same, training models weighted", _LENGTH_LIST, True),
+    "length_trees": Surrogate("boosted trees on lengths and lists alone", _classifier(_trees, "length_and_list_raw")),
+    "words": Surrogate("logistic: hashed word 1- and 2-grams, length, list", _WORDS, diagonal=True),
+    "characters": Surrogate("logistic: hashed character 3- to 5-grams, length, list", _CHARACTERS, diagonal=True),
+    "linear": Surrogate("logistic: all measures of both texts", _classifier(partial(_logistic, 0.1), "dense")),
+    CHOSEN: Surrogate("boosted trees: all measures of both texts", _classifier(_trees, "dense")),
+    "bag": Surrogate("small pairwise network over hashed words (torch)", _network("bag"), diagonal=True),
+    "transformer": Surrogate("tiny transformer reward model (torch)", _network("transformer"), diagonal=True),
+}
+QUICK: Final = tuple(name for name in SURROGATES if name not in ("characters", "transformer"))
+BASELINES: Final = tuple(name for name, surrogate in SURROGATES.items() if surrogate.baseline)

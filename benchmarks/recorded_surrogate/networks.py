@@ -7,6 +7,7 @@ text, so that what they add to the length-and-list baseline is what they read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -56,7 +57,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, asked: Tensor, response: Tensor) -> Tensor:
-        """Scores [B] of responses [B, T] to instructions [B, S], both token ids with 0 for none."""
+        """As `Bag.forward`."""
         tokens = torch.cat([asked, response], dim=1)
         # A text without a word would leave no key to attend to: the first place is always open.
         hidden = (tokens == 0) & (torch.arange(tokens.shape[1]) > 0)
@@ -81,40 +82,20 @@ class Pairwise(nn.Module):
         return found
 
 
-class Texts:
-    """The tokens of all pairs, and one batch of them."""
+def train(encoder: str, features: Features, rows: Indices, labels: Array, weights: Array) -> Callable[[Indices], Array]:
+    """Trains one network and returns its log-odds of rows of the features.
 
-    def __init__(self, features: Features, length: int) -> None:
-        self._asked, self._reference, self._response = (
-            torch.from_numpy(tokens) for tokens in features.tokens(BUCKETS, length)
-        )
-        self._asked = self._asked[:, : length // 4]
-        self._pair = torch.from_numpy(features.length_and_list).float()
-        self._count = len(self._asked)
+    The draws depend on the rows alone, so a fit can be repeated to the last bit.
+    """
+    length = LENGTHS[encoder]
+    asked, reference, response = (torch.from_numpy(tokens) for tokens in features.tokens(BUCKETS, length))
+    line = torch.from_numpy(features.length_and_list).float()
 
-    def batch(self, rows: Indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Instruction, response, reference and measures of some rows."""
-        index = torch.from_numpy(rows)
-        asked = index % self._count
-        return self._asked[asked], self._response[index], self._reference[asked], self._pair[index]
+    def batch(rows: Indices) -> tuple[Tensor, ...]:
+        pair = torch.from_numpy(rows)
+        place = pair % len(asked)
+        return asked[place, : length // 4], response[pair], reference[place], line[pair]
 
-
-class Predictor:
-    """A trained model, asked in batches."""
-
-    def __init__(self, model: Pairwise, texts: Texts) -> None:
-        self._model, self._texts = model.eval(), texts
-
-    def __call__(self, rows: Indices) -> Array:
-        """Log-odds of rows of the features."""
-        with torch.inference_mode():
-            found = [self._model(*self._texts.batch(rows[i : i + 256])) for i in range(0, len(rows), 256)]
-        return np.asarray(torch.cat(found).double().numpy())
-
-
-def train(encoder: str, features: Features, rows: Indices, labels: Array, weights: Array) -> Predictor:
-    """Trains one network; the draws depend on the rows alone, so a fit can be repeated to the last bit."""
-    texts = Texts(features, LENGTHS[encoder])
     rng = keyed_rng(0, "recorded_surrogate", encoder, len(rows), int(rows[0]), int(rows[-1]))
     chance = weights / weights.sum()
     target = torch.from_numpy(labels).float()
@@ -126,12 +107,19 @@ def train(encoder: str, features: Features, rows: Indices, labels: Array, weight
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
         for _ in range(steps):
             drawn = rng.choice(len(rows), size=BATCH, p=chance)
-            loss = nn.functional.binary_cross_entropy_with_logits(model(*texts.batch(rows[drawn])), target[drawn])
+            loss = nn.functional.binary_cross_entropy_with_logits(model(*batch(rows[drawn])), target[drawn])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-    return Predictor(model, texts)
+    model.eval()
+
+    @torch.inference_mode()
+    def predict(rows: Indices) -> Array:
+        found = [model(*batch(rows[i : i + 256])) for i in range(0, len(rows), 256)]
+        return np.asarray(torch.cat(found).double().numpy())
+
+    return predict
 
 
 def _mean(states: Tensor, tokens: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ instructions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,17 +19,9 @@ from ...statistics import PERCENT, UNBOUNDED, interval
 from ..harness.agreement import percentiles
 from ..harness.estimates import mean_known
 from ..harness.study import Row
-from .data import Array, Judged, Mask
-from .models import BASELINE, CHOSEN, SURROGATES, find_surrogate
+from .data import POOLS, Array, Judged, Mask
+from .models import BASELINE, BASELINES, CHOSEN
 
-COLUMNS: Final = (
-    *("protocol", "group", "surrogate", "is_baseline", "num_models", "num_pairs"),
-    *("accuracy", "accuracy_low", "accuracy_high", "auc", "auc_low", "auc_high", "auc_within_model"),
-    *("beside", "difference", "standard_error", "z", "models_ahead"),
-)
-MODEL_COLUMNS: Final = (
-    *("protocol", "surrogate", "generator", "near_reference", "win_rate", "num_pairs", "accuracy", "auc"),
-)
 BEST_OF_N_COLUMNS: Final = (
     *("pool", "chooser", "n", "win_rate", "low", "high", "proxy", "proxy_low", "proxy_high", "length"),
     *("gain", "gain_low", "gain_high", "over_longest", "over_longest_low", "over_longest_high"),
@@ -40,7 +31,7 @@ NUM_RESAMPLES: Final = 1_000
 LONGEST: Final = "longest"
 JUDGE: Final = "judge"
 CHOOSERS: Final = (CHOSEN, BASELINE)
-GROUPS: Final = ("near_reference", "all")
+NEAR_REFERENCE: Final = POOLS[-1]
 
 Scores = Mapping[tuple[str, str], Array]
 """(protocol or pool, surrogate) -> scores [M, N], NaN where not tested."""
@@ -50,45 +41,28 @@ def accuracy_rows(judged: Judged, scores: Scores) -> list[Row]:
     """A row for each protocol, group of models and surrogate, each beside the strongest baseline on the same pairs."""
     rows = []
     for (protocol, name), found in scores.items():
-        for group in GROUPS:
-            tested = judged.decisive & ~np.isnan(found)
-            tested &= (judged.near if group == GROUPS[0] else np.ones(len(judged.models), bool))[:, None]
-            if not tested.any():
-                continue
-            baselines = [s.name for s in SURROGATES if s.baseline and (protocol, s.name) in scores]
-            rivals = {baseline: scores[protocol, baseline] for baseline in baselines}
-            rows.append(
-                {
-                    "protocol": protocol,
-                    "group": group,
-                    "surrogate": name,
-                    "is_baseline": find_surrogate(name).baseline,
-                    **_quality(judged, found, tested, f"{protocol} {group}"),
-                    **_beside(judged, found, rivals, tested, name),
-                }
-            )
+        baselines = [rival for rival in BASELINES if (protocol, rival) in scores]
+        for group, members in {NEAR_REFERENCE: judged.near, "all": np.ones_like(judged.near)}.items():
+            tested = judged.decisive & ~np.isnan(found) & members[:, None]
+            if tested.any():
+                row = {"protocol": protocol, "group": group, "surrogate": name, "is_baseline": name in BASELINES}
+                row |= _quality(judged, found, tested, f"{protocol} {group}")
+                rivals = {rival: scores[protocol, rival] for rival in baselines}
+                rows.append(row | _beside(judged, found, rivals, tested, name))
     return rows
 
 
 def model_rows(judged: Judged, scores: Scores) -> list[Row]:
     """A row for each protocol, surrogate and model."""
-    rows = []
+    rows: list[Row] = []
     for (protocol, name), found in scores.items():
         tested, right = judged.decisive & ~np.isnan(found), hits(judged, found)
         for m in np.flatnonzero(tested.any(axis=1)):
             keep = tested[m]
-            rows.append(
-                {
-                    "protocol": protocol,
-                    "surrogate": name,
-                    "generator": judged.models[m],
-                    "near_reference": bool(judged.near[m]),
-                    "win_rate": 100 * float(judged.win_rates[m]),
-                    "num_pairs": int(keep.sum()),
-                    "accuracy": float(right[m, keep].mean()),
-                    "auc": auc(found[m, keep], judged.credits[m, keep]),
-                }
-            )
+            row: Row = {"protocol": protocol, "surrogate": name, "generator": judged.models[m]}
+            row |= {"near_reference": bool(judged.near[m]), "win_rate": 100 * float(judged.win_rates[m])}
+            row |= {"num_pairs": int(keep.sum()), "accuracy": float(right[m, keep].mean())}
+            rows.append(row | {"auc": auc(found[m, keep], judged.credits[m, keep])})
     return rows
 
 
@@ -98,7 +72,10 @@ def hits(judged: Judged, scores: Array) -> Array:
 
 
 def auc(scores: Array, labels: Array, weights: Array | None = None) -> float:
-    """Chance that a pair that was won scores higher than one that was lost, ties counting half; NaN for one kind."""
+    """Chance that a pair that was won scores higher than one that was lost, ties counting half; NaN for one kind.
+
+    Without weights these are whole and half numbers until the one division, where scikit-learn sums up rounded areas.
+    """
     weight = np.ones(len(scores)) if weights is None else weights
     _, level = np.unique(scores, return_inverse=True)
     won, lost = (np.bincount(level, weights=weight * side) for side in (labels, 1 - labels))
@@ -109,7 +86,8 @@ def auc(scores: Array, labels: Array, weights: Array | None = None) -> float:
 def two_way_error(values: Array, tested: Mask) -> float:
     """Standard error of the mean over models (rows) of the mean over instructions of `values` [M, N] where tested.
 
-    The larger one of the error with models as clusters and with models and instructions as clusters.
+    The larger one of the error with models as clusters and with models and instructions as clusters. By hand, since
+    the two-way clusters of statsmodels have another correction for few clusters, and may give no error at all.
     """
     kept = tested.any(axis=1)
     values, tested = values[kept], tested[kept]
@@ -125,57 +103,37 @@ def two_way_error(values: Array, tested: Mask) -> float:
 
 def _quality(judged: Judged, scores: Array, tested: Mask, key: str) -> Row:
     kept = np.flatnonzero(tested.any(axis=1))
-    right = _by_model(hits(judged, scores), tested)
-    within = np.array([auc(scores[m, tested[m]], judged.credits[m, tested[m]]) for m in kept])
-    place = np.searchsorted(kept, np.nonzero(tested)[0])
+    count, right = len(kept), _by_model(hits(judged, scores), tested)
     flat, labels = scores[tested], judged.credits[tested]
-    row: Row = {
-        "num_models": len(kept),
-        "num_pairs": int(tested.sum()),
-        "accuracy": float(right.mean()),
-        "auc": auc(flat, labels),
-        "auc_within_model": float(mean_known(within)),
-    }
-    if len(kept) < 2:  # a model resampled is itself each time, which is no interval of width 0
-        return row | dict.fromkeys(("accuracy_low", "accuracy_high", "auc_low", "auc_high"))
-    drawn = keyed_rng(0, "recorded_surrogate", key).multinomial(
-        len(kept), np.full(len(kept), 1 / len(kept)), size=NUM_RESAMPLES
-    )
-    row["accuracy_low"], row["accuracy_high"] = percentiles(drawn @ right / len(kept))
-    spread = [auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn]
-    row["auc_low"], row["auc_high"] = percentiles(np.array(spread))
-    return row
+    spread: dict[str, Sequence[float | None]] = {"accuracy": (None, None), "auc": (None, None)}
+    if count > 1:  # a model resampled is itself each time, which is no interval of width 0
+        rng, place = keyed_rng(0, "recorded_surrogate", key), np.searchsorted(kept, np.nonzero(tested)[0])
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES)
+        spread["accuracy"] = percentiles(drawn @ right / count)
+        areas = [auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn]
+        spread["auc"] = percentiles(np.array(areas))
+    row: Row = {"num_models": count, "num_pairs": int(tested.sum())}
+    for name, value in {"accuracy": float(right.mean()), "auc": auc(flat, labels)}.items():
+        row |= {name: value, f"{name}_low": spread[name][0], f"{name}_high": spread[name][1]}
+    within = np.array([auc(scores[m, tested[m]], judged.credits[m, tested[m]]) for m in kept])
+    return row | {"auc_within_model": float(mean_known(within))}
 
 
 def _beside(judged: Judged, scores: Array, rivals: Mapping[str, Array], tested: Mask, name: str) -> Row:
     """The difference to the most accurate baseline on the very pairs tested."""
-    mean = {rival: np.mean(_by_model(hits(judged, found), tested)) for rival, found in rivals.items()}
-    best = max(mean, key=lambda rival: float(mean[rival])) if mean else None
-    if best is None or best == name:
+    mean = {rival: float(np.mean(_by_model(hits(judged, found), tested))) for rival, found in rivals.items()}
+    best = max(mean, key=mean.__getitem__, default=name)
+    if best == name:
         return dict.fromkeys(("beside", "difference", "standard_error", "z", "models_ahead"))
     gap = hits(judged, scores) - hits(judged, rivals[best])
     each, error = _by_model(gap, tested), two_way_error(gap, tested)
-    difference = float(np.mean(each))
-    return {
-        "beside": best,
-        "difference": difference,
-        "standard_error": None if np.isnan(error) else error,
-        "z": difference / error if error > 0 else None,
-        "models_ahead": int((each > 0).sum()),
-    }
+    row: Row = {"beside": best, "difference": float(np.mean(each))}
+    row |= {"standard_error": None if np.isnan(error) else error, "z": row["difference"] / error if error > 0 else None}
+    return row | {"models_ahead": int((each > 0).sum())}
 
 
 def _by_model(values: Array, tested: Mask) -> Array:
     return np.array([row[keep].mean() for row, keep in zip(values, tested, strict=True) if keep.any()])
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What is chosen of n = 1 .. K candidates, of each instruction: [K, N] each."""
-
-    credit: Array
-    proxy: Array
-    length: Array
 
 
 def best_of_n_rows(judged: Judged, scores: Scores) -> list[Row]:
@@ -185,45 +143,39 @@ def best_of_n_rows(judged: Judged, scores: Scores) -> list[Row]:
     mean is over all subsets of n candidates.
     """
     rows: list[Row] = []
-    for title, pools in (("all models, in two halves", ("half 0", "half 1")), ("near_reference", ("near_reference",))):
-        if any((pool, name) not in scores for pool in pools for name in CHOOSERS):
-            continue
-        found = {chooser: choose(judged, scores, pools, chooser) for chooser in (*CHOOSERS, LONGEST, JUDGE)}
-        if found[JUDGE].credit.shape[1] < 2:  # instructions on which every candidate has a verdict
-            continue
-        for chooser, chosen in found.items():
-            rows += _chooser_rows(title, chooser, chosen, found[LONGEST])
+    for title, pools in {"all models, in two halves": POOLS[:2], NEAR_REFERENCE: POOLS[2:]}.items():
+        if all((pool, name) in scores for pool in pools for name in CHOOSERS):
+            found = {chooser: choose(judged, scores, pools, chooser) for chooser in (*CHOOSERS, LONGEST, JUDGE)}
+            if found[JUDGE].shape[2] > 1:  # instructions on which every candidate has a verdict
+                for chooser, chosen in found.items():
+                    rows += _chooser_rows(title, chooser, chosen, found[LONGEST][0])
     return rows
 
 
-def choose(judged: Judged, scores: Scores, pools: tuple[str, ...], chooser: str) -> Chosen:
-    """The choices of one chooser from the pools, averaged over them."""
+def choose(judged: Judged, scores: Scores, pools: Sequence[str], chooser: str) -> Array:
+    """Credit, chooser's own score and length of its choice among n = 1 .. K, [3, K, N]; the mean over the pools."""
     members = [np.flatnonzero(judged.members(pool)) for pool in pools]
     kept = np.flatnonzero(~np.isnan(judged.credits[np.concatenate(members)]).any(axis=0))
-    sizes = range(1, min(map(len, members)) + 1)
-    tables: list[tuple[Array, ...]] = []
+    sizes = list(range(1, min(map(len, members)) + 1))
+    known = {LONGEST: judged.lengths, JUDGE: judged.credits}
+    tables = []
     for pool, models in zip(pools, members, strict=True):
-        table = {LONGEST: judged.lengths, JUDGE: judged.credits}.get(chooser)
-        rewards = (scores[pool, chooser] if table is None else table)[np.ix_(models, kept)].T
-        worth = (judged.credits[np.ix_(models, kept)].T, rewards, judged.lengths[np.ix_(models, kept)].T)
-        tables.append(tuple(best_of_k(rewards, values, list(sizes)) for values in worth))
-    return Chosen(*(np.mean(parts, axis=0) for parts in zip(*tables, strict=True)))
+        own = known[chooser] if chooser in known else scores[pool, chooser]
+        credit, reward, length = (table[np.ix_(models, kept)].T for table in (judged.credits, own, judged.lengths))
+        tables.append([best_of_k(reward, values, sizes) for values in (credit, reward, length)])
+    return np.asarray(np.mean(tables, axis=0))
 
 
-def _chooser_rows(pool: str, chooser: str, chosen: Chosen, longest: Chosen) -> list[Row]:
-    rows = []
-    peak = int(chosen.credit.mean(axis=1).argmax())
-    for k in range(len(chosen.credit)):
-        differences = {
-            "gain": chosen.credit[k] - chosen.credit[0],
-            "over_longest": chosen.credit[k] - longest.credit[k],
-            "after_peak": chosen.credit[k] - chosen.credit[peak],
-        }
-        row = {"pool": pool, "chooser": chooser, "n": k + 1, **_span("win_rate", 100 * chosen.credit[k], PERCENT)}
-        row |= {"low": row.pop("win_rate_low"), "high": row.pop("win_rate_high")} | _span("proxy", chosen.proxy[k])
-        for name, values in differences.items():
-            row |= _span(name, 100 * values)
-        rows.append(row | {"length": float(chosen.length[k].mean()), "num_instructions": chosen.credit.shape[1]})
+def _chooser_rows(pool: str, chooser: str, chosen: Array, longest: Array) -> list[Row]:
+    rows: list[Row] = []
+    credit, own, length = chosen
+    peak = int(credit.mean(axis=1).argmax())
+    for k, (now, proxy, characters) in enumerate(zip(credit, own, length, strict=True)):
+        row = {"pool": pool, "chooser": chooser, "n": k + 1, **_span("win_rate", 100 * now, PERCENT)}
+        row |= {"low": row["win_rate_low"], "high": row["win_rate_high"], **_span("proxy", proxy)}
+        for name, other in {"gain": credit[0], "over_longest": longest[k], "after_peak": credit[peak]}.items():
+            row |= _span(name, 100 * (now - other))
+        rows.append(row | {"length": float(characters.mean()), "num_instructions": len(now)})
     return rows
 
 

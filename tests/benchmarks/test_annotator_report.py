@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.annotators import figure as figure
-from alpacafarm_env.benchmarks.annotators import report as report
+from alpacafarm_env.benchmarks.annotators import figure, report
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
-from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, complete, targets_of
+from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, make_row, targets_of
 from alpacafarm_env.benchmarks.annotators.votes import Pairs
+from alpacafarm_env.benchmarks.harness.frames import frame_of
 from alpacafarm_env.benchmarks.harness.report import text_table
 
 
 def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):
-    return complete(judge, name, value, (max(0, value - 0.05), min(1, value + 0.05)), num, level, seeds, target)
+    return make_row(judge, name, value, (max(0, value - 0.05), min(1, value + 0.05)), num, level, seeds, target)
 
 
 def live(name, value, num=200):
@@ -27,16 +27,17 @@ MEMBERS = [
 ]
 
 
+def findings(rows):
+    return report.findings(frame_of(rows))
+
+
 def test_a_live_pools_annotators_are_told_apart_from_the_pool():
-    assert report.members(LIVE + MEMBERS, "live") == MEMBERS
-    assert report.whole(LIVE + MEMBERS) == LIVE
-    assert report.members(LIVE, "live") == []
-    alone = row("gpt4_1", "agreement", 0.7)
-    assert report.members([alone, *MEMBERS], "sandbox") == [alone]
+    assert report.is_member(frame_of(LIVE + MEMBERS)).tolist() == [False] * len(LIVE) + [True] * len(MEMBERS)
+    assert report.is_member(frame_of([row("gpt4_1", "agreement", 0.7), *LIVE])).tolist() == [True] + [False] * len(LIVE)
 
 
 def test_one_line_for_each_annotator_says_of_how_many_pairs():
-    table = report.member_table(MEMBERS)
+    table = report.member_table(frame_of(MEMBERS))
     assert table.header == ("annotator", "agreement", "prefers_first", COST)
     assert list(table.rows) == [
         ("gpt4_1", *["1.000 (18)"] * 3),
@@ -46,19 +47,19 @@ def test_one_line_for_each_annotator_says_of_how_many_pairs():
 
 
 def test_the_sandboxs_annotators_cost_nothing_and_are_about_the_same_pairs():
-    table = report.member_table([row("gpt4_1", name, 0.5) for name in ("agreement", COST)])
+    table = report.member_table(frame_of([row("gpt4_1", name, 0.5) for name in ("agreement", COST)]))
     assert (table.header, list(table.rows)) == (("annotator", "agreement"), [("gpt4_1", "0.500")])
 
 
 def test_the_live_sentence_counts_and_names_what_is_outside():
-    said = report.verdicts(LIVE + MEMBERS)
+    said = findings(LIVE + MEMBERS)
     assert said[0] == (
         "Live: 1 of 2 within tolerance of the paper's figures. Outside: live eval variance 0.400 [0.350 to 0.450] "
         "(paper 0.26, off by 0.140, allowed 0.05)."
     )
     assert said[1].startswith("Live: intervals wider than the tolerance: agreement; ")  # 0.1 wide, +-0.03 and +-0.05
     assert said[2] == "Live: eval cost $0.5000 for this study ($3.00 per 1,000)."
-    assert report.verdicts([row("live mine", SPENT, 0.0, "live")])[0] == (
+    assert findings([row("live mine", SPENT, 0.0, "live")])[0] == (
         "Live: the paper has no figures for a pool like mine."
     )
 
@@ -73,7 +74,7 @@ def test_the_live_sentence_counts_and_names_what_is_outside():
 )
 def test_seeds_are_spoken_of_where_there_are_several(seeds, said):
     target = TARGETS["sim_eval", "variance"]
-    told = report.verdicts([row("sim_eval", "variance", float(np.mean(seeds)), seeds=seeds, target=target)])
+    told = findings([row("sim_eval", "variance", float(np.mean(seeds)), seeds=seeds, target=target)])
     assert told[1:] == ([said] if said else [])
 
 
@@ -90,8 +91,8 @@ def test_the_note_is_about_the_levels_it_is_asked_for(num_seeds, said):
 
 def test_fewer_pairs_with_a_known_order_are_explained():
     rows = [row("sim_ann", "agreement", 0.6, num=9680), row("sim_ann", "prefers_first", 0.5, num=9100)]
-    assert report.verdicts(rows)[0].startswith("sim_ann prefers_first counts 9100 of 9680 pairs: on the others all")
-    assert report.verdicts([rows[0], row("sim_ann", "prefers_first", 0.5, num=9680)]) == []
+    assert findings(rows)[0].startswith("sim_ann prefers_first counts 9100 of 9680 pairs: on the others all")
+    assert findings([rows[0], row("sim_ann", "prefers_first", 0.5, num=9680)]) == []
 
 
 RECORDED = [
@@ -104,8 +105,8 @@ def test_the_figure_draws_every_level_that_has_a_published_value():
     sandbox = [
         row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval", name]) for name in ("variance", COST)
     ]
-    rows = [*sandbox, *RECORDED, *LIVE, *MEMBERS]
-    names = [(found["figure"], found["judge"]) for found in figure.drawn(rows)]
+    rows = frame_of([*sandbox, *RECORDED, *LIVE, *MEMBERS])
+    names = [(found.figure, found.judge) for found in figure.drawn(rows).itertuples()]
     assert names == [
         ("agreement", "live eval"),
         ("variance", "sim_eval"),
@@ -123,8 +124,10 @@ def test_the_figure_draws_every_level_that_has_a_published_value():
     assert {"sandbox, 95 % interval", "recorded, 95 % interval", "live, 95 % interval"} < set(legend)
     assert "live eval" in [text.get_text() for text in right.texts]
     assert figure.drawn_levels(rows) == ["sandbox", "recorded", "live"]
-    assert figure.drawn_levels([*sandbox, RECORDED[1]]) == ["sandbox"]  # a recorded figure without a published value
+    assert figure.drawn_levels(frame_of([*sandbox, RECORDED[1]])) == [
+        "sandbox"
+    ]  # a recorded figure without a published value
 
 
 def test_a_figure_of_nothing_published_has_no_left_half():
-    assert figure.draw(RECORDED[1:], "").axes[0].get_legend() is None
+    assert figure.draw(frame_of(RECORDED[1:]), "").axes[0].get_legend() is None

@@ -12,7 +12,6 @@ from alpacafarm_env.benchmarks.protocol.pairs import (
     SAME,
     SETS,
     by_seed,
-    differences,
     needed,
     null_rows,
     p_values,
@@ -37,7 +36,8 @@ def test_p_values_are_scipys_on_the_first_of_each_shuffle():
     credits = models([0.3, 0.5, 0.6], 60)
     credits["m0"][:7] = NAN
     credits["m2"][50:55] = 0.5
-    found = p_values(differences(credits), [10, 25, 60], 3)
+    gaps = np.stack([credits[one] - credits[two] for one, two in combinations(credits, 2)], axis=1)
+    found = p_values(gaps, [10, 25, 60], 3)
     for repeat in range(3):
         order = keyed_rng(0, "paired tests", repeat).permutation(60)
         for place, size in enumerate((10, 25, 60)):
@@ -65,20 +65,20 @@ def test_sizes_end_with_all():
 
 def test_models_that_are_the_same_are_called_different_in_one_of_twenty():
     credits = {f"g{place}": list(models([0.4] * 4, 300, place).values()) for place in range(12)}
-    rows = null_rows("sandbox", "human", credits, repeats=3)
+    rows = null_rows(credits, repeats=3)
     # 72 pairs of 12 independent groups.
     assert 0.01 < rows[-1]["value"] < 0.15
     assert {row["subject"] for row in rows} == {SAME}
     apart = {"g": [*models([0.2, 0.6], 300).values()]}
-    assert null_rows("sandbox", "human", apart, repeats=3)[-1]["value"] == 1  # the twin: they do differ
-    assert null_rows("sandbox", "human", {"g": [np.ones(5)]}, repeats=1) == []
+    assert null_rows(apart, repeats=3)[-1]["value"] == 1  # the twin: they do differ
+    assert null_rows({"g": [np.ones(5)]}, repeats=1) == []
 
 
 def test_far_models_are_told_apart_early_and_equal_ones_never():
-    rows = pair_rows("recorded", "gpt4", [models([0.1, 0.5, 0.9])], repeats=5)
+    rows = pair_rows([models([0.1, 0.5, 0.9])], repeats=5)
     assert told(rows, "needed_for_90")[0]["value"] == 25
     assert told(rows, "told_apart")[-1]["value"] == 1
-    same = pair_rows("recorded", "gpt4", [models([0.5, 0.5, 0.5])], repeats=5)
+    same = pair_rows([models([0.5, 0.5, 0.5])], repeats=5)
     never = told(same, "needed_for_90")[0]
     assert (never["value"], never["other"]) == (None, "not reached")
 
@@ -87,8 +87,8 @@ def test_pairs_are_counted_in_the_band_of_their_gap():
     base = np.zeros(200)
     near, far = base.copy(), base.copy()
     near[:3], far[:60] = 1, 1  # 1.5 and 30 points
-    rows = pair_rows("recorded", "gpt4", [{"a": base, "b": near, "c": far}], repeats=2)
-    whole = pair_rows("recorded", "gpt4", [{"a": base, "b": base + 1}], repeats=2)
+    rows = pair_rows([{"a": base, "b": near, "c": far}], repeats=2)
+    whole = pair_rows([{"a": base, "b": base + 1}], repeats=2)
     assert {row["models"] for row in told(whole, "told_apart", "gap 10 to 100 points")} == {1}
     counts = {row["subject"]: row["models"] for row in told(rows, "told_apart", "gap 0 to 2 points")}
     assert counts == {"gap 0 to 2 points": 1}
@@ -98,7 +98,7 @@ def test_pairs_are_counted_in_the_band_of_their_gap():
 
 def test_the_gap_found_is_that_of_the_normal_approximation():
     credits = models([0.5, 0.5], 10_000)
-    row = told(pair_rows("sandbox", "human", [credits], repeats=1), "gap_found_4_of_5")[-1]
+    row = told(pair_rows([credits], repeats=1), "gap_found_4_of_5")[-1]
     spread = (credits["m0"] - credits["m1"]).std(ddof=1)
     assert row["value"] == pytest.approx(100 * 2.8016 * spread / 100, rel=1e-3)
     rng = np.random.default_rng(1)
@@ -107,8 +107,8 @@ def test_the_gap_found_is_that_of_the_normal_approximation():
 
 
 def test_sets_of_ten_need_more_than_ten_models():
-    assert not told(pair_rows("recorded", "gpt4", [models([0.5] * 10, 40)], repeats=1), "told_apart", SETS)
-    rows = pair_rows("recorded", "gpt4", [models(np.linspace(0.05, 0.95, 12), 400)], repeats=2)
+    assert not told(pair_rows([models([0.5] * 10, 40)], repeats=1), "told_apart", SETS)
+    rows = pair_rows([models(np.linspace(0.05, 0.95, 12), 400)], repeats=2)
     whole, sets = (told(rows, "told_apart", subject)[-1] for subject in (ALL, SETS))
     assert sets["value"] == pytest.approx(whole["value"], abs=0.03)
     assert sets["low"] <= sets["value"] <= sets["high"]
@@ -126,4 +126,4 @@ def test_an_evaluation_a_seed():
 
 @pytest.mark.parametrize("credits", [[], [{"alone": np.ones(30)}]])
 def test_without_two_models_there_is_nothing_to_tell(credits):
-    assert pair_rows("recorded", "gpt4", credits, repeats=1) == []
+    assert pair_rows(credits, repeats=1) == []

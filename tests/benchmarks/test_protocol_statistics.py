@@ -8,7 +8,6 @@ from scipy import stats
 
 from alpacafarm_env.benchmarks.harness.agreement import Bootstrap, pearson_rows
 from alpacafarm_env.benchmarks.protocol.statistics import (
-    COLUMNS,
     agreement_rows,
     bounds_of,
     make_row,
@@ -27,10 +26,9 @@ def credits_of(rates, num, seed, seeds=1):
     }
 
 
-def test_a_row_has_all_columns_and_empty_cells_for_nan():
-    row = make_row("live", "sandbox", "human", "r2", "eval", "live", 0.5)
-    assert tuple(row) == COLUMNS
-    assert (row["value"], row["low"], row["standard_error"]) == (0.5, None, None)
+def test_a_cell_without_a_finite_number_is_empty():
+    row = make_row("needed_for_90", "eval", "live", 0.5, (NAN, math.inf))
+    assert [row[name] for name in ("value", "low", "high", "standard_error")] == [0.5, None, None, None]
 
 
 def test_seeds_are_averaged_where_they_have_a_verdict():
@@ -40,7 +38,7 @@ def test_seeds_are_averaged_where_they_have_a_verdict():
 
 def test_a_win_rate_has_the_t_interval_of_scipy():
     values = np.array([1.0, 0, 0.5, 1, 1, 0, NAN])
-    row = rate_row("sources", "recorded", "gpt4", "m", "all", values)
+    row = rate_row("m", "all", values)
     known = values[:6]
     low, high = stats.t.interval(0.95, 5, known.mean(), stats.sem(known))
     assert row["value"] == pytest.approx(100 * known.mean())
@@ -56,7 +54,7 @@ def test_win_rates_and_agreement_of_sources_by_hand():
         "two": [np.array([1, 0, 0, 1, 0, 1, 0, 1.0])],
         "three": [np.array([0, 0, 0, 1, 1, 1, 1, 0.0])],
     }
-    rows = source_rows("recorded", "gpt4", credits, sources, 50)
+    rows = source_rows(credits, sources, 50)
     rates = {(row["subject"], row["other"]): (row["value"], row["n"]) for row in rows if row["figure"] == "win_rate"}
     assert rates["one", "a"] == (100, 4)
     assert rates["one", "b"] == (25, 4)
@@ -65,14 +63,14 @@ def test_win_rates_and_agreement_of_sources_by_hand():
     told = {(row["figure"], row["subject"], row["other"]): row["value"] for row in rows}
     assert told["r2", "a", "b"] == pytest.approx(expected)
     assert told["spearman", "a", "the other sources"] == pytest.approx(-1)
-    assert {row["figure"] for row in source_rows("recorded", "gpt4", credits, [""] * 8, 50)} == {"win_rate"}
+    assert {row["figure"] for row in source_rows(credits, [""] * 8, 50)} == {"win_rate"}
 
 
 def test_two_generators_give_no_agreement_and_a_generator_of_one_side_is_left_out():
     one, two = credits_of([0.2, 0.5, 0.8, 0.4], 50, 0), credits_of([0.2, 0.5], 60, 1)
     names = ("a", "b")
-    assert agreement_rows("live", "sandbox", "human", names, one, two, resamples=20) == []
-    rows = agreement_rows("live", "sandbox", "human", names, one, credits_of([0.2] * 3, 60, 1), resamples=20)
+    assert agreement_rows(names, one, two, resamples=20) == []
+    rows = agreement_rows(names, one, credits_of([0.2] * 3, 60, 1), resamples=20)
     assert {row["models"] for row in rows} == {3}
     assert {row["n"] for row in rows} == {50}
 
@@ -83,7 +81,7 @@ def test_verdicts_on_the_same_instructions_are_resampled_together():
     two = {name: [np.where(flips, 1 - seeds[0], seeds[0])] for name, seeds in one.items()}
     widths = []
     for same in (True, False):
-        rows = agreement_rows("judges", "recorded", "", ("a", "b"), one, two, figures=("r2",), same=same, resamples=300)
+        rows = agreement_rows(("a", "b"), one, two, ("r2",), same=same, resamples=300)
         widths.append(rows[0]["high"] - rows[0]["low"])
     assert widths[0] < widths[1]
 
@@ -96,7 +94,7 @@ def intervals(num_tries=60):
     values, bounds, plain = [], [], []
     for seed in range(num_tries):
         one, two = (credits_of(RATES, 300, 2 * seed + part) for part in (0, 1))
-        row = agreement_rows("live", "sandbox", "", ("a", "b"), one, two, figures=("r2",), resamples=200)[0]
+        row = agreement_rows(("a", "b"), one, two, ("r2",), resamples=200)[0]
         values.append(row["value"])
         bounds.append((row["low"], row["high"]))
         drawn = [Bootstrap.of(side, seed=part, num=200).win_rates for part, side in enumerate((one, two))]

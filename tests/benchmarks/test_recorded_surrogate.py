@@ -15,31 +15,28 @@ pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
 from alpacafarm_env.benchmarks.harness.study import Study
 from alpacafarm_env.benchmarks.recorded_surrogate import features as recorded_surrogate_features
 from alpacafarm_env.benchmarks.recorded_surrogate import networks as recorded_surrogate_networks
-from alpacafarm_env.benchmarks.recorded_surrogate import report as recorded_surrogate_report
-from alpacafarm_env.benchmarks.recorded_surrogate.command import main
-from alpacafarm_env.benchmarks.recorded_surrogate.data import POOLS, PROTOCOLS, Judged, parts
-from alpacafarm_env.benchmarks.recorded_surrogate.features import MEASURES, Features, measures
+from alpacafarm_env.benchmarks.recorded_surrogate.command import main, write_results
+from alpacafarm_env.benchmarks.recorded_surrogate.data import POOLS, PROTOCOLS, Judged, parts, read_judged
+from alpacafarm_env.benchmarks.recorded_surrogate.features import Features, measures
 from alpacafarm_env.benchmarks.recorded_surrogate.models import (
     BASELINE,
     CHOSEN,
+    SURROGATES,
     Surrogate,
-    find_surrogate,
     informativeness,
     score,
 )
-from alpacafarm_env.benchmarks.recorded_surrogate.report import Results
 from alpacafarm_env.benchmarks.recorded_surrogate.summary import (
     JUDGE,
     LONGEST,
     accuracy_rows,
     auc,
     best_of_n_rows,
-    model_rows,
     two_way_error,
 )
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.recorded import reference_digest
-from alpacafarm_env.errors import DataError, UnknownNameError
+from alpacafarm_env.errors import DataError
 from alpacafarm_env.seeding import keyed_rng
 
 M, N = 10, 60
@@ -74,20 +71,20 @@ def test_no_test_model_or_instruction_is_ever_trained_on(planted, folds):
     judged, _ = planted
     for protocol in (*PROTOCOLS, *POOLS):
         tested = np.zeros((M, N), dtype=int)
-        for part in parts(judged, protocol, folds):
-            assert part.train.any()
-            assert part.test.any()
-            assert not (part.train.any(axis=1) & part.test.any(axis=1)).any(), "a model in both"
+        for train, test in parts(judged, protocol, folds):
+            assert train.any()
+            assert test.any()
+            assert not (train.any(axis=1) & test.any(axis=1)).any(), "a model in both"
             if protocol != "models":
-                assert not (part.train.any(axis=0) & part.test.any(axis=0)).any(), "an instruction in both"
-            tested += part.test
+                assert not (train.any(axis=0) & test.any(axis=0)).any(), "an instruction in both"
+            tested += test
         wanted = judged.members(protocol)[:, None] if protocol in POOLS else np.ones((M, 1))
         assert (tested == wanted).all(), "each pair once"
 
 
 def test_the_diagonal_tests_one_fold_in_each_row_and_column(planted):
     judged, _ = planted
-    tested = sum(part.test.astype(int) for part in parts(judged, "disjoint", 5, diagonal=True))
+    tested = sum(test.astype(int) for _, test in parts(judged, "disjoint", 5, diagonal=True))
     assert tested.max() == 1
     assert tested.sum() == M * N / 5
     assert (tested.sum(axis=1) > 0).all()
@@ -104,7 +101,7 @@ def test_memory_of_instructions_helps_only_the_protocol_that_shares_them():
     hard = keyed_rng(3, "hard").random(N) < 0.5
     judged = world()
     judged = Judged(judged.models, judged.instructions, judged.references, judged.outputs, np.tile(hard, (M, 1)) * 1.0)
-    memory = Surrogate("memory", "memory", remember)
+    memory = Surrogate("memory", remember)
     verdicts = {}
     for protocol in PROTOCOLS:
         found = score(judged, Features(judged), memory, protocol, 5)
@@ -119,7 +116,7 @@ def test_surrogates_find_what_the_judge_likes_and_the_baselines_do_not(planted, 
     judged, features = planted
     right = {}
     for surrogate in (name, BASELINE, "longer"):
-        found = score(judged, features, find_surrogate(surrogate), "disjoint", 2)
+        found = score(judged, features, SURROGATES[surrogate], "disjoint", 2)
         tested = ~np.isnan(found)
         right[surrogate] = ((found > 0) == (judged.credits == 1))[tested].mean()
     assert right[name] > 0.9
@@ -145,15 +142,15 @@ def test_networks_learn_alike_twice(planted, encoder, monkeypatch):
 def test_identical_texts_have_no_difference_and_known_measures():
     judged = world()
     same = Judged(judged.models, judged.instructions, judged.references, (judged.references,) * M, judged.credits)
-    assert (Features(same).dense[:, : len(MEASURES)] == 0).all()
+    assert (Features(same).dense[:, : len(measures("", ""))] == 0).all()
     assert (Features(same).length_and_list == 0).all()
     assert Features(same).words.nnz == 0 or np.abs(Features(same).words.data).max() == 0
-    found = dict(zip(MEASURES, measures("Name three colours", "I'm sorry, I can't: red\n- red blue 42"), strict=True))
+    found = measures("Name three colours", "I'm sorry, I can't: red\n- red blue 42")
     assert found["refusal"] == found["refusal at the start"] == found["has a list"] == 1
     assert found["log list items"] == pytest.approx(np.log(2))
     assert found["instruction's words used"] == 0
     assert found["digits"] == pytest.approx(2 / 37)
-    assert all(np.isfinite(measures("", ""))), "an empty response has measures"
+    assert all(np.isfinite(list(measures("", "").values()))), "an empty response has measures"
 
 
 def test_a_model_that_always_wins_weighs_nothing():
@@ -247,9 +244,8 @@ def test_one_near_reference_model_has_no_interval(tmp_path):
     assert many["accuracy_low"] < many["accuracy"] < many["accuracy_high"]
     assert many["standard_error"] > 0
     study = Study(tmp_path, "recorded_surrogate", {})
-    results = Results(judged, "my_judge", table, model_rows(judged, scores), [], {})
-    recorded_surrogate_report.write(study, results)
-    said = recorded_surrogate_report.findings(results)
+    write_results(study, judged, scores, "my_judge", {})
+    said = json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"]
     assert f"{100 * row['difference']:+.1f} points, – standard errors" in said[2]
     table = rows_of(tmp_path / "table.csv")
     assert table[2]["standard_error"] == table[2]["accuracy_low"] == ""
@@ -330,12 +326,13 @@ def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     assert manifest["complete"]
     assert manifest["facts"]["judge"] == "my_judge"
     assert all(sentence.split("'")[0] in page for sentence in manifest["facts"]["findings"])
-    before = (out / "scores" / "disjoint-trees.npy").stat().st_mtime_ns, (out / "table.csv").read_bytes()
+    cell = out / "cells" / "disjoint trees.json"
+    before = cell.stat().st_mtime_ns, (out / "table.csv").read_bytes()
     assert main(args) == 0
-    assert ((out / "scores" / "disjoint-trees.npy").stat().st_mtime_ns, (out / "table.csv").read_bytes()) == before
-    (out / "scores" / "disjoint-trees.npy").write_bytes(b"cut")
+    assert (cell.stat().st_mtime_ns, (out / "table.csv").read_bytes()) == before
+    cell.write_text('{"key": "disjoint trees", "rows": [{"cell": "disjoint trees", "cpu_seconds": 1.0}]}')
     assert main(args) == 2
-    assert "expected the scores of a finished cell" in capsys.readouterr().err
+    assert str(cell) in capsys.readouterr().err
 
 
 def test_bad_calls_say_what_to_do(folder, tmp_path, capsys, monkeypatch):
@@ -344,8 +341,6 @@ def test_bad_calls_say_what_to_do(folder, tmp_path, capsys, monkeypatch):
     assert "ALPACAFARM_DATA" in capsys.readouterr().err
     assert main(["--data", str(folder), "--surrogates", "tree", "--out", str(tmp_path / "b")]) == 2
     assert "trees" in capsys.readouterr().err
-    with pytest.raises(UnknownNameError):
-        find_surrogate("forest")
     judged = world()
     with pytest.raises(DataError, match="4 or more models"):
         Judged(judged.models[:3], judged.instructions, judged.references, judged.outputs[:3], judged.credits[:3])
@@ -364,13 +359,13 @@ def test_without_the_library_the_command_says_what_to_install(folder, tmp_path, 
     "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded verdicts"
 )
 def test_the_published_verdicts_and_what_length_alone_says_of_them():
-    judged = Judged.of(load_dataset(os.environ["ALPACAFARM_DATA"]))
+    judged = read_judged(load_dataset(os.environ["ALPACAFARM_DATA"]))
     assert judged.credits.shape == (39, 805)
     assert judged.decisive.sum() == 31_395 - 52 - 186
     assert judged.near.sum() == 8
     scores = {}
     for name in ("majority", "longer", BASELINE):
-        scores["disjoint", name] = score(judged, Features(judged), find_surrogate(name), "disjoint", 5)
+        scores["disjoint", name] = score(judged, Features(judged), SURROGATES[name], "disjoint", 5)
     rows = {row["surrogate"]: row for row in accuracy_rows(judged, scores) if row["group"] == "near_reference"}
     # Counted independently; another selection of eight models was published with 67.1 and 69.2 %.
     assert rows["longer"]["accuracy"] == pytest.approx(0.675, abs=0.001)
