@@ -273,19 +273,12 @@ class RewardPlan:
         name = f"{self.feedback}-seed-{self.seed}" + ("-quick" if self.quick else "")
         return self.out / "reward_models" / name
 
-    @property
-    def done(self) -> bool:
-        """Whether the reward model is whole."""
-        from ..harness.reward_models import LAST_FILE
-
-        return (self.folder / LAST_FILE).is_file()
-
 
 def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
     from ...agents import RewardModelingConfig
     from ...agents.processes import Processes
-    from ..harness.reward_models import fit
+    from ..harness.reward_models import LAST_FILE, fit
 
     quiet()
     folder = plan.out / "runs" / file_name(plan.cell)
@@ -299,7 +292,7 @@ def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
             on_progress(ProgressUpdate(plan.cell, int(share * plan.units), text))
 
     progress(0)
-    if plan.folder != sandbox.REWARD_MODEL and not plan.done:
+    if plan.folder != sandbox.REWARD_MODEL and not (plan.folder / LAST_FILE).is_file():
         instructions, config = job.data.instructions("val"), RewardModelingConfig.sandbox()
         options: dict[str, Any] = {"config": config, "seed": plan.seed, "out": folder, "on_progress": progress}
         fit(sandbox.POLICY, job.preferences(), plan.folder, val=instructions, **options)
