@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..harness.agreement import FEWEST, agreement_note
+from ..harness.agreement import FEWEST, RESAMPLES
 from ..harness.estimates import CLEAR, Estimate
 from ..harness.provenance import Provenance
 from ..harness.report import Table, sentences
@@ -49,7 +49,7 @@ def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[
         "columns": COLUMN_WORDS,
         "clear": f"{CLEAR:g}",
         "fewest": FEWEST,
-        "agreement_note": agreement_note(),
+        "resamples": f"{RESAMPLES:,}",
         "agreements": {name: found for name, found in agreements.items() if found is not None},
         "missing": missing(summary),
         "gains": gains(summary),
