@@ -59,7 +59,7 @@ def test_a_mark_is_of_the_script_that_is_run(tmp_path):
 
 
 def test_what_is_edited_after_a_plan_was_made_is_refused_elsewhere(file, tmp_path, monkeypatch):
-    plan = MethodPlan("marked_methods:A", "simulated", 0, tmp_path, quick=True, num_eval=5)
+    plan = MethodPlan(method="marked_methods:A", seed=0, out=tmp_path, num_eval=5)
     cell = plan.cell
     check_unchanged(plan.method, plan.mark)
     file.write_text(SOURCE + "# edited\n")
