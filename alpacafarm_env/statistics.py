@@ -208,9 +208,12 @@ def interval(
         method: See above.
         seed: Of the resamples.
         bounds: Least and greatest value that the true mean can have. Between two finite ones (a share) the t-interval
-            is taken on the logit scale, its standard error by the delta method, so that it stays between them. Beside
-            one (a length; a KL, whose unbiased estimate may lie below 0) it is cut there: what cannot be was never
-            covered. An interval that lies beyond as a whole is left as it is.
+            is taken on the logit scale, its standard error by the delta method, so that it stays between them. A value
+            that is itself a bound has no logit: the delta method would stretch the interval of 1.00 and 0.99 over all
+            shares. It is then, as beside a single bound (a length; a KL, whose unbiased estimate may lie below 0), the
+            plain t-interval cut at the bounds: what cannot be was never covered. Values that all are the same bound
+            have no spread, and an interval of no width: with few seeds that says little of what others would show.
+            An interval that lies beyond a bound as a whole is left as it is.
 
     Raises:
         ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method; a value
@@ -231,7 +234,7 @@ def interval(
         return Interval(mean, math.nan, math.nan, num)
     if method == "t":
         half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
-        if share:
+        if share and least < min(mean, data.min()) and max(mean, data.max()) < most:
             return Interval(mean, *_between(mean, half, least, most), num)
         ends = (mean - half, mean + half)
         low, high = np.clip(ends, least, most) if ends[0] < most and ends[1] > least else ends
@@ -246,11 +249,9 @@ def interval(
 
 
 def _between(mean: float, half: float, least: float, most: float) -> tuple[float, float]:
-    """Mean +- half on the logit scale of [least, most]; where the mean is one of them, so are all values."""
+    """Mean +- half on the logit scale of [least, most], for a mean between them."""
     width = most - least
     share = (mean - least) / width
-    if not 0 < share < 1:
-        return mean, mean
     centre, reach = math.log(share / (1 - share)), half / width / (share * (1 - share))
     low, high = (least + width * float(_sigmoid(end)) for end in (centre - reach, centre + reach))
     return min(low, mean), max(high, mean)

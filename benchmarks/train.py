@@ -36,7 +36,7 @@ from .harness.stored import refuse_taken, take_folder
 from .harness.study import run_command, write_csv
 from .methods.catalogue import ABLATIONS, METHODS, find_method
 from .methods.methods import Feedback
-from .methods.runs import MethodPlan, RewardPlan, evaluated, run_method, run_reward_model
+from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
 VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
@@ -192,14 +192,14 @@ def _run(options: TrainOptions) -> int:
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:
-        name, credits = judge_name(plan.judge, plan.job().data), answers["win_rate"]
+        name, credits = judge_name(plan.judge, plan.data), answers["win_rate"]
         print(f"  win_rate is in %, by {name} against the references of {options.data}")
         if missing := credits.count(None):
             print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
     write_outputs(plan, answers["responses"])
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")
-    saved = plan.job().folder / "policy"
+    saved = plan.folder / "policy"
     where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
     print(f"\n{where}Answers (outputs.json), verdicts, metrics and table.csv: {out}.")
     return 0
@@ -207,7 +207,7 @@ def _run(options: TrainOptions) -> int:
 
 def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
     """outputs.json, and references.json where the data has references: AlpacaEval's form, which `evaluate` reads."""
-    data, asked = plan.job().data, evaluated(plan)
+    data, asked = plan.data, plan.instructions
     found = {"outputs": (f"{find_method(plan.method).name}, {plan.labels}, seed {plan.seed}", responses)}
     if has_references(data, "eval"):
         references = data.references("eval")

@@ -150,16 +150,6 @@ def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
     return found
 
 
-def agreement_note() -> str:
-    """What was resampled for the intervals of the correlations."""
-    return (
-        f"95 % percentile intervals of {RESAMPLES:,} resamples. Each draws, with replacement, the seeds of every "
-        "method (methods independently, the two feedbacks of a method alike) and the evaluation instructions (one draw "
-        "for all methods, seeds and judges). Published numbers are taken as exact; methods are not resampled. "
-        "Resampling adds noise to the ranks, so the intervals lean towards lower agreement."
-    )
-
-
 def coefficient_text(value: Coefficient) -> str:
     """For instance "0.95 [0.90, 0.98]"; the value alone without an interval."""
     text = number(value.value)

@@ -20,6 +20,7 @@ from ...oracles.base import RewardOracle, judge
 from ...oracles.registry import make_oracle
 from ...statistics import win_rate
 from .own_judge import make_own_judge
+from .report_text import number
 
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""
@@ -106,6 +107,14 @@ class Evaluation:
         }
         return {**scores, "length": _mean(self.length), "finished": _mean(self.finished)}
 
+    def per_response(self) -> dict[str, list[Any]]:
+        """Instructions, responses and every value of each, JSON-able: NaN as None."""
+        values = {**self.scores, "finished": self.finished}
+        plain = {
+            name: [None if value != value else value for value in found.tolist()] for name, found in values.items()
+        }
+        return {"instructions": list(self.instructions), "responses": list(self.responses), **plain}
+
     def unscored(self) -> dict[str, int]:
         """Measure -> number of responses without a verdict."""
         return {name: int(np.isnan(values).sum()) for name, values in self.scores.items()}
@@ -141,6 +150,22 @@ def evaluate(
     ended = np.full(len(responses), np.nan) if finished is None else np.asarray(finished, dtype=np.float64)
     length = np.array([len(response) for response in responses], dtype=np.int64)
     return Evaluation(tuple(instructions), tuple(responses), scores, length, ended)
+
+
+def describe(means: Mapping[str, Any]) -> str:
+    """One line about the means of an evaluation, in the middle of a run; what was not measured is left out."""
+    texts = {
+        "proxy": ("proxy {}", ""),
+        "gold": ("gold {}", ""),
+        "win_rate_simulated": ("win rate {} % simulated", "%"),
+        "win_rate_human": ("{} % human", "%"),
+        "win_rate": ("win rate {} % by the judge", "%"),
+        "kl": ("KL {}", ""),
+        "length": ("length {}", "characters"),
+        "seconds": ("{} s", "characters"),
+    }
+    known = {name: text for name, text in texts.items() if not math.isnan(means.get(name, math.nan))}
+    return ", ".join(text.format(number(means[name], unit)) for name, (text, unit) in known.items())
 
 
 def subset(num_items: int, num_wanted: int) -> list[int]:

@@ -101,7 +101,7 @@ def _lead(axis: Axes, spot: _Spot, box: Bbox) -> None:
 
 def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
     """Mark and bars of a point, each as a box with a margin."""
-    dx, dy = zero_for_nan(x.standard_error), zero_for_nan(y.standard_error)
+    dx, dy = np.nan_to_num([x.standard_error, y.standard_error])
     corners = axis.transData.transform([(x.mean, y.mean), (x.mean - dx, y.mean - dy), (x.mean + dx, y.mean + dy)])
     (cx, cy), (x0, y0), (x1, y1) = ((float(a), float(b)) for a, b in corners)
     mark, bar = 3.5 * scale, 1.5 * scale
@@ -115,10 +115,5 @@ def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
 
 def _overlap(one: Bbox, two: Bbox) -> float:
     """Area that two boxes share, in square pixels."""
-    width, height = min(one.x1, two.x1) - max(one.x0, two.x0), min(one.y1, two.y1) - max(one.y0, two.y0)
-    return float(max(width, 0.0) * max(height, 0.0))
-
-
-def zero_for_nan(value: float) -> float:
-    """The value, 0 where there is none."""
-    return 0.0 if math.isnan(value) else value
+    shared = Bbox.intersection(one, two)
+    return 0.0 if shared is None else float(shared.width * shared.height)

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from ...data.files import write_atomic
+from .agreement import coefficient_text
 from .report_text import SIMULATION, interval_text, number, signed
 
 _TEMPLATES = Environment(
@@ -26,7 +27,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text}
+_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text, "coefficient": coefficient_text}
 _TEMPLATES.globals["SIMULATION"] = SIMULATION
 
 

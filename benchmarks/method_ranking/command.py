@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal, Self
 
 import tyro
@@ -23,16 +24,17 @@ import tyro
 from ...errors import UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..harness.provenance import Provenance
-from ..harness.report import Section, settings_table, text_table, write_report
+from ..harness.report import settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from ..methods.catalogue import ABLATIONS, METHODS, find_method
 from ..methods.methods import Feedback, Method
-from ..methods.runs import COLUMNS, FEEDBACKS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
-from .report import write
-from .summary import BASELINE, Credits
+from ..methods.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
+from .figures import write_figures
+from .report import report_values
+from .summary import BASELINE, Credits, summarize
 
 NAME = "method_ranking"
 QUICK = (
@@ -66,9 +68,9 @@ class MethodRankingOptions(StudyOptions):
             raise ValueError(f"--quick: expected no other --preset beside it, got {self.preset!r}")
         if self.preset == "quick":
             object.__setattr__(self, "quick", True)  # one flag for all that follows, the folder's name among it
-        for name in ("num_eval", "processes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(self, name)!r}")
+        for name, value in {"num-eval": self.num_eval, "processes": self.processes}.items():
+            if value < 1:
+                raise ValueError(f"--{name}: expected 1 or more, got {value!r}")
         object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
         if self.data not in (None, "sandbox"):
             raise ValueError(
@@ -102,22 +104,20 @@ class MethodRankingOptions(StudyOptions):
         """Options from the command line; --quick (or --preset quick) changes what is not given."""
         given = list(sys.argv[1:] if args is None else args)
         prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        options = tyro.cli(cls, prog=prog, args=given, default=cls(), description=__doc__)
-        if options.quick:
-            default = cls(quick=True, seeds=1, num_eval=201)
-            options = tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
-        return options
+        read = partial(tyro.cli, cls, prog=prog, args=given, description=__doc__)
+        options: Self = read(default=cls())
+        return read(default=cls(quick=True, seeds=1, num_eval=201)) if options.quick else options
 
 
 def run(options: MethodRankingOptions) -> int:
     """Runs the study, writes its folder, prints the table and returns the exit status."""
     options.refuse_taken(NAME)
-    out, methods = options.folder(NAME), options.chosen
+    out = options.folder(NAME)
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
     with options.study(NAME, config, sources=sandbox_sources(), row=("feedback", "seed")) as study:
         reward_plans, plans = make_reward_plans(options), make_plans(options)
         at_a_time = min(options.processes, len(plans))
-        shape = f"{len(methods)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
+        shape = f"{len(options.specs)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
         print(f"{NAME} into {out}: {shape}", file=sys.stderr)
         if reward_plans:
             print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
@@ -127,7 +127,7 @@ def run(options: MethodRankingOptions) -> int:
         cells = [Cell(plan.cell, partial(run_method, plan), plan.units) for plan in plans]
         rows = run_cells(study, cells, processes=at_a_time)
         if rows:
-            write_results(study, options, methods, plans, rows)
+            write_results(study, options, [plan for plan in plans if plan.cell in study.done], rows)
         return study.finish() if rows else study.exit_status
 
 
@@ -142,23 +142,13 @@ def presets() -> dict[str, dict[str, Any]]:
 
 def make_plans(options: MethodRankingOptions) -> list[MethodPlan]:
     """A plan a cell: method, feedback and seed; of a method that needs no feedback one a seed."""
-    plans = []
+    out, plans = options.folder(NAME), []
     for spec in options.specs.values():
-        method = find_method(spec)
-        for seed in range(options.seeds):
-            for feedback in options.feedback if method.needs != "nothing" else options.feedback[:1]:
-                reward = RewardPlan(feedback, seed, options.folder(NAME), options.quick)
-                plans.append(
-                    MethodPlan(
-                        method=spec,
-                        feedback=feedback,
-                        seed=seed,
-                        out=options.folder(NAME),
-                        quick=options.quick,
-                        num_eval=options.num_eval,
-                        reward=str(reward.folder) if method.needs == "reward" else None,
-                    )
-                )
+        needs = find_method(spec).needs
+        for seed, feedback in product(range(options.seeds), options.feedback[: 1 if needs == "nothing" else None]):
+            reward = str(RewardPlan(feedback, seed, out, options.quick).folder) if needs == "reward" else None
+            cell: dict[str, Any] = {"method": spec, "feedback": feedback, "seed": seed, "out": out, "reward": reward}
+            plans.append(MethodPlan(**cell, quick=options.quick, num_eval=options.num_eval))
     return plans
 
 
@@ -170,27 +160,20 @@ def make_reward_plans(options: MethodRankingOptions) -> list[RewardPlan]:
     return [RewardPlan(feedback, seed, out, quick) for seed in range(options.seeds) for feedback in options.feedback]
 
 
-def read_credits(plans: Sequence[MethodPlan], done: Sequence[str]) -> Credits:
-    """The judges' verdicts on each answer of the finished cells."""
+def read_credits(plans: Sequence[MethodPlan]) -> Credits:
+    """The judges' verdicts on each answer of finished cells."""
     found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for plan in plans:
-        if plan.cell in done:
-            method = find_method(plan.method)
-            remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
-            content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
-            for feedback in FEEDBACKS if method.needs == "nothing" else (plan.feedback,):
-                found[method.name, feedback, plan.seed] = content
+        remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
+        content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
+        for feedback in plan.columns:
+            found[find_method(plan.method).name, feedback, plan.seed] = content
     return found
 
 
-def write_results(
-    study: Study,
-    options: MethodRankingOptions,
-    methods: Sequence[Method],
-    plans: Sequence[MethodPlan],
-    rows: Sequence[Row],
-) -> None:
-    """table.csv, figures, report.html and manifest, and the table on stdout."""
+def write_results(study: Study, options: MethodRankingOptions, plans: Sequence[MethodPlan], rows: list[Row]) -> None:
+    """table.csv, figures, report.html and manifest, and the table on stdout; `plans` are the finished ones."""
+    methods = options.chosen
     order = {method.name: place for place, method in enumerate(methods)}
     rows = sorted(rows, key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
     study.write_table(rows, COLUMNS)
@@ -205,25 +188,14 @@ def write_results(
         temperature=0.7,
         temperature_note=", best-of-n 1" if any(m.name.startswith("best_of") for m in methods) else "",
     )
-    words = ["The agents' presets; settings of a cell are beside its checkpoints."] + ([QUICK] if options.quick else [])
-    used = settings_table({**study.config["presets"], **versions()})
-    settings = [Section("Configuration and versions", words, used)]
-    credits = read_credits(plans, study.done)
-    sections, table, sentences = write(
-        study.out,
-        rows,
-        credits,
-        methods,
-        where,
-        settings,
-        feedbacks=options.feedback,
-        num_seeds=options.seeds,
-    )
-    if options.quick:
-        sections, sentences = [Section("A quick run", [QUICK]), *sections], [QUICK, *sentences]
-    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=sentences)
-    write_report(study.out / "report.html", "The methods of AlpacaFarm, ranked", sections)
-    print(text_table(table), *sentences, where.label(), where.judges(), sep="\n")
+    summary = summarize(rows, read_credits(plans), methods, feedbacks=options.feedback, num_seeds=options.seeds)
+    values = report_values(summary, where, QUICK if options.quick else "")
+    values["figures"] = write_figures(study.out, summary, where)
+    values["settings"] = settings_table({**study.config["presets"], **versions()})
+    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=values["findings"])
+    title = "The methods of AlpacaFarm, ranked"
+    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
+    print(text_table(values["ranking"]), *values["findings"], where.label(), where.judges(), sep="\n")
     print(f"Written to {study.out}: report.html, table.csv, manifest.json, figures (PNG) and evaluations.")
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from ... import sandbox
+from ... import agents, sandbox
 from ...data import Dataset, load_dataset
 from ...errors import DataError
 from ...instructions import Demonstration, Instruction, Preference
@@ -24,9 +24,6 @@ from ...sandbox import writers
 from ...sandbox.dataset import Sandbox
 from ...seeding import keyed_rng
 from ..harness.agent_options import naming, with_options
-
-if TYPE_CHECKING:
-    from ...agents import LanguageModel
 
 Feedback = Literal["simulated", "human"]
 LABELS = {"simulated": "sim_ann", "human": "human"}
@@ -41,9 +38,9 @@ class Actor(Protocol):
         """A response to each instruction."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """One cell: a method, a feedback and a seed, and what its agent is made from."""
+    """What a method makes its agent from, for one feedback and seed."""
 
     seed: int
     folder: Path
@@ -86,40 +83,35 @@ class Job:
         config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
 
-    def policy(self) -> LanguageModel:
+    def policy(self) -> agents.LanguageModel:
         """A fresh copy of the SFT policy."""
         import torch
         from peft import LoraConfig
 
-        from ...agents import LanguageModel
         from ...agents.processes import default_device
 
-        adapter = None
+        options: dict[str, Any] = {"max_response_tokens": 64 if self.preset == "sandbox" else 300}
+        if self.max_prompt_tokens is not None:
+            options["max_prompt_tokens"] = self.max_prompt_tokens
         if self.lora:  # rank 8 and alpha 64 are what AlpacaFarm's own LoRA runs had
-            adapter = LoraConfig(
+            options["lora"] = LoraConfig(
                 r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
             )
-        limit: dict[str, Any] = {} if self.max_prompt_tokens is None else {"max_prompt_tokens": self.max_prompt_tokens}
+        folder, dtype = sandbox.POLICY if self.sft == "sandbox" else self.sft, getattr(torch, self.dtype)
         with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
-            return LanguageModel.from_pretrained(
-                sandbox.POLICY if self.sft == "sandbox" else self.sft,
-                device=default_device(),
-                dtype=getattr(torch, self.dtype),
-                lora=adapter,
-                template=self.template,
-                max_response_tokens=64 if self.preset == "sandbox" else 300,
-                **limit,
+            return agents.LanguageModel.from_pretrained(
+                folder, device=default_device(), dtype=dtype, template=self.template, **options
             )
 
     def preferences(self) -> tuple[Preference, ...]:
         """The pairs of SFT samples as this feedback labels them; the seed is the annotators' too."""
-        if not isinstance(self.data, Sandbox) and self.feedback == "human":
+        if isinstance(self.data, Sandbox):
+            found = self.data.preferences(judge=sandbox.judge(LABELS[self.feedback], seed=self.seed))
+        elif self.feedback == "human":
             raise DataError(
                 f"--feedback human: expected the sandbox, got {self.dataset}, whose pairs have the labels they have. "
                 "Leave --feedback out."
             )
-        if isinstance(self.data, Sandbox):
-            found = self.data.preferences(judge=sandbox.judge(LABELS[self.feedback], seed=self.seed))
         else:
             found = self.data.preferences("preference")
         return found[:2000] if self.quick else found
@@ -183,26 +175,21 @@ class Method:
 
 def make_sft(job: Job) -> Actor:
     """The SFT policy as it is."""
-    from ...agents import PolicyActor
-
-    return PolicyActor(job.policy(), seed=job.seed)
+    return agents.PolicyActor(job.policy(), seed=job.seed)
 
 
 def make_sft_52k(job: Job) -> Actor:
     """SFT from scratch on the demonstrations of all training splits, for as many passes as fit about the same time."""
-    from ...agents import SFT, SFTConfig
-
     if not isinstance(job.data, Sandbox):
         raise DataError(f"sft_52k: expected the sandbox, got {job.dataset}: its demonstrations are written on demand.")
     splits = ("sft", "preference") if job.quick else ("sft", "preference", "unlabeled", "val")
     demonstrations = [each for split in splits for each in job.data.demonstrations(split)]
-    config = replace(SFTConfig.sandbox(), epochs=1 if job.quick else 3)
-    return SFT(_untrained(job), demonstrations, config=config, seed=job.seed, out=job.folder)
+    config = replace(agents.SFTConfig.sandbox(), epochs=1 if job.quick else 3)
+    return agents.SFT(_untrained(job), demonstrations, config=config, seed=job.seed, out=job.folder)
 
 
 def make_base(job: Job) -> Actor:
     """A language model that has read pages about the world, but no instruction; it continues the instruction's text."""
-    from ...agents import SFT, SFTConfig
     from ...templates import PromptTemplate
 
     if not isinstance(job.data, Sandbox):
@@ -211,10 +198,11 @@ def make_base(job: Job) -> Actor:
     policy.template = PromptTemplate(with_input="{instruction}\n{input}\n", without_input="{instruction}\n")
     pages = [writers.page(keyed_rng(job.seed, "page", number)) for number in range(8000)]
     read = [Demonstration(Instruction(heading), text) for heading, text in pages]
-    return SFT(policy, read, config=replace(SFTConfig.sandbox(), epochs=2), seed=job.seed, out=job.folder)
+    config = replace(agents.SFTConfig.sandbox(), epochs=2)
+    return agents.SFT(policy, read, config=config, seed=job.seed, out=job.folder)
 
 
-def _untrained(job: Job) -> LanguageModel:
+def _untrained(job: Job) -> agents.LanguageModel:
     """The SFT policy's architecture with new random weights."""
     import torch
 
@@ -246,134 +234,83 @@ def make_stand_in(name: str, job: Job) -> Actor:
     return StandIn(name, writers.API_MODELS[name], job.seed)
 
 
-def make_feedme(job: Job) -> Actor:
-    """Binary FeedME."""
-    from ...agents import BinaryFeedME, BinaryFeedMEConfig
-
-    config = job.config(BinaryFeedMEConfig, epochs=1, save_every=10)
-    return BinaryFeedME(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+Labels = Callable[[Job], tuple[Preference, ...]]
 
 
-def make_reward_conditioning(job: Job) -> Actor:
-    """Binary reward conditioning."""
-    from ...agents import BinaryRewardConditioning, RewardConditioningConfig
+def make_feedme(job: Job, labels: Labels = Job.preferences) -> Actor:
+    """Binary FeedME, on the feedback's labels of the pairs or on others."""
+    config = job.config(agents.BinaryFeedMEConfig, epochs=1, save_every=10)
+    return agents.BinaryFeedME(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
 
+
+def make_reward_conditioning(job: Job, labels: Labels = Job.preferences) -> Actor:
+    """Binary reward conditioning, on the feedback's labels of the pairs or on others."""
     if job.lora:
         raise DataError(
             f"--lora: expected 0 for reward_conditioning, got {job.lora}: control tokens need embeddings of their own."
         )
-    config = job.config(RewardConditioningConfig, epochs=1, save_every=10)
-    return BinaryRewardConditioning(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+    config = job.config(agents.RewardConditioningConfig, epochs=1, save_every=10)
+    return agents.BinaryRewardConditioning(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
 
 
 def make_dpo(job: Job) -> Actor:
     """DPO."""
-    from ...agents import DPO, DPOConfig
-
-    config = job.config(DPOConfig, save_every=10)
-    return DPO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+    config = job.config(agents.DPOConfig, save_every=10)
+    return agents.DPO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
 
 
-def make_best_of_n(job: Job) -> Actor:
-    """Best-of-n with the preset's n."""
-    from ...agents import BestOfN, BestOfNConfig
-
-    return BestOfN(job.policy(), job.oracle(), config=job.config(BestOfNConfig, num_samples=8), seed=job.seed)
-
-
-def make_best_of_16(job: Job) -> Actor:
-    """Best-of-16, as in the paper's analysis of cost and length."""
-    from ...agents import BestOfN, BestOfNConfig
-
-    config = replace(job.config(BestOfNConfig), num_samples=16)
-    return BestOfN(job.policy(), job.oracle(), config=config, seed=job.seed)
+def make_best_of_n(job: Job, **changes: Any) -> Actor:
+    """Best-of-n with the preset's n, or with some settings changed, such as the 16 of the paper's analysis."""
+    config = replace(job.config(agents.BestOfNConfig, num_samples=8), **changes)
+    return agents.BestOfN(job.policy(), job.oracle(), config=config, seed=job.seed)
 
 
 def make_expert_iteration(job: Job) -> Actor:
     """Expert iteration."""
-    from ...agents import ExpertIteration, ExpertIterationConfig
-
     instructions = job.data.instructions("unlabeled")
-    config = job.config(ExpertIterationConfig, num_instructions=400)
+    config = job.config(agents.ExpertIterationConfig, num_instructions=400)
     if config.num_instructions is not None:
         config = replace(config, num_instructions=min(config.num_instructions, len(instructions)))
-    return ExpertIteration(job.policy(), instructions, job.oracle(), config=config, seed=job.seed, out=job.folder)
+    oracle = job.oracle()
+    return agents.ExpertIteration(job.policy(), instructions, oracle, config=config, seed=job.seed, out=job.folder)
 
 
-def make_quark(job: Job) -> Actor:
-    """Quark."""
-    from ...agents import Quark, QuarkConfig
-
-    config = job.config(QuarkConfig, total_steps=6)
-    return Quark(job.env(config.rollout_batch_size), job.policy(), config=config, seed=job.seed, out=job.folder)
+def make_quark(job: Job, **changes: Any) -> Actor:
+    """Quark, perhaps with some settings changed."""
+    config = replace(job.config(agents.QuarkConfig, total_steps=6), **changes)
+    return agents.Quark(job.env(config.rollout_batch_size), job.policy(), config=config, seed=job.seed, out=job.folder)
 
 
 def make_ppo(job: Job) -> Actor:
     """PPO."""
-    from ...agents import PPO, PPOConfig
-
-    config = job.config(PPOConfig, total_steps=6)
+    config, reward = job.config(agents.PPOConfig, total_steps=6), job.reward_model
     env = job.env(config.rollout_batch_size)
-    return PPO(env, job.policy(), value_init=job.reward_model, config=config, seed=job.seed, out=job.folder)
+    return agents.PPO(env, job.policy(), value_init=reward, config=config, seed=job.seed, out=job.folder)
 
 
+def _stand_in(name: str, title: str, paper: tuple[float, float]) -> Method:
+    make, note = partial(make_stand_in, name), f"{title} there"
+    return Method(name, f"{title} stand-in", make, "nothing", paper, note, trained=False, effort=5)
+
+
+PAGES = "LLaMA 7B there, pages about the world read here"
 METHODS = (
-    Method(
-        "gpt4",
-        "GPT-4 stand-in",
-        partial(make_stand_in, "gpt4"),
-        "nothing",
-        (79.0, 69.8),
-        "GPT-4 there",
-        trained=False,
-        effort=5,
-    ),
-    Method(
-        "chatgpt",
-        "ChatGPT stand-in",
-        partial(make_stand_in, "chatgpt"),
-        "nothing",
-        (61.4, 52.9),
-        "ChatGPT there",
-        trained=False,
-        effort=5,
-    ),
+    _stand_in("gpt4", "GPT-4", (79.0, 69.8)),
+    _stand_in("chatgpt", "ChatGPT", (61.4, 52.9)),
     Method("ppo", "PPO", make_ppo, "reward", (46.8, 55.1), effort=130),
     Method("dpo", "DPO", make_dpo, "preferences", (46.8, None), effort=60),
     Method("best_of_n", "Best-of-n", make_best_of_n, "reward", (45.0, 50.7), "n = 1024 there", effort=80),
-    Method("best_of_16", "Best-of-16", make_best_of_16, "reward", effort=30),
+    Method("best_of_16", "Best-of-16", partial(make_best_of_n, num_samples=16), "reward", effort=30),
     Method("expert_iteration", "Expert iteration", make_expert_iteration, "reward", (41.9, 45.7), effort=120),
     Method("sft_52k", "SFT 52k", make_sft_52k, "nothing", (39.2, 40.7), "42k demonstrations here", False, effort=180),
     Method("sft", "SFT 10k", make_sft, "nothing", (36.7, 44.3), "", False, effort=5),
     Method("binary_feedme", "Binary FeedME", make_feedme, "preferences", (36.6, 37.9), effort=60),
     Method("quark", "Quark", make_quark, "reward", (35.6, None), effort=100),
     Method(
-        "reward_conditioning",
-        "Binary reward conditioning",
-        make_reward_conditioning,
-        "preferences",
-        (32.4, None),
+        "reward_conditioning", "Binary reward conditioning", make_reward_conditioning, "preferences", (32.4, None),
         effort=80,
     ),
-    Method(
-        "davinci001",
-        "Davinci001 stand-in",
-        partial(make_stand_in, "davinci001"),
-        "nothing",
-        (24.4, 32.5),
-        "Davinci001 there",
-        trained=False,
-        effort=5,
-    ),
-    Method(
-        "base",
-        "Base model, no SFT",
-        make_base,
-        "nothing",
-        (11.3, 6.5),
-        "LLaMA 7B there, pages about the world read here",
-        trained=False,
-        effort=30,
-    ),
-)
+    _stand_in("davinci001", "Davinci001", (24.4, 32.5)),
+    Method("base", "Base model, no SFT", make_base, "nothing", (11.3, 6.5), PAGES, False, effort=30),
+)  # fmt: skip
 """The rows of the paper's Table 2, best first, and best-of-16."""

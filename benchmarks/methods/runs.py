@@ -10,10 +10,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ... import sandbox
-from ...data import load_dataset
 from ...data.files import write_atomic
 from ...errors import DataError
 from ...folders import hash_model
@@ -21,7 +20,7 @@ from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
 from ..harness.elapsed_time import ElapsedTime
-from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, evaluate, judges_of, subset
+from ..harness.evaluation import OWN_WIN_RATE, Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
@@ -30,17 +29,9 @@ from ..harness.study import Row
 from .catalogue import find_method
 from .methods import Actor, Feedback, Job
 
-COLUMNS = (
-    "method",
-    "feedback",
-    "seed",
-    "win_rate_simulated",
-    "win_rate_human",
-    "gold",
-    "length",
-    "seconds",
-    "tokens",
-)
+VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
+"""What is measured of each answer."""
+COLUMNS = ("method", "feedback", "seed", "win_rate_simulated", "win_rate_human", "gold", "length", "seconds", "tokens")
 """Columns of table.csv: one row a method, feedback and seed."""
 FEEDBACKS = ("simulated", "human")
 """Whose labels a method was trained on; also the two columns of the paper's Table 2."""
@@ -48,41 +39,27 @@ ANSWERED_AT_ONCE = 161
 """Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
 ANSWERS = {"responses": [str], "tokens": int}
 """What is kept of answers, and its shape."""
-VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
-"""What is kept of each answer's evaluation."""
 
 
-@dataclass(frozen=True)
-class MethodPlan:
+@dataclass(frozen=True, kw_only=True)
+class MethodPlan(Job):
     """All that decides one cell; picklable, so that it can be sent to a process."""
 
     method: str
     """Name, or module:attribute."""
-    feedback: Feedback
-    seed: int
     out: Path
     """The study's folder."""
-    quick: bool
     num_eval: int
-    preset: Literal["sandbox", "paper"] = "sandbox"
-    dataset: str = "sandbox"
-    sft: str = "sandbox"
-    reward: str | None = None
-    """Folder of the reward model, for methods that need one."""
-    template: str | None = None
-    lora: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    max_prompt_tokens: int | None = None
-    changed: tuple[tuple[str, float], ...] = ()
-    allow_overlap: bool = False
-    """As of `Job`."""
     judge: str | None = None
     """One's own, as `own_judge` reads it."""
+    folder: Path = field(init=False)
+    """The cell's own within `out`, for checkpoints."""
     mark: str = field(init=False)
     """Of a method of one's own, as it was loaded where the plan was made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mark", source_mark(self.method))
+        object.__setattr__(self, "folder", self.out / "runs" / file_name(self.cell))
 
     @property
     def cell(self) -> str:
@@ -97,6 +74,11 @@ class MethodPlan:
         return self.feedback if self.dataset == "sandbox" else "own labels"
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The feedbacks whose rows it is: of a method that needs none both."""
+        return FEEDBACKS if find_method(self.method).needs == "nothing" else (self.feedback,)
+
+    @property
     def units(self) -> int:
         """Its weight in the progress report."""
         return find_method(self.method).effort
@@ -106,9 +88,15 @@ class MethodPlan:
         """Where the answers and verdicts are kept."""
         return self.out / "evaluations" / f"{file_name(self.cell)}.json"
 
+    @property
+    def instructions(self) -> list[Instruction]:
+        """Those of eval that every method answers."""
+        found = self.data.instructions("eval")
+        return [found[index] for index in subset(len(found), self.num_eval)]
+
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        left_out = {"out", "mark", "allow_overlap"} | {"dataset", "sft", "reward", "judge"}  # the latter by content
+        left_out = {"out", "folder", "mark", "allow_overlap"} | {"dataset", "sft", "reward", "judge"}  # by content
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         models = {"policy": sandbox.POLICY if self.sft == "sandbox" else self.sft, "reward_model": self.reward}
         made_from = {name: hash_model(folder) for name, folder in models.items() if folder is not None}
@@ -117,25 +105,6 @@ class MethodPlan:
             made_from |= {"--judge": judge_content(self.judge)}
         data = data_content(self.dataset, allow_overlap=self.allow_overlap)
         return {**found, "judge": judge_settings(self.judge), "dataset": data, **made_from}
-
-    def job(self) -> Job:
-        """What the method makes its agent from."""
-        return Job(
-            seed=self.seed,
-            folder=self.out / "runs" / file_name(self.cell),
-            feedback=self.feedback,
-            quick=self.quick,
-            preset=self.preset,
-            dataset=self.dataset,
-            sft=self.sft,
-            reward=self.reward,
-            template=self.template,
-            lora=self.lora,
-            dtype=self.dtype,
-            max_prompt_tokens=self.max_prompt_tokens,
-            changed=self.changed,
-            allow_overlap=self.allow_overlap,
-        )
 
 
 def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
@@ -149,58 +118,56 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     from ...agents.processes import Processes
 
     world = Processes()
-    on_progress = on_progress if world.is_main else _silent
     quiet()
     check_unchanged(plan.method, plan.mark)
-    on_progress(ProgressUpdate(plan.cell, 0))
-    method, job = find_method(plan.method), plan.job()
-    begun = (job.folder / SETTINGS).is_file()
-    world.together(lambda: prepare(plan) if world.is_main else None)
-    spent = ElapsedTime(job.folder)
-    instructions = evaluated(plan)
-    judges = judges_of(job.data, proxy=None, own=plan.judge) if world.is_main else Judges()
+
+    def tell(done: float, text: str = "") -> None:
+        if world.is_main:
+            on_progress(ProgressUpdate(plan.cell, int(done * plan.units), text))
+
+    tell(0)
+    method, begun = find_method(plan.method), (plan.folder / SETTINGS).is_file()
+
+    def prepare() -> None:
+        for each in (plan.folder / "answers", plan.evaluation_file.parent):
+            each.mkdir(parents=True, exist_ok=True)
+        check_settings(plan.folder, plan.settings())
+
+    world.together(lambda: prepare() if world.is_main else None)
+    spent, instructions = ElapsedTime(plan.folder), plan.instructions
+    judges = judges_of(plan.data, proxy=None, own=plan.judge) if world.is_main else Judges()
     try:
-        actor = method.make(job)
+        actor = method.make(plan)
         longest = longest_asked(actor, instructions)
     except BaseException:
         if world.is_main and not begun:  # nothing was done by these settings: others may take the folder
-            (job.folder / SETTINGS).unlink(missing_ok=True)
+            (plan.folder / SETTINGS).unlink(missing_ok=True)
         raise
     learns = hasattr(actor, "updates")
 
     def progress(training: float, answering: float) -> None:
         if world.is_main:
             spent.keep()
-        share = 0.9 * training + 0.1 * answering if learns else answering
-        on_progress(ProgressUpdate(plan.cell, int(share * plan.units)))
+        tell(0.9 * training + 0.1 * answering if learns else answering)
 
     tokens = train(actor, lambda share: progress(share, 0.0))
     if learns and hasattr(actor, "save") and world.is_main:
-        actor.save(job.folder / "policy")
+        actor.save(plan.folder / "policy")
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
-    responses, answered = answer(actor, instructions, job.folder / "answers", lambda share: progress(1.0, share))
+    responses, answered = answer(actor, instructions, plan.folder / "answers", lambda share: progress(1.0, share))
     if not world.is_main:
         return []
     spent.keep(now=True)
-    check_settings(job.folder, plan.settings())  # models and data are still what they were at the start
+    check_settings(plan.folder, plan.settings())  # models and data are still what they were at the start
     found = evaluate(instructions, responses, judges)
-    write_atomic(plan.evaluation_file, json.dumps(verdicts(found)) + "\n")
+    write_atomic(plan.evaluation_file, json.dumps(found.per_response()) + "\n")
     own = () if plan.judge is None else (OWN_WIN_RATE,)
-    measured = {name: found.means()[name] for name in (*COLUMNS[3:7], *own)}
-    sampled = max(tokens, _tokens(job.folder)) + answered
+    measured = {name: found.means()[name] for name in (*VERDICTS, "length", *own)}
+    sampled = max(tokens, _tokens(plan.folder)) + answered
     row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
-    on_progress(ProgressUpdate(plan.cell, plan.units, describe(plan.cell, row)))
-    feedbacks = FEEDBACKS if method.needs == "nothing" else (plan.feedback,)
-    return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in feedbacks]
-
-
-def prepare(plan: MethodPlan) -> None:
-    """Makes the folders of a cell, and compares its settings with those it was begun with."""
-    folder = plan.job().folder
-    for each in (folder / "answers", plan.evaluation_file.parent):
-        each.mkdir(parents=True, exist_ok=True)
-    check_settings(folder, plan.settings())
+    tell(1, f"{plan.cell}: {describe(row)}")
+    return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in plan.columns]
 
 
 def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
@@ -213,12 +180,6 @@ def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
         tokens += metrics.get("tokens", 0)
         tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
     return int(tokens)
-
-
-def evaluated(plan: MethodPlan) -> list[Instruction]:
-    """The instructions of eval that every method answers."""
-    instructions = load_dataset(plan.dataset, allow_overlap=plan.allow_overlap).instructions("eval")
-    return [instructions[index] for index in subset(len(instructions), plan.num_eval)]
 
 
 def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
@@ -285,28 +246,6 @@ def respond(actor: Actor, instructions: Sequence[Instruction]) -> dict[str, Any]
     return {"responses": found, "tokens": getattr(actor, "num_tokens", 0) - before}
 
 
-def verdicts(found: Evaluation) -> dict[str, list[Any]]:
-    """Answers and what the judges say of each, JSON-able; NaN as null."""
-    names = (*VERDICTS, *(name for name in found.scores if name == OWN_WIN_RATE))
-    scores = {name: [None if value != value else value for value in found.scores[name].tolist()] for name in names}
-    return {"instructions": list(found.instructions), "responses": list(found.responses), **scores}
-
-
-def describe(cell: str, row: Row) -> str:
-    """One line about a finished cell."""
-    names = {
-        "win_rate_simulated": "win rate {:.1f} % simulated",
-        "win_rate_human": "{:.1f} % human",
-        "win_rate": "win rate {:.1f} % by the judge",
-        "gold": "gold {:.2f}",
-        "length": "length {:.0f}",
-        "seconds": "{:.0f} s",
-    }
-    # Outside the sandbox there is no judge: what was not measured is left out.
-    known = {name: row[name] for name in names if name in row and row[name] == row[name]}
-    return f"{cell}: " + ", ".join(names[name].format(value) for name, value in known.items())
-
-
 # -------------------------------------------------------------------------------------------------------- reward models
 
 
@@ -334,51 +273,31 @@ class RewardPlan:
         name = f"{self.feedback}-seed-{self.seed}" + ("-quick" if self.quick else "")
         return self.out / "reward_models" / name
 
-    @property
-    def done(self) -> bool:
-        """Whether the reward model is whole."""
-        from ..harness.reward_models import LAST_FILE
-
-        return (self.folder / LAST_FILE).is_file()
-
 
 def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
     from ...agents import RewardModelingConfig
     from ...agents.processes import Processes
-    from ..harness.reward_models import fit
+    from ..harness.reward_models import LAST_FILE, fit
 
     quiet()
-    job = Job(seed=plan.seed, folder=plan.out / "runs" / file_name(plan.cell), feedback=plan.feedback, quick=plan.quick)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    spent = ElapsedTime(job.folder)
+    folder = plan.out / "runs" / file_name(plan.cell)
+    job = Job(seed=plan.seed, folder=folder, feedback=plan.feedback, quick=plan.quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    spent, main = ElapsedTime(folder), Processes().is_main
 
-    world = Processes()
-    on_progress = on_progress if world.is_main else _silent
-
-    def progress(share: float) -> None:
-        if world.is_main:
+    def progress(share: float, text: str = "") -> None:
+        if main:
             spent.keep()
-        on_progress(ProgressUpdate(plan.cell, int(share * plan.units)))
+            on_progress(ProgressUpdate(plan.cell, int(share * plan.units), text))
 
-    on_progress(ProgressUpdate(plan.cell, 0))
-    if plan.folder != sandbox.REWARD_MODEL and not plan.done:
-        fit(
-            sandbox.POLICY,
-            job.preferences(),
-            plan.folder,
-            val=job.data.instructions("val"),
-            config=RewardModelingConfig.sandbox(),
-            seed=plan.seed,
-            out=job.folder,
-            on_progress=progress,
-        )
-    on_progress(ProgressUpdate(plan.cell, plan.units, f"{plan.cell}: {spent.seconds:.0f} s"))
+    progress(0)
+    if plan.folder != sandbox.REWARD_MODEL and not (plan.folder / LAST_FILE).is_file():
+        instructions, config = job.data.instructions("val"), RewardModelingConfig.sandbox()
+        options: dict[str, Any] = {"config": config, "seed": plan.seed, "out": folder, "on_progress": progress}
+        fit(sandbox.POLICY, job.preferences(), plan.folder, val=instructions, **options)
+    progress(1, f"{plan.cell}: {spent.seconds:.0f} s")
     return [{"feedback": plan.feedback, "seed": plan.seed, "seconds": round(spent.seconds, 2)}]
-
-
-def _silent(news: ProgressUpdate) -> None:
-    """Tells nobody: the main process does."""
 
 
 def _tokens(folder: Path) -> int:

@@ -15,9 +15,6 @@ from .plan import RunPlan
 
 UNKNOWN_POSITIONS = 2048
 """Taken for a model whose configuration does not say how many positions it knows."""
-TRAINING = ("unlabeled",)
-SPLITS = (*TRAINING, "val", "eval")
-"""PPO trains on the first; the others are answered at each evaluation."""
 
 
 def check_inputs(plan: RunPlan) -> None:
@@ -30,24 +27,23 @@ def check_inputs(plan: RunPlan) -> None:
     """
     from ...agents.fitting import check_budget, prompt_lengths
 
-    dataset = plan.data
-    for split in SPLITS:
-        dataset.instructions(split)
+    dataset = plan.dataset
+    instructions = {split: dataset.instructions(split) for split in ("unlabeled", "val", "eval")}
     plan.sources["--policy"]()  # fetches it, where it is the hub's
     make_oracle(plan.proxy, dataset=dataset)
     if plan.judge is not None:
         make_own_judge(plan.judge, dataset)
         refuse_trained_on(plan.judge, plan.sources["--reward-model"]())
     tokenizer = load_tokenizer(plan.model_folders[0])
-    limits = {"val": prompt_room(plan), "eval": prompt_room(plan), **dict.fromkeys(TRAINING, prompt_limit(plan))}
+    room, limit = prompt_room(plan), prompt_limit(plan)
     template = load_template(plan.model_folders[0], tokenizer, plan.policy_template)
-    for split in SPLITS:
-        lengths = prompt_lengths(tokenizer, template, dataset.instructions(split))
-        if split not in TRAINING or min(lengths) > limits[split]:  # PPO leaves out some by itself, with a warning
-            _check_prompts(plan, split, lengths, limits[split])
-        if split in TRAINING:
-            longest = max(length for length in lengths if length <= limits[split]) + plan.max_response_tokens
-            check_budget(plan.ppo_config().micro_batch_tokens, longest, who="--micro-batch-tokens")
+    lengths = {split: prompt_lengths(tokenizer, template, asked) for split, asked in instructions.items()}
+    for split in ("val", "eval"):
+        _check_prompts(plan, split, lengths[split], room)
+    if not (trained := [length for length in lengths["unlabeled"] if length <= limit]):
+        _check_prompts(plan, "unlabeled", lengths["unlabeled"], limit)  # some PPO leaves out by itself, with a warning
+    longest = max(trained) + plan.max_response_tokens
+    check_budget(plan.ppo_config().micro_batch_tokens, longest, who="--micro-batch-tokens")
 
 
 def prompt_room(plan: RunPlan) -> int:
@@ -60,15 +56,13 @@ def prompt_room(plan: RunPlan) -> int:
         DataError: Prompt and response together do not fit.
         CheckpointError: A model's configuration cannot be read.
     """
-    positions = min(num_positions(folder) for folder in plan.model_folders)
-    width = plan.max_response_tokens
-    room = positions - width
-    if room < 1:
+    positions, width = min(num_positions(folder) for folder in plan.model_folders), plan.max_response_tokens
+    if positions <= width:
         raise DataError(
             f"--policy and --reward-model: expected more than {width} positions, the longest response of --preset "
             f"{plan.preset}, got {positions} (max_position_embeddings); choose another --preset or larger models"
         )
-    return room
+    return positions - width
 
 
 def prompt_limit(plan: RunPlan) -> int:
@@ -79,13 +73,12 @@ def prompt_limit(plan: RunPlan) -> int:
         CheckpointError: A model's configuration cannot be read.
     """
     room = prompt_room(plan)
-    limit = room if plan.max_prompt_tokens is None else plan.max_prompt_tokens
-    if limit > room:
+    if plan.max_prompt_tokens is not None and plan.max_prompt_tokens > room:
         raise DataError(
             f"--max-prompt-tokens: expected at most {room} (the models' positions, less {plan.max_response_tokens} of "
-            f"the longest response), got {limit}"
+            f"the longest response), got {plan.max_prompt_tokens}"
         )
-    return limit
+    return plan.max_prompt_tokens or room
 
 
 def num_positions(folder: str) -> int:
@@ -109,7 +102,7 @@ def load_tokenizer(folder: str) -> Any:
 def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) -> None:
     if too_long := [length for length in lengths if length > limit]:
         raise DataError(
-            f"{plan.dataset}: expected prompts of at most {limit} tokens, but {len(too_long)} of {len(lengths)} in "
+            f"{plan.data}: expected prompts of at most {limit} tokens, but {len(too_long)} of {len(lengths)} in "
             f"{split} have more, the longest {max(too_long)}. Leave them out of the data (a prompt is never cut), or "
             "take models of more positions or, to train on them, a larger --max-prompt-tokens; the default is the "
             "models' positions less the longest response"

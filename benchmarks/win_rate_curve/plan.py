@@ -1,58 +1,127 @@
-"""The plan of a win-rate curve: what decides a seed's run, and what it is made from."""
+"""The main job: PPO in AlpacaFarm, and its win-rate curve.
+
+    python -m alpacafarm_env.benchmarks.win_rate_curve [--quick] [--seeds N] [--out DIR]
+
+Trains PPO on AlpacaFarm-PPO-v0 with several seeds. Every few steps the policy answers val and eval instructions, and
+the answers are scored: proxy (the reward model trained on), gold (the sandbox's true reward), win rate against the
+reference by p_sim^eval and by human raters, KL from SFT, length, share finished. As in the paper, the step that is
+reported is chosen on val by the simulated win rate and measured on eval; the whole curve is shown.
+
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, Self
 
+import tyro
+
+from ... import agents, sandbox
 from ...data import Dataset, load_dataset
 from ...folders import hash_model
 from ..harness.agent_options import with_options
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.sources import Sources, data_content
+from ..harness.study import StudyOptions
 
-if TYPE_CHECKING:
-    from ...agents import PPOConfig
-
+NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
+DECIDING = ("steps", "evaluate_every", "num_val", "num_eval", "temperature", "preset", "max_prompt_tokens", "template")
+"""Options that decide the rows of every seed."""
+CHANGES = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "learning_rate")
+"""Options that replace a field of the preset."""
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """All that decides one seed's run; picklable, so that it can be sent to a process."""
+class WinRateCurveOptions(StudyOptions):
+    """Options of the win-rate curve. With --quick the defaults of seeds, steps and sizes are smaller."""
 
-    seed: int
-    folder: Path
-    """The run's own folder: PPO's metrics and checkpoints, and evaluations/."""
-    steps: int
-    """PPO steps."""
-    evaluate_every: int
-    """Steps between evaluations; the first (0) and the last step are always evaluated."""
-    num_val: int
-    num_eval: int
-    """How many instructions of val and eval are answered at each evaluation, always the same ones."""
-    temperature: float
-    """Sampling temperature of the evaluated responses."""
-    dataset: str
-    policy: str
-    """Folder or hub name, or "sandbox"."""
-    reward_model: str
-    """Folder, or "sandbox"."""
-    preset: str
-    """The PPOConfig that is used, but for the number of steps: "sandbox" or "paper"."""
+    seeds: int = 4
+    """Number of independent runs: seeds 0 .. N-1."""
+    data: Annotated[str | None, tyro.conf.arg(name="dataset", aliases=["--data"])] = None
+    """Your own data (folder or hub name) instead of the sandbox; --policy and --reward-model are then needed too."""
+    policy: str | None = None
+    """Your own SFT model (folder or hub name) to start from and to measure KL against. Default: the sandbox's."""
+    reward_model: str | None = None
+    """Your own reward model (sequence-classification folder) to train on. Default: the sandbox's surrogate."""
+    template: Literal["alpaca"] | None = None
+    """The prompt that your own --policy and --reward-model were trained on, in the place of what their folders say.
+    Needed where they have neither a prompt_template.json nor a tokenizer with a chat_template."""
+    preset: Literal["sandbox", "paper"] | None = None
+    """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
+    else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
     max_prompt_tokens: int | None = None
-    """Longest prompt trained on; None for all that fits."""
+    """Longest prompt to train on, in tokens; longer ones are left out, with their number, and answered all the same
+    where the models can. Default: the positions of the models less the longest response."""
+    steps: int = 30
+    """PPO steps of each run."""
+    evaluate_every: int = 5
+    """Steps between evaluations."""
+    num_val: int = 400
+    """Instructions of val answered at each evaluation; they choose the step."""
+    num_eval: int = 805
+    """Instructions of eval answered at each evaluation; they are what is reported."""
     judge: str | None = None
-    """One's own, as `own_judge` reads it."""
-    changed: tuple[tuple[str, float], ...] = ()
-    """Fields of the preset that have other values: (name, value)."""
+    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
+    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
+    reward model held out."""
     allow_overlap: bool = False
-    """Whether an instruction may stand in two splits."""
+    """Take data in which an instruction stands in two splits, or twice in one."""
+    rollout_batch_size: int | None = None
+    """Responses sampled for each PPO step. Default: the preset's (sandbox 128, paper 512)."""
+    minibatch_size: int | None = None
+    """Responses of each of PPO's updates. Default: the preset's."""
+    micro_batch_tokens: int | None = None
+    """Tokens that go through a model at once, so what memory allows; no result depends on it. Default: the preset's."""
+    learning_rate: float | None = None
+    """PPO's. Default: the preset's."""
+    temperature: float = 0.7
+    """Sampling temperature of evaluated responses (the paper's)."""
+    processes: int = 2
+    """Runs at a time, each in a process with one torch thread."""
 
-    template: str | None = None
-    """Name of the prompt template of models that are not the sandbox's; None for what their folders say."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = ("steps", "evaluate_every", "num_val", "num_eval", "processes", "max_prompt_tokens", *CHANGES[:3])
+        for name in counts:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value!r}")
+        for name in ("learning_rate", "temperature"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')}: expected a finite number above 0, got {value!r}")
+        if self.template and not (self.own_policy or self.reward_model):
+            raise ValueError("--template: expected --policy or --reward-model beside it; the sandbox's say their own")
+        if self.preset == "paper" and not self.own_policy:
+            raise ValueError(
+                "--preset paper: expected --policy beside it, got none; its responses of up to 300 tokens do not fit "
+                "the 256 positions of the sandbox's policy. Give your own --policy, or leave --preset out"
+            )
+
+    @property
+    def own_policy(self) -> bool:
+        """Whether PPO starts from the user's own model and not from the sandbox's."""
+        return self.policy not in (None, "sandbox")
+
+    @classmethod
+    def parse(cls, args: Sequence[str] | None = None) -> Self:
+        """Options from the command line; --quick changes what is not given."""
+        given = list(sys.argv[1:] if args is None else args)
+        default = cls(quick=True, seeds=2, steps=10, num_val=200, num_eval=402) if "--quick" in given else cls()
+        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+        return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
+
+
+@dataclass(frozen=True)
+class RunPlan(WinRateCurveOptions):
+    """One seed's run: the options, all of them settled, and the seed; picklable, to be sent to a process."""
+
+    seed: int = 0
 
     @property
     def cell(self) -> str:
@@ -60,36 +129,36 @@ class RunPlan:
         return f"seed {self.seed}"
 
     @property
+    def run_folder(self) -> Path:
+        """The run's own folder: PPO's metrics and checkpoints, and evaluations/."""
+        return self.folder(NAME) / "runs" / f"seed-{self.seed}"
+
+    def evaluation_file(self, step: int) -> Path:
+        """Where the evaluation after a step is kept."""
+        return self.run_folder / "evaluations" / f"step-{step:05}.json"
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data."""
+        return load_dataset(self.data or "sandbox", allow_overlap=self.allow_overlap)
+
+    @property
     def proxy(self) -> str | dict[str, str]:
         """The training reward, as an oracle's specification."""
         named = {"template": self.template} if self.template else {}
-        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": self.reward_model, **named}
+        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": str(self.reward_model), **named}
 
     @property
     def policy_template(self) -> str | None:
         """Name of the policy's template, None for what its folder says."""
-        return None if self.policy == "sandbox" else self.template
-
-    @property
-    def data(self) -> Dataset:
-        """The dataset."""
-        return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
+        return self.template if self.own_policy else None
 
     @property
     def model_folders(self) -> tuple[str, str]:
         """Where policy and reward model are."""
-        if "sandbox" not in (self.policy, self.reward_model):
-            return self.policy, self.reward_model
-        from ...sandbox import POLICY, REWARD_MODEL
-
-        shipped = ((self.policy, POLICY), (self.reward_model, REWARD_MODEL))
-        policy, reward_model = (str(folder) if name == "sandbox" else name for name, folder in shipped)
+        shipped = ((self.policy, sandbox.POLICY), (self.reward_model, sandbox.REWARD_MODEL))
+        policy, reward_model = (str(folder if name == "sandbox" else name) for name, folder in shipped)
         return policy, reward_model
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Split -> how many of its instructions are wanted."""
-        return dict(zip(SPLITS, (self.num_val, self.num_eval), strict=True))
 
     @property
     def evaluated_steps(self) -> tuple[int, ...]:
@@ -97,40 +166,42 @@ class RunPlan:
         return tuple(sorted({*range(0, self.steps, self.evaluate_every), self.steps}))
 
     @property
-    def units(self) -> int:
-        """Units of work for the progress report, see `units_done`."""
-        return self.units_done(self.steps)
-
-    @property
     def max_response_tokens(self) -> int:
         """Longest response, in training and in evaluations: the preset's, else AlpacaFarm's 300."""
         return self.ppo_config().max_response_tokens or 300
 
-    def ppo_config(self) -> PPOConfig:
+    def ppo_config(self) -> agents.PPOConfig:
         """The preset with this plan's steps, and checkpoints at evaluated steps only."""
-        from ...agents import PPOConfig
-
-        preset = {"sandbox": PPOConfig.sandbox, "paper": PPOConfig.paper}[self.preset]()
-        return with_options(replace(preset, total_steps=self.steps, save_every=self.evaluate_every), self.changed)
+        preset = agents.PPOConfig.paper() if self.preset == "paper" else agents.PPOConfig.sandbox()
+        changed = tuple((name, value) for name in CHANGES if (value := getattr(self, name)) is not None)
+        return with_options(replace(preset, total_steps=self.steps, save_every=self.evaluate_every), changed)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed beside `sources`, JSON-able: a folder of other values is refused."""
-        left_out = {"seed", "folder", "changed", "allow_overlap"}
-        left_out |= {"dataset", "policy", "reward_model"}  # see `sources`
-        plan = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        options = {name: getattr(self, name) for name in DECIDING}
         ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name != "micro_batch_tokens"}
-        return {**plan, "judge": judge_settings(self.judge), "ppo": ppo}
+        return {**options, "judge": judge_settings(self.judge), "ppo": ppo}
 
     @property
     def sources(self) -> Sources:
         """Data and models, by the options that name them; where they lie does not matter."""
         policy, reward_model = self.model_folders
         return {
-            "--dataset": partial(data_content, self.dataset, allow_overlap=self.allow_overlap),
+            "--dataset": partial(data_content, self.data or "sandbox", allow_overlap=self.allow_overlap),
             "--policy": partial(hash_model, policy),
             "--reward-model": partial(hash_model, reward_model),
             **({} if self.judge is None else {"--judge": partial(judge_content, self.judge)}),
         }
+
+    @property
+    def units(self) -> int:
+        """Units of work for the progress report, see `units_done`."""
+        return self.units_done(self.steps)
+
+    @property
+    def evaluation_units(self) -> int:
+        """Those of one evaluation."""
+        return self.num_val + self.num_eval
 
     def units_done(self, step: int) -> int:
         """Units done once `step` steps and their evaluations are.
@@ -140,12 +211,3 @@ class RunPlan:
         """
         evaluations = sum(evaluated <= step for evaluated in self.evaluated_steps)
         return 2 * step * self.ppo_config().rollout_batch_size + evaluations * self.evaluation_units
-
-    @property
-    def evaluation_units(self) -> int:
-        """Those of one evaluation."""
-        return self.num_val + self.num_eval
-
-    def evaluation_file(self, step: int) -> Path:
-        """Where the evaluation after a step is kept."""
-        return self.folder / "evaluations" / f"step-{step:05}.json"

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
+from ... import agents
 from ...data.files import write_atomic
 from ..harness.answers import answer, sequence_kl
-from ..harness.evaluation import Evaluation, Judges, evaluate, judges_of, subset
+from ..harness.evaluation import Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import has_references
-from ..harness.report_text import number
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row
 from .inputs import prompt_limit, prompt_room
-from .plan import RunPlan
-from .summary import MEASURES, WIN_RATES
-
-if TYPE_CHECKING:
-    from ...agents import PPO
+from .plan import NAME, SPLITS, RunPlan
+from .summary import MEASURES
 
 
 def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
@@ -37,14 +33,18 @@ def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
 
     In a world of processes all train and answer together; the main one alone judges, writes and has rows.
     """
+    from ...agents import checkpoints
     from ...agents.processes import Processes
 
     quiet()
     world = Processes()
     plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
     agent = make_agent(plan)
-    judges = judges_of(plan.data, proxy=plan.proxy, own=plan.judge) if world.is_main else Judges()
-    for step in completed_steps(agent, plan):
+    judges = judges_of(plan.dataset, proxy=plan.proxy, own=plan.judge) if world.is_main else Judges()
+    # A checkpoint is written before its step is evaluated, so the evaluation of a resumed step may be missing still;
+    # those before it are not, since checkpoints are written at evaluated steps only.
+    resumed = max(checkpoints.steps(plan.run_folder), default=0)
+    for step in chain([resumed], (int(metrics["step"]) for metrics in agent.updates())):
         due = world.from_main(step in plan.evaluated_steps and not plan.evaluation_file(step).exists())
         on_progress(ProgressUpdate(plan.cell, plan.units_done(step) - due * plan.evaluation_units))
         if due:
@@ -53,46 +53,32 @@ def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
     return [row for step in steps for row in read_evaluation(plan, step)["rows"]]
 
 
-def make_agent(plan: RunPlan) -> PPO:
+def make_agent(plan: RunPlan) -> agents.PPO:
     """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
-    from ...agents import PPO, LanguageModel
     from ...agents.processes import Processes, default_device
 
     config = plan.ppo_config()
     env = gym.make_vec(
         "AlpacaFarm-PPO-v0",
         num_envs=config.rollout_batch_size // Processes().count,
-        dataset=plan.data,
+        dataset=plan.dataset,
         oracle=plan.proxy,
         autoreset_mode=AutoresetMode.DISABLED,
     )
     folder, reward_model = plan.model_folders
-    policy = LanguageModel.from_pretrained(
+    policy = agents.LanguageModel.from_pretrained(
         folder,
         device=default_device(),
         template=plan.policy_template,
         max_prompt_tokens=prompt_limit(plan),
         max_response_tokens=plan.max_response_tokens,
     )
-    agent = PPO(env, policy, value_init=reward_model, config=config, seed=plan.seed, out=plan.folder)
+    agent = agents.PPO(env, policy, value_init=reward_model, config=config, seed=plan.seed, out=plan.run_folder)
     policy.max_prompt_tokens = prompt_room(plan)  # what training leaves out is settled; evaluations ask all
     return agent
 
 
-def completed_steps(agent: PPO, plan: RunPlan) -> Iterator[int]:
-    """Steps as they are completed, beginning with the one training starts from: 0, or that of a resumed checkpoint.
-
-    A checkpoint is written before its step is evaluated, so the evaluation of a resumed step may be missing still;
-    those before it are not, since checkpoints are written at evaluated steps only.
-    """
-    from ...agents import checkpoints
-
-    yield max((step for step in checkpoints.steps(plan.folder)), default=0)
-    for metrics in agent.updates():
-        yield int(metrics["step"])
-
-
-def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str:
+def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int) -> str:
     """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report.
 
     Each process answers its share; the main one alone judges and writes, the others return no line.
@@ -102,10 +88,10 @@ def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str
     from ...agents.processes import Processes
 
     world = Processes(agent.policy.device)
-    dataset = plan.data
+    dataset = plan.dataset
     rows: list[Row] = []
     unscored: dict[str, dict[str, int]] = {}
-    for split, wanted in plan.sizes.items():
+    for split, wanted in zip(SPLITS, (plan.num_val, plan.num_eval), strict=True):
         instructions = dataset.instructions(split)
         chosen = [instructions[index] for index in subset(len(instructions), wanted)]
         mine = slice(world.rank, None, world.count)
@@ -124,22 +110,9 @@ def evaluate_policy(plan: RunPlan, agent: PPO, judges: Judges, step: int) -> str
         unscored[split] = found.unscored()
     if not world.is_main:
         return ""
-    content = {"rows": rows, "unscored": unscored, "eval": per_response(found)}
+    content = {"rows": rows, "unscored": unscored, "eval": found.per_response()}
     write_atomic(plan.evaluation_file(step), json.dumps(content) + "\n")
     return f"{plan.cell}, step {step} of {plan.steps}: {describe(rows[-1])}"
-
-
-def per_response(found: Evaluation) -> dict[str, list[Any]]:
-    """The evaluation's values per response, JSON-able; NaN as null."""
-    scores = {
-        name: [None if value != value else value for value in values.tolist()] for name, values in found.scores.items()
-    }
-    return {
-        "instructions": list(found.instructions),
-        "responses": list(found.responses),
-        **scores,
-        "finished": found.finished.tolist(),
-    }
 
 
 def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
@@ -148,28 +121,11 @@ def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
     Raises:
         CheckpointError: It is gone or damaged.
     """
-    cell = cell_file(plan.folder.parent.parent, plan.cell)
-    remedy = f"To run the seed anew remove {plan.folder} and, if it is there, {cell}, and call again."
+    cell = cell_file(plan.folder(NAME), plan.cell)
+    remedy = f"To run the seed anew remove {plan.run_folder} and, if it is there, {cell}, and call again."
     shape = {
         "rows": [dict.fromkeys(("split", "seed", "step", *MEASURES), object)],
         "unscored": dict,
         "eval": dict.fromkeys(("instructions", "responses", "finished"), list),
     }
     return read_stored(plan.evaluation_file(step), *shape, shape=shape, remedy=remedy)
-
-
-def describe(row: Row) -> str:
-    """One line about an evaluation; measures that do not exist at this level are left out."""
-    names = {
-        "proxy": "proxy {}",
-        "gold": "gold {}",
-        "win_rate_simulated": "win rate {} % simulated",
-        "win_rate_human": "{} % human",
-        "win_rate": "win rate {} % by the judge",
-        "kl": "KL {}",
-        "length": "length {}",
-    }
-    units = {**dict.fromkeys(WIN_RATES, "%"), "length": "characters"}
-    return ", ".join(
-        text.format(number(row[name], units.get(name, ""))) for name, text in names.items() if row[name] == row[name]
-    )

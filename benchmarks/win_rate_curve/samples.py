@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from ...data import Dataset
-from ...errors import DataError
 from ...oracles.base import judge
 from ...oracles.registry import make_oracle
 from ..harness.evaluation import missing_at, subset
+from ..harness.own_judge import has_references
 from ..harness.report import Table
 from .plan import RunPlan
-from .report import NAMES
 from .runs import read_evaluation
 
 NUM_SAMPLES = 6
-
 _SAID = {
     "gold": "gold {:.2f}",
     "proxy": "proxy {:.2f}",
@@ -30,71 +28,47 @@ _SAID = {
 """How a judge's verdict on one response reads."""
 
 
-def samples_table(plan: RunPlan, dataset: Dataset, step: int, label: str) -> Table:
+def samples_table(plan: RunPlan, step: int) -> Table:
     """Some eval instructions of one run with the responses at step 0 and at `step`, and the reference if there is one.
 
-    Args:
-        plan: The run.
-        dataset: Its data.
-        step: The step that stands for "after".
-        label: Where the numbers come from, for the caption.
+    They are spread evenly over those evaluated, whatever the result.
     """
-    before, after = (read_evaluation(plan, number)["eval"] for number in (0, step))
-    rows = subset(len(before["instructions"]), NUM_SAMPLES)
-    to_beat = references(dataset)
-    header = ("instruction", "SFT (step 0)", f"PPO (step {step})", *(("reference",) if to_beat else ()))
-    columns = [
-        [before["instructions"][row] for row in rows],
-        describe_responses(dataset, before, rows),
-        describe_responses(dataset, after, rows),
-    ]
-    if to_beat:
-        columns.append([to_beat[instruction] for instruction in columns[0]])
-    caption = (
-        f"{len(rows)} instructions spread evenly over those evaluated, whatever the result; seed {plan.seed}. A win "
-        f"is a judge's verdict on this response: 1 over the reference, 0 below it, else between. {label}"
-    )
-    return Table(header, list(zip(*columns, strict=True)), caption)
+    dataset, evaluations = plan.dataset, [read_evaluation(plan, number)["eval"] for number in (0, step)]
+    rows = subset(len(evaluations[0]["instructions"]), NUM_SAMPLES)
+    instructions = [evaluations[0]["instructions"][row] for row in rows]
+    columns = {
+        "instruction": instructions,
+        "SFT (step 0)": describe_responses(dataset, evaluations[0], rows),
+        f"PPO (step {step})": describe_responses(dataset, evaluations[1], rows),
+    }
+    if has_references(dataset, "eval"):
+        to_beat = dict(zip(map(str, dataset.instructions("eval")), dataset.references("eval"), strict=True))
+        columns["reference"] = [to_beat[instruction] for instruction in instructions]
+    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
 def describe_responses(dataset: Dataset, found: Mapping[str, Any], rows: Sequence[int]) -> list[str]:
     """The chosen responses of an evaluation file's "eval" part, each with its scores and what gold is made of."""
+    instructions, responses = ([found[key][row] for row in rows] for key in ("instructions", "responses"))
+    parts: dict[str, Any] = {}
+    if "gold" not in missing_at(dataset.level):
+        details = judge(make_oracle("gold", dataset=dataset), instructions, responses).details
+        parts = {name: values for name, values in details.items() if np.issubdtype(values.dtype, np.number)}
     texts = []
-    for row, parts in zip(rows, gold_parts(dataset, found, rows), strict=True):
+    for place, (row, response) in enumerate(zip(rows, responses, strict=True)):
         ending = "" if found["finished"][row] else " [cut at the length limit]"
         said = {name: found[name][row] for name in _SAID if name in found}
-        scores = [_SAID[name].format(value) for name, value in said.items() if value is not None]
-        texts.append("\n\n".join(part for part in (found["responses"][row] + ending, "; ".join(scores), parts) if part))
+        scores = "; ".join(_SAID[name].format(value) for name, value in said.items() if value is not None)
+        gold = ", ".join(f"{name} {values[place]:.2g}" for name, values in parts.items())
+        texts.append("\n\n".join(text for text in (response + ending, scores, gold) if text))
     return texts
 
 
-def gold_parts(dataset: Dataset, found: Mapping[str, Any], rows: Sequence[int]) -> list[str]:
-    """What the gold of each chosen response is made of: "complete 0.5, false 1, ..."; empty where there is no gold."""
-    if "gold" in missing_at(dataset.level):
-        return [""] * len(rows)
-    instructions, responses = ([found[key][row] for row in rows] for key in ("instructions", "responses"))
-    details = judge(make_oracle("gold", dataset=dataset), instructions, responses).details
-    numeric = {name: values for name, values in details.items() if np.issubdtype(values.dtype, np.number)}
-    return [", ".join(f"{name} {values[i]:.2g}" for name, values in numeric.items()) for i in range(len(rows))]
-
-
-def references(dataset: Dataset) -> dict[str, str]:
-    """Eval instruction -> response to beat; empty for data without references."""
-    try:
-        return dict(zip(map(str, dataset.instructions("eval")), dataset.references("eval"), strict=True))
-    except DataError:
-        return {}
-
-
-def unscored_sentences(plans: Sequence[RunPlan], level: str) -> list[str]:
-    """How many evaluated responses got no verdict; a judge that the level does not have is no omission."""
+def unscored(plans: Sequence[RunPlan], level: str) -> dict[str, int]:
+    """Measure -> evaluated responses without a verdict; a judge that the level does not have is no omission."""
     counts: Counter[str] = Counter()
     for plan in plans:
         for step in plan.evaluated_steps:
             for found in read_evaluation(plan, step)["unscored"].values():
                 counts.update(found)
-    return [
-        f"{count} responses have no verdict for the {NAMES[name]} and are left out of its means."
-        for name, count in counts.items()
-        if count and name not in missing_at(level)
-    ]
+    return {name: count for name, count in counts.items() if count and name not in missing_at(level)}

@@ -129,6 +129,14 @@ def test_the_logit_scale_by_hand():
     assert (narrow.low, narrow.high) == pytest.approx((plain.low, plain.high), abs=1e-6)
 
 
+def test_a_share_at_its_end_has_no_logit_and_its_interval_is_cut():
+    found, plain = interval([0.99, 1.0], bounds=SHARE), interval([0.99, 1.0])
+    assert (found.low, found.high) == (plain.low, 1)
+    assert found.low > 0.9
+    ended = interval([1.0, 1.0], bounds=SHARE)
+    assert (ended.low, ended.high) == (1, 1)
+
+
 def test_an_interval_is_cut_where_the_mean_cannot_be_but_not_to_nothing():
     wide, cut = interval([0.1, 7.0]), interval([0.1, 7.0], bounds=POSITIVE)
     assert wide.low < 0

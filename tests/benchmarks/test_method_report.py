@@ -1,4 +1,4 @@
-"""The ranking in tables and words: every sentence says what the made-up numbers say."""
+"""The ranking in tables and words: what they say is what the made-up numbers say."""
 
 from html import unescape
 
@@ -6,8 +6,9 @@ import pytest
 from method_worlds import Facts, study
 
 from alpacafarm_env.benchmarks.harness.provenance import Provenance
-from alpacafarm_env.benchmarks.harness.report import Section, text_table, write_report
-from alpacafarm_env.benchmarks.method_ranking.report import findings, summary_table, write
+from alpacafarm_env.benchmarks.harness.report import render, text_table
+from alpacafarm_env.benchmarks.method_ranking.figures import write_figures
+from alpacafarm_env.benchmarks.method_ranking.report import report_values
 from alpacafarm_env.benchmarks.method_ranking.summary import summarize
 
 WINS = {
@@ -29,11 +30,24 @@ WHERE = Provenance("sandbox", "sandbox", "sandbox", "surrogate", 200, 805, 3, 0.
 
 
 def told(wins=WINS, methods=METHODS, **options):
-    return " ".join(findings(summarize(*study(wins, methods=methods, **options)), methods))
+    return " ".join(report_values(summarize(*study(wins, methods=methods, **options)), WHERE)["findings"])
 
 
-def test_the_table_stands_beside_the_papers():
-    table = summary_table(summarize(*study(WINS, methods=METHODS, lengths=LENGTHS)), METHODS, WHERE)
+def page_of(rows, credits, methods, folder, *, where=WHERE, **options):
+    """The tables and findings of a study, and the page that they fill."""
+    values = report_values(summarize(rows, credits, methods, **options), where)
+    values["figures"] = write_figures(folder, values["summary"], where)
+    shown = {**values, "settings": values["ranking"], "title": "Ranking"}
+    return values, unescape(render("method_ranking/report.html.j2", **shown))
+
+
+def columns(table, *places):
+    return [tuple(row[place] for place in places) for row in table.rows]
+
+
+def test_the_table_stands_beside_the_papers(tmp_path):
+    values, page = page_of(*study(WINS, methods=METHODS, lengths=LENGTHS), tmp_path)
+    table = values["ranking"]
     cells = {row[0]: row[1:] for row in table.rows}
     assert list(cells) == ["GPT4", "PPO", "DPO", "SFT", "QUARK"]
     # sd(60, 66, 60) / sqrt(3) = 2; sd(55, 59, 57) / sqrt(3) = 1.15.
@@ -49,14 +63,29 @@ def test_the_table_stands_beside_the_papers():
         "Davinci003",
         "GPT4: stand-in",
     ):
-        assert fact in table.caption
+        assert fact in page
     assert text_table(table).splitlines()[0].split() == (
         ["method", "simulated,", "%", "paper", "human,", "%", "paper", "gold", "length", "seconds", "tokens", "n"]
     )
 
 
+def test_differences_and_reversals_stand_in_tables(tmp_path):
+    values, page = page_of(*study(WINS, methods=METHODS, lengths=LENGTHS), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["human_against_simulated.png", "win_rates.png"]
+    assert page.count("data:image/png;base64,") == 2
+    differences = {row[:2]: row[2:] for row in values["differences"].rows}
+    assert differences["PPO", "simulated"] == ("+22.0", "1.15", "+19.1", "+1.50", "0.23", "2.30 [2.05, 2.55]", "3")
+    assert ("SFT", "human") not in differences
+    assert values["reversals"].rows == [("human", "SFT", "QUARK", "+34.3", "-8.0", "1.15", "yes", "3")]
+    kinds = columns(values["crossed"], 0, 1)
+    assert ("GPT4", "none") in kinds
+    assert ("PPO", "human") in kinds
+    assert ("GPT4", "human") not in kinds
+    assert all(sentence in page for sentence in values["findings"])
+
+
 def test_methods_are_sorted_by_two_standard_errors_from_sft():
-    sentences = findings(summarize(*study(WINS, methods=METHODS)), METHODS)
+    sentences = report_values(summarize(*study(WINS, methods=METHODS)), WHERE)["findings"]
     simulated, human = (line for line in sentences if line.startswith("Win rate in points over SFT"))
     # PPO +22 ± 1.2; DPO +5 ± 2.5 (10, 2, 3); QUARK -19 ± 0.6 (-20, -20, -17: ± 1.0).
     assert (
@@ -65,7 +94,7 @@ def test_methods_are_sorted_by_two_standard_errors_from_sft():
     )
     assert simulated.endswith("not clearly apart: DPO (+5.0 ± 2.5).")
     # 11, 19, 15 and 6, 10, 8 over SFT; DPO -1, 0, -2.
-    assert "above (more than 2 standard errors): PPO (+15.0 ± 2.3), QUARK (+8.0 ± 1.2); clearly below: none" in human
+    assert "above (more than 2 standard errors): PPO (+15.0 ± 2.3), QUARK (+8.0 ± 1.2); not" in human
     assert "GPT4" not in simulated + human
 
 
@@ -80,9 +109,9 @@ def test_the_first_is_the_best_of_the_trained_ones():
 def test_correlations_stand_with_their_intervals_and_the_papers():
     text = told()
     # Simulated gpt4 ppo dpo sft quark; human gpt4 ppo quark sft dpo: 1 - 6 * (4 + 4) / 120 = 0.6.
-    assert "Simulated and human ranking: Spearman 0.60 [" in text
+    assert "Rankings, simulated and human, here: Spearman 0.60 [" in text
     assert "over 5 methods (the paper: Spearman 0.98)." in text
-    assert "The human ranking here and the published one: Spearman 0.80 [" in text
+    assert "human, here and in the paper: Spearman 0.80 [" in text
 
 
 def test_where_the_order_differs_from_the_papers():
@@ -126,53 +155,38 @@ def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(tmp_path, here, ot
     methods, wins = [*METHODS, chatgpt], {**WINS, "chatgpt": [(70, 60)] * 3}
     rows, credits, _ = study(wins)
     (tmp_path / "human_against_simulated.png").write_bytes(b"of an earlier call")
-    sections, table, sentences = write(
-        tmp_path, only(here, rows, methods), credits, methods, WHERE, feedbacks=(here,), num_seeds=3
-    )
-    text = " ".join(sentences)
-    assert "Not all cells" not in text
-    assert "failed" not in text
-    assert "Simulated and human ranking agree" not in text
+    rows = only(here, rows, methods)
+    values, page = page_of(rows, credits, methods, tmp_path, feedbacks=(here,), num_seeds=3)
+    text = " ".join(values["findings"])
+    for absent in ("Not all cells", "failed", "simulated and human, here", f"{other} column", "nan"):
+        assert absent not in text
     for told_of in ("Order in the", "First among the trained methods in the"):
         assert f"{told_of} {here} column" in text
-        assert f"{told_of} {other} column" not in text
-    assert f"There are {here} labels only: no {other} ranking to compare with" in text
-    assert table.header == ("method", f"{here}, %", "paper", "gold", "length", "seconds", "tokens", "n")
-    assert other not in table.caption.split("Paper:")[0].replace("human raters", "")
-    assert "nan" not in text + text_table(table)
-    by_heading = {section.heading: section for section in sections}
-    assert "Agreement of the rankings" not in by_heading
-    (row,) = by_heading["Agreement with the paper's ranking"].table.rows
-    assert row[0] == f"{here} here and in the paper"
-    assert {row[1] for row in by_heading["Difference to SFT"].table.rows} == {here}
-    assert {row[1] for row in by_heading["Each feedback and judge"].table.rows} == {here, "none"}
+    assert f"There are {here} labels only" in text
+    assert values["ranking"].header == ("method", f"{here}, %", "paper", "gold", "length", "seconds", "tokens", "n")
+    assert "nan" not in text_table(values["ranking"])
+    assert list(values["agreements"]) == [f"{here}, here and in the paper"]
+    assert set(columns(values["differences"], 1)) == {(here,)}
+    assert set(columns(values["crossed"], 1)) == {(here,), ("none",)}
     assert [path.name for path in tmp_path.iterdir()] == ["win_rates.png"]
-    assert len(by_heading["Result"].figures) == 1
-    assert f"best {here} one on top" in by_heading["Result"].figures[0].caption
+    assert f"best {here} one on top" in values["figures"][0].caption
+    assert page.count("data:image/png;base64,") == 1
 
 
-def test_a_column_that_failed_is_told_and_not_ranked(tmp_path):
+def test_columns_and_seeds_that_failed_are_told_and_not_ranked(tmp_path):
     rows, credits, methods = study(WINS, methods=METHODS)
-    _, table, sentences = write(tmp_path, only("simulated", rows), credits, methods, WHERE, num_seeds=3)
-    assert "Every cell trained on human feedback failed." in sentences
-    assert "human, %" not in table.header
-    text = " ".join(sentences)
-    assert "Simulated and human ranking agree" not in text
-    assert "Not all cells" not in text
-    _, _, sentences = write(tmp_path, only("", rows), credits, methods, WHERE)
-    assert "Every cell trained on simulated or human feedback failed." in sentences
-
-
-def test_a_seed_that_failed_is_told(tmp_path):
+    values, _ = page_of(only("simulated", rows), credits, methods, tmp_path, num_seeds=3)
+    assert "Every cell trained on human feedback failed." in values["findings"]
+    assert "human, %" not in values["ranking"].header
+    assert "Not all cells" not in " ".join(values["findings"])
+    values, _ = page_of(only("", rows), credits, methods, tmp_path)
+    assert "Every cell trained on simulated or human feedback failed." in values["findings"]
     wins = {name: [None, *seeds[:2], None] for name, seeds in WINS.items()}
     wins["ppo"] = [None, (60, 55), None, None]
-    rows, credits, methods = study(wins, methods=METHODS)
-    _, _, sentences = write(tmp_path, rows, credits, methods, WHERE, num_seeds=4)
-    assert "Every cell of seeds 0, 3 failed." in sentences
+    values, _ = page_of(*study(wins, methods=METHODS), tmp_path, num_seeds=4)
+    assert "Every cell of seeds 0, 3 failed." in values["findings"]
     # What failed with its whole seed is not told once more of every method.
-    assert "Not all cells are there; seeds found: PPO (simulated) 1 of 4, PPO (human) 1 of 4." in sentences
-    _, _, sentences = write(tmp_path, *study(WINS, methods=METHODS), WHERE, num_seeds=3)
-    assert not any("failed" in sentence for sentence in sentences)
+    assert "Not all cells are there; seeds found: PPO (simulated) 1 of 4, PPO (human) 1 of 4." in values["findings"]
 
 
 def test_a_method_that_needs_no_feedback_is_missing_once():
@@ -181,75 +195,44 @@ def test_a_method_that_needs_no_feedback_is_missing_once():
 
 def test_two_methods_are_not_drawn_against_each_other(tmp_path):
     methods = [METHODS[1], METHODS[3]]
-    study_of_two = study({"ppo": WINS["ppo"], "sft": WINS["sft"]}, methods=methods)
-    sections, _, sentences = write(tmp_path, *study_of_two, WHERE)
-    assert "Human is not drawn against simulated: 2 methods have both win rates, fewer than 3." in sentences
-    assert not any(section.heading.startswith("Agreement") for section in sections)
+    values, page = page_of(*study({"ppo": WINS["ppo"], "sft": WINS["sft"]}, methods=methods), tmp_path)
+    assert "Human is not drawn against simulated: 2 methods have both win rates, fewer than 3." in page
+    assert not values["agreements"]
+    assert "Agreement of the rankings" not in page
     assert [path.name for path in tmp_path.iterdir()] == ["win_rates.png"]
 
 
 def test_one_seed_has_no_errors_and_nothing_is_clear(tmp_path):
     wins = {name: seeds[:1] for name, seeds in WINS.items()}
-    text = told(wins)
+    values, _ = page_of(*study(wins, methods=METHODS), tmp_path)
+    text = " ".join(values["findings"])
     assert "PPO (60.0 %), before DPO (50.0 %), by one seed." in text
-    assert "p_sim^eval, with one seed, so without a standard error: PPO (+20.0), DPO (+10.0), QUARK (-20.0)." in text
+    assert "PPO (+20.0), DPO (+10.0), QUARK (-20.0)." in text
     assert "Order in the human column: 1 of 6 pairs of methods differ from the paper; with one seed there is no" in text
-    for wrong in ("nan", "clearly", "±"):
+    for wrong in ("nan", "clearly", "0 ±"):
         assert wrong not in text
-    sections, _, _ = write(tmp_path, *study(wins, methods=METHODS), WHERE)
-    by_heading = {section.heading: section for section in sections}
-    assert by_heading["Order other than the paper's"].table.rows[0][5:] == ("–", "–", "1")
-    assert all("one seed, no bars" in figure.caption for figure in by_heading["Result"].figures)
+    assert values["reversals"].rows[0][5:] == ("–", "–", "1")
+    assert all("one seed, no bars" in figure.caption for figure in values["figures"])
 
 
 def test_a_method_of_one_seed_among_others_has_no_verdict():
     text = told({**WINS, "dpo": [(50, 43), None, None]})
-    assert "not clearly apart: none; with one seed, so without a standard error: DPO (+10.0)." in text
-
-
-def test_what_seconds_leave_out_is_said(tmp_path):
-    sections, table, _ = write(tmp_path, *study(WINS, methods=METHODS), WHERE)
-    (meanings,) = [" ".join(each.paragraphs) for each in sections if each.heading == "What the columns mean"]
-    for text in (table.caption, meanings):
-        assert "Not in seconds: the training of the SFT policy" in text
-        assert "the reward model, which all methods that need one share in a feedback and seed" in text
-
-
-def test_write_returns_what_the_command_needs(tmp_path):
-    rows, credits, methods = study(WINS, methods=METHODS, lengths=LENGTHS)
-    extra = Section("Mine", ["last"])
-    sections, table, sentences = write(tmp_path, rows, credits, methods, WHERE, [extra])
-    assert sections[-1] is extra
-    assert sections[0].table is table
-    assert sentences[0].startswith("Sandbox: a simulation")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["human_against_simulated.png", "win_rates.png"]
-    by_heading = {section.heading: section for section in sections}
-    differences = {row[:2]: row[2:] for row in by_heading["Difference to SFT"].table.rows}
-    assert differences["PPO", "simulated"] == ("+22.0", "1.15", "+19.1", "+1.50", "0.23", "2.30 [2.05, 2.55]", "3")
-    assert ("SFT", "human") not in differences
-    (reversal,) = by_heading["Order other than the paper's"].table.rows
-    assert reversal == ("human", "SFT", "QUARK", "+34.3", "-8.0", "1.15", "yes", "3")
-    kinds = [row[:2] for row in by_heading["Each feedback and judge"].table.rows]
-    assert ("GPT4", "none") in kinds
-    assert ("PPO", "human") in kinds
-    assert ("GPT4", "human") not in kinds
-    page = write_report(tmp_path / "report.html", "Ranking", sections).read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2
-    for sentence in sentences[1:]:
-        assert sentence.split(":")[0] in unescape(page)
+    assert "with one seed, so without an error: DPO (+10.0)." in text
+    assert "not clearly apart: DPO" not in text
 
 
 def test_without_sft_nothing_is_compared_with_it(tmp_path):
     wins = {name: seeds for name, seeds in WINS.items() if name != "sft"}
     methods = [method for method in METHODS if method.name != "sft"]
-    sections, _, sentences = write(tmp_path, *study(wins, methods=methods), WHERE)
-    assert "Difference to SFT" not in [section.heading for section in sections]
-    assert not any("over SFT" in sentence for sentence in sentences)
+    values, page = page_of(*study(wins, methods=methods), tmp_path)
+    assert not values["differences"].rows
+    assert "over SFT" not in " ".join(values["findings"])
+    assert "Difference to SFT" not in page
 
 
 @pytest.mark.parametrize("level", ["recorded", "live"])
 def test_only_the_sandbox_is_called_a_simulation(tmp_path, level):
     where = Provenance(level, "mine", "policy", "rm", 200, 805, 3, 0.7)
-    _, table, sentences = write(tmp_path, *study(WINS, methods=METHODS), where)
-    assert "simulation" not in sentences[0]
-    assert level in table.caption
+    _, page = page_of(*study(WINS, methods=METHODS), tmp_path, where=where)
+    assert "simulation" not in page
+    assert f"Level: {level}" in page

@@ -7,7 +7,7 @@ import pytest
 from method_worlds import Facts, study
 
 from alpacafarm_env.benchmarks.harness.estimates import Estimate
-from alpacafarm_env.benchmarks.method_ranking.summary import Cells, summarize
+from alpacafarm_env.benchmarks.method_ranking.summary import summarize
 
 WINS = {
     "sft": [(40, 44), (42, 40), (38, 42)],
@@ -64,8 +64,8 @@ def test_differences_are_paired_by_seed():
 
 def test_rankings_and_their_agreement():
     summary = summarize(*study(WINS))
-    assert summary.ranking("simulated") == ("ppo", "dpo", "quark", "sft")
-    assert summary.ranking("human") == ("ppo", "quark", "sft", "dpo")
+    assert list(summary.column("simulated")) == ["ppo", "dpo", "quark", "sft"]
+    assert list(summary.column("human")) == ["ppo", "quark", "sft", "dpo"]
     # Ranks 1 2 3 4 against 1 4 2 3: 1 - 6 (0 + 4 + 1 + 1) / 60 = 0.4; pairs: 4 agree, 2 differ.
     assert summary.agreement.spearman.value == pytest.approx(0.4)
     assert summary.agreement.kendall.value == pytest.approx(1 / 3)
@@ -81,8 +81,8 @@ def test_each_column_is_of_its_own_feedback():
     rows += [row for row in better if row["feedback"] == "human"]
     credits |= {key: value for key, value in verdicts.items() if key[1] == "human"}
     summary = summarize(rows, credits, methods)
-    assert summary.ranking("simulated") == ("ppo", "dpo", "quark", "sft")
-    assert summary.ranking("human") == ("dpo", "ppo", "quark", "sft")
+    assert list(summary.column("simulated")) == ["ppo", "dpo", "quark", "sft"]
+    assert list(summary.column("human")) == ["dpo", "ppo", "quark", "sft"]
 
 
 def test_order_against_the_paper():
@@ -94,7 +94,11 @@ def test_order_against_the_paper():
     ]
     rows, credits, _ = study(WINS)
     summary = summarize(rows, credits, methods)
-    found = {(each.feedback, each.higher, each.lower): each for each in summary.reversals}
+    found = {
+        tuple(each.numbers[name] for name in ("feedback", "higher", "lower")): each.numbers
+        for each in summary.compared
+        if not each.holds
+    }
     # Simulated: dpo is above quark and sft here, below in the paper; quark and sft are equal there, so have no order.
     assert set(found) == {
         ("simulated", "sft", "dpo"),
@@ -103,24 +107,25 @@ def test_order_against_the_paper():
     }
     quark = found["human", "sft", "quark"]
     # 44-50, 40-50, 42-50: -6, -10, -8.
-    assert quark.paper == 10
-    assert quark.here.mean == pytest.approx(-8)
-    assert quark.here.standard_error == pytest.approx(2 / math.sqrt(3))
-    assert quark.here.clear
-    assert not found["simulated", "sft", "dpo"].here.clear
+    assert quark["paper"] == 10
+    assert quark["here"].mean == pytest.approx(-8)
+    assert quark["here"].standard_error == pytest.approx(2 / math.sqrt(3))
+    assert quark["here"].clear
+    assert not found["simulated", "sft", "dpo"]["here"].clear
     assert summary.with_paper["human"].methods == ("ppo", "quark", "sft")
     # Here ppo > quark > sft, there ppo > sft > quark.
     assert summary.with_paper["human"].spearman.value == pytest.approx(0.5)
     assert summary.in_paper.methods == ("sft", "ppo", "quark")
     # Of the simulated column's six pairs sft and quark have no order.
-    assert summary.compared == {"simulated": 5, "human": 3}
+    assert [each.numbers["feedback"] for each in summary.compared].count("simulated") == 5
+    assert len(summary.compared) == 8
 
 
 def test_nothing_published_is_nothing_compared():
     summary = summarize(*study(WINS))
     assert summary.with_paper == {"simulated": None, "human": None}
     assert summary.in_paper is None
-    assert summary.reversals == ()
+    assert summary.compared == []
 
 
 def test_length_ratio_is_the_mean_of_the_seeds_ratios():
@@ -140,7 +145,7 @@ def test_failed_seeds_are_left_out_and_counted():
     found = summary.difference("win_rate_simulated", "ppo", "simulated")  # 60-40, 64-38
     assert (found.mean, found.num) == (pytest.approx(23), 2)
     assert summary.difference("win_rate_simulated", "ppo", "simulated", "dpo").num == 0
-    assert summary.ranking("simulated") == ("ppo", "dpo", "sft")
+    assert list(summary.column("simulated")) == ["ppo", "dpo", "sft"]
     assert summary.agreement.methods == ("ppo", "dpo", "sft")
 
 
@@ -150,16 +155,16 @@ def test_a_seed_may_have_failed_under_one_feedback_only():
     rows = [row for row in rows if (row["method"], row["feedback"], row["seed"]) != gone]
     summary = summarize(rows, {key: value for key, value in credits.items() if key != gone}, methods)
     assert [summary.mean("gold", "ppo", feedback).num for feedback in ("simulated", "human")] == [3, 2]
-    assert summary.ranking("human")[0] == "ppo"
+    assert next(iter(summary.column("human"))) == "ppo"
     assert len(summary.agreement.methods) == 4
 
 
 def test_without_judges_there_is_no_ranking():
     rows, credits, methods = study(WINS)
-    rows = [{**row, "win_rate_simulated": math.nan, "win_rate_human": ""} for row in rows]
+    rows = [{**row, "win_rate_simulated": math.nan, "win_rate_human": None} for row in rows]
     credits = {key: {judge: [None] * 4 for judge in values} for key, values in credits.items()}
     summary = summarize(rows, credits, methods)
-    assert summary.ranking("simulated") == ()
+    assert list(summary.column("simulated")) == []
     assert summary.agreement is None
     assert not summary.has_baseline
 
@@ -184,7 +189,7 @@ def test_rows_and_credits_must_be_whole_and_of_each_other():
     with pytest.raises(ValueError, match="expected one row a cell"):
         summarize([*rows, rows[0]], credits, methods)
     with pytest.raises(ValueError, match="a feedback of"):
-        Cells.of([{**rows[0], "feedback": "gpt4"}], ["sft"])
+        summarize([*rows, {**rows[0], "feedback": "gpt4"}], credits, methods)
     with pytest.raises(ValueError, match=r"row \('sft', 'simulated', 0\): expected its credits"):
         summarize(rows, {key: value for key, value in credits.items() if key != ("sft", "simulated", 0)}, methods)
     with pytest.raises(ValueError, match=r"expected credits of mean win_rate_simulated = 40.0, got 60"):
@@ -207,7 +212,7 @@ def test_a_column_without_trained_methods_is_not_ranked():
     for feedbacks in (("simulated",), ("simulated", "human")):
         summary = summarize(rows, credits, [*methods, Facts("ppo")], feedbacks=feedbacks)
         assert (summary.asked, summary.feedbacks) == (feedbacks, ("simulated",))
-        assert summary.ranking("human") == ()
+        assert list(summary.column("human")) == []
         assert summary.agreement is None
     # Where no method learns from feedback both judges rank the same models.
     summary = summarize(*study(untrained, methods=methods))

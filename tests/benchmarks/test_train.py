@@ -65,10 +65,10 @@ def test_a_negative_rank_is_refused_in_words(capsys):
 
 
 def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):
-    plan = MethodPlan("gpt4", "simulated", 0, tmp_path, quick=True, num_eval=5)
-    plan.job().folder.mkdir(parents=True)
-    (plan.job().folder / "seconds.json").write_text('{"seconds": 1000.0}')
-    (plan.job().folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 77.0}\n')
+    plan = MethodPlan(method="gpt4", seed=0, out=tmp_path, quick=True, num_eval=5)
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "seconds.json").write_text('{"seconds": 1000.0}')
+    (plan.folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 77.0}\n')
     rows = run_method(plan, lambda news: None)
     assert [row["feedback"] for row in rows] == ["simulated", "human"]
     assert 1000 <= rows[0]["seconds"] < 1060

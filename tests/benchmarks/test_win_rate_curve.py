@@ -13,7 +13,6 @@ from alpacafarm_env.benchmarks.harness import answers
 from alpacafarm_env.benchmarks.win_rate_curve import runs as win_rate_runs
 from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, make_plans, run
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
-from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import CheckpointError, DataError
 
 OTHER_ROWS = '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}'
@@ -140,7 +139,7 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
     plan, whole = make_plans(options)[0], tmp_path / "whole"
     told = []
     rows = win_rate_runs.run_seed(plan, told.append)
-    plan.folder.rename(whole)
+    plan.run_folder.rename(whole)
     evaluate_policy = win_rate_runs.evaluate_policy
 
     def stop(plan, agent, judges, step):
@@ -157,13 +156,13 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
     assert told[0].done == plan.units_done(2) - plan.evaluation_units
     assert told[-1].done == plan.units
     for path in sorted((whole / "evaluations").iterdir()):
-        assert (plan.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+        assert (plan.run_folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
     plan = make_plans(options)[0]
     agent = win_rate_runs.make_agent(plan)
-    instructions = load_dataset(plan.dataset).instructions("eval")
+    instructions = plan.dataset.instructions("eval")
 
     def texts(seed, split):
         return answers.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
@@ -176,7 +175,7 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
 def test_kl_is_of_the_tempered_distributions(options):
     plan = make_plans(options)[0]
     policy = win_rate_runs.make_agent(plan).policy
-    instructions = load_dataset(plan.dataset).instructions("eval")
+    instructions = plan.dataset.instructions("eval")
     assert policy.model.lm_head.weight is not policy.reference.lm_head.weight
     policy.model.lm_head.weight.data *= 1.3
     import torch
@@ -203,9 +202,9 @@ def test_another_setting_in_the_same_folder_is_refused(options):
 
 
 def test_evaluated_steps_and_units():
-    plan = RunPlan(0, None, 7, 3, 1, 1, 0.7, "d", "p", "r", "sandbox")
+    plan = RunPlan(steps=7, evaluate_every=3)
     assert plan.evaluated_steps == (0, 3, 6, 7)
-    plan = replace(plan, num_val=100, num_eval=200, changed=(("rollout_batch_size", 128),))
+    plan = replace(plan, num_val=100, num_eval=200, rollout_batch_size=128)
     assert [plan.units_done(step) for step in (0, 2, 3)] == [300, 300 + 2 * 256, 600 + 3 * 256]
     assert plan.units == plan.units_done(7)
 

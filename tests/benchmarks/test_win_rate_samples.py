@@ -26,8 +26,9 @@ class FakeGold:
 
 
 @pytest.fixture
-def plan(tmp_path, tiny_dataset):
-    plan = RunPlan(3, tmp_path, 4, 2, 1, 12, 0.7, "sandbox", "sandbox", "sandbox", "sandbox")
+def plan(tmp_path, tiny_dataset, monkeypatch):
+    monkeypatch.setattr(RunPlan, "dataset", tiny_dataset)
+    plan = RunPlan(out=tmp_path, steps=4, evaluate_every=4, num_val=1, num_eval=12, seed=3)
     instructions = list(map(str, tiny_dataset.instructions("eval")))
     for step in (0, 4):
         found = {
@@ -44,7 +45,7 @@ def plan(tmp_path, tiny_dataset):
             "eval": found,
             "unscored": {"val": {"proxy": 0, "win_rate_human": 0}, "eval": {"proxy": 0, "win_rate_human": 12}},
         }
-        plan.evaluation_file(step).parent.mkdir(exist_ok=True)
+        plan.evaluation_file(step).parent.mkdir(parents=True, exist_ok=True)
         plan.evaluation_file(step).write_text(json.dumps(content), encoding="utf-8")
     return plan
 
@@ -52,14 +53,12 @@ def plan(tmp_path, tiny_dataset):
 def test_same_instructions_with_scores_parts_and_reference(plan, tiny_dataset, monkeypatch):
     monkeypatch.setattr(win_rate_samples, "make_oracle", lambda name, dataset: FakeGold())
     tiny_dataset.level = "sandbox"
-    table = win_rate_samples.samples_table(plan, tiny_dataset, 4, "Level: sandbox.")
+    table = win_rate_samples.samples_table(plan, 4)
     assert table.header == ("instruction", "SFT (step 0)", "PPO (step 4)", "reference")
     assert [row[0] for row in table.rows] == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
     assert table.rows[0][1] == "at 0\n\ngold 1.00; proxy 0.00; win by p_sim^eval 0.25\n\nfalse 0"
     assert table.rows[0][2] == "at 4!!!!\n\ngold -3.00; proxy 0.50; win by p_sim^eval 0.25\n\nfalse 4"
     assert table.rows[1][3] == "Reference for 102."
-    assert "seed 3" in table.caption
-    assert "Level: sandbox." in table.caption
 
 
 def test_without_gold_and_references_there_is_less_to_show(plan, tiny_dataset, monkeypatch):
@@ -67,7 +66,7 @@ def test_without_gold_and_references_there_is_less_to_show(plan, tiny_dataset, m
         raise DataError("none")
 
     monkeypatch.setattr(tiny_dataset, "references", none)
-    table = win_rate_samples.samples_table(plan, tiny_dataset, 4, "")
+    table = win_rate_samples.samples_table(plan, 4)
     assert table.header == ("instruction", "SFT (step 0)", "PPO (step 4)")
     assert table.rows[0][1].endswith("p_sim^eval 0.25")
 
@@ -78,8 +77,6 @@ def test_a_response_cut_at_the_limit_says_so(plan, tiny_dataset):
     assert [text.split("\n")[0] for text in texts] == ["at 0", "at 0 [cut at the length limit]"]
 
 
-def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan, monkeypatch):
-    monkeypatch.setattr(RunPlan, "evaluated_steps", (0, 4))
-    (sentence,) = win_rate_samples.unscored_sentences([plan], "sandbox")
-    assert sentence.startswith("24 responses have no verdict for the win rate by human raters")
-    assert win_rate_samples.unscored_sentences([plan], "live") == []
+def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan):
+    assert win_rate_samples.unscored([plan], "sandbox") == {"win_rate_human": 24}
+    assert win_rate_samples.unscored([plan], "live") == {}
