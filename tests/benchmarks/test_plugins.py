@@ -60,7 +60,7 @@ def test_a_hash_is_of_the_script_that_is_run(tmp_path):
 
 
 def test_a_method_edited_after_its_plan_was_made_is_refused(file, tmp_path, monkeypatch):
-    plan = MethodPlan("marked_methods:A", "simulated", 0, tmp_path, quick=True, num_eval=5)
+    plan = MethodPlan(method="marked_methods:A", feedback="simulated", seed=0, out=tmp_path, quick=True, num_eval=5)
     assert "mark" not in plan.settings()
     file.write_text(SOURCE + "# edited\n")
     monkeypatch.delitem(sys.modules, "marked_methods")  # as in a process that is started now
