@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.figures import Setting
+from alpacafarm_env.benchmarks.overoptimization.report import Setting
 
 STEPS = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 NS = tuple(2**power for power in range(11))
