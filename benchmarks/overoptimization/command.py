@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Self
@@ -27,7 +27,7 @@ from ...plugins import check_unchanged
 from ..harness.runner import Cell, ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command
-from .plans import BestOfNPlan, Kind, Plans, PPOPlan, RewardModelPlan, SamplesPlan, Sizes, TreatmentPlan
+from .plans import Method, Plan, Sizes, make_plans, refuse_changed
 from .treatments import TREATMENTS, find_treatment
 
 NAME = "overoptimization"
@@ -45,7 +45,7 @@ class OveroptimizationOptions(StudyOptions):
     treatments: tuple[str, ...] = ()
     """Which reward treatments, by name or as module:attribute of your own. Default: all, with --quick none, ann and
     uwo_3."""
-    methods: tuple[Kind, ...] = ("ppo", "best_of_n")
+    methods: tuple[Method, ...] = ("ppo", "best_of_n")
     """What optimizes against them."""
     kl_coef: float | None = None
     """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
@@ -99,101 +99,60 @@ class OveroptimizationOptions(StudyOptions):
         return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
 
 
-Runner = Callable[[Any, ProgressFn], Sequence[Row]]
-
-
 def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     options.refuse_taken(NAME)
-    sizes, seeds = options.chosen_sizes, range(options.seeds)
-    plans = Plans.of(options.specs.values(), options.methods, seeds, options.folder(NAME), sizes)
-    plans.refuse_changed()
+    out, sizes, seeds = options.folder(NAME), options.chosen_sizes, range(options.seeds)
+    plans = make_plans(options.specs.values(), options.methods, seeds, out, sizes)
+    *_, runs = plans.values()
+    refuse_changed(runs)
     with options.study(NAME, settings(sizes), sources=sandbox_sources()) as study:
-        counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(plans.treatments)} runs"
-        print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
-        models = run_plans(study, "1 of 3: reward models", plans.reward_models, run_reward_model, options.processes)
-        run_plans(study, "2 of 3: samples", plans.samples, run_samples, options.processes)
-        rows = run_plans(study, "3 of 3: PPO and best-of-n", plans.treatments, run_treatment, options.processes)
-        if not rows:
-            why = f"no run was finished, why is above. No report is written; one in {study.out} is of an earlier call."
+        counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(runs)} runs"
+        print(f"{NAME} into {out}: {counts}, at a time: {options.processes}", file=sys.stderr)
+        rows = {}
+        for number, (part, cells) in enumerate(plans.items(), start=1):
+            title, last = f"{number} of {len(plans)}: {part}", number == len(plans)
+            rows[part] = run_plans(study, title, cells, options.processes, last=last)
+        if not rows[part]:
+            why = f"no run was finished, why is above. No report is written; one in {out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)
             return study.exit_status
-        from .writing import write_results
+        from .report import write_results
 
-        write_results(study, plans, rows, models, notes=(quick_note(sizes),) if options.quick else ())
+        write_results(study, plans, rows, quick=options.quick)
         if study.failed:
             print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
         return study.finish()
 
 
-def quick_note(sizes: Sizes) -> str:
-    """What a quick study is good for, and its sizes."""
-    return (
-        "Quick run: to see that everything works, not to tell treatments apart. Reward models learn from at most "
-        f"{sizes.num_labels:,} labelled pairs, PPO makes {sizes.ppo_steps} steps, best-of-n has {sizes.num_samples} "
-        "samples."
-    )
-
-
 def settings(sizes: Sizes) -> dict[str, Any]:
     """What decides the rows of every treatment, so that a folder of results that came from others is refused."""
     from ...agents import RewardModelingConfig
-    from .ppo import ppo_config
+    from .run import ppo_config
 
-    return {
-        "sizes": asdict(sizes),
-        "ppo": asdict(ppo_config(sizes)),
-        "reward_modeling": asdict(RewardModelingConfig.sandbox()),
-    }
+    configs = {"ppo": ppo_config(sizes), "reward_modeling": RewardModelingConfig.sandbox()}
+    return {"sizes": asdict(sizes), **{name: asdict(config) for name, config in configs.items()}}
 
 
-def run_plans(
-    study: Study,
-    title: str,
-    plans: Sequence[RewardModelPlan | SamplesPlan | TreatmentPlan],
-    runner: Runner,
-    processes: int,
-) -> list[Row]:
-    """Runs the cells of one part; treatments are the last, and need the others."""
+def run_plans(study: Study, title: str, plans: Sequence[Plan], processes: int, *, last: bool) -> list[Row]:
+    """Runs the cells of one part; those of the last one need the others."""
     if not plans:
         return []
     print(f"{title} ({len(plans)})", file=sys.stderr)
-    cells = [Cell(plan.cell, partial(runner, plan), plan.units) for plan in plans]
-    return run_cells(study, cells, processes=processes, last=isinstance(plans[0], TreatmentPlan))
+    cells = [Cell(plan.cell, partial(run_plan, plan), plan.units) for plan in plans]
+    return run_cells(study, cells, processes=processes, last=last)
 
 
-# The doors to the modules that import torch: --help and the error about a mistyped option do not wait for it.
-
-
-def run_reward_model(plan: RewardModelPlan, on_progress: ProgressFn) -> list[Row]:
-    """Trains and measures a reward model."""
-    from . import reward_models as cells
-
-    return cells.run_reward_model(plan, on_progress)
-
-
-def run_samples(plan: SamplesPlan, on_progress: ProgressFn) -> list[Row]:
-    """Draws the samples of a seed."""
-    from . import samples as cells
-
-    return cells.run_samples(plan, on_progress)
-
-
-def run_treatment(plan: TreatmentPlan, on_progress: ProgressFn) -> list[Row]:
-    """Runs PPO or best-of-n on one treatment and seed.
+def run_plan(plan: Plan, on_progress: ProgressFn) -> list[Row]:
+    """Runs a cell; the door to the modules that import torch, for which --help and a mistyped option do not wait.
 
     Raises:
         CheckpointError: The treatment is one of one's own and was edited after the study began.
     """
     check_unchanged(plan.treatment, plan.mark)
-    if isinstance(plan, PPOPlan):
-        from .ppo import run_ppo
+    from .run import run_cell
 
-        return run_ppo(plan, on_progress)
-    from .best_of_n import run_best_of_n
-
-    assert isinstance(plan, BestOfNPlan)
-    return run_best_of_n(plan, on_progress)
+    return run_cell(plan, on_progress)
 
 
 def main() -> int:

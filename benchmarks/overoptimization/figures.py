@@ -1,26 +1,22 @@
-"""The figures of the over-optimization study: curves by group of treatments, drops, reward models, fits."""
+"""The figures of the over-optimization study: curves by group of treatments, drops, reward models, fits, warnings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from ..harness.plots import Curve, Panel, draw, write_png
-from ..harness.report import Figure
-from ..harness.study import Row
-from .claims import FLIPS, NOISY
-from .curves import METHOD_WORDS, METHODS, Curves
-from .drawings import FITTED, draw_drops, draw_fits, draw_reward_models, draw_warnings
-from .fits import Array
-from .plans import TEMPERATURE
-from .results import Results
-from .trends import length_residual
+from ..harness.estimates import Estimate
+from ..harness.frames import estimates
+from ..harness.plots import COLORS, Curve, Panel, band, draw, titled
+from .analyse import FLIPS, NOISY, Results, length_residual, warning_place
+from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, disagrees, gain_at, place_text, root_kl, shared_distances
 
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
@@ -29,15 +25,18 @@ GROUPS: Final = {
     "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn beside `NOISY`."""
-
-
 LEFT_OUT: Final = {"win rates": ("sizes", "ensembles"), "length": ("sizes", "labellers")}
 """Section -> groups that are not drawn in it: their numbers stand in table.csv, and a report has an end."""
 OURS: Final = re.compile(
-    rf"({'|'.join(GROUPS)}|own(_\d+)?)_(against_kl|along_optimization|win_rates|length)_({'|'.join(METHODS)})"
-    rf"|disagreement_({'|'.join(METHODS)})|fits|drop_against_flips|reward_models"
+    rf"({'|'.join(GROUPS)}|own(_\d+)?)_(against_kl|along_optimization|win_rates|length)_({'|'.join(METHOD_WORDS)})"
+    rf"|disagreement_({'|'.join(METHOD_WORDS)})|fits|drop_against_flips|reward_models"
 )
 """Names of the files that are drawn here."""
+FITTED = ("none", "ann", "gpt4", "human")
+"""Treatments whose fits are drawn."""
+MARKERS = ("o", "s")
+
+
 FRESH = (
     "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
     "95 % t-intervals of the mean over seeds."
@@ -45,154 +44,222 @@ FRESH = (
 """What stands under the reward models' figure and table."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What stands under every figure and table: how much was measured."""
-
-    num_instructions: Mapping[str, int]
-    """Method -> eval instructions that it is measured on."""
-    num_seeds: int
-    """Seeds that were meant to run."""
-
-    def label(self, *methods: str) -> str:
-        """Level, judges, n, seeds and interval, in one or two lines."""
-        shown = [method for method in methods or METHODS if method in self.num_instructions]
-        counts = ", ".join(
-            f"{METHOD_WORDS[each]} n = {self.num_instructions[each]} eval instructions" for each in shown
-        )
-        seeds = (
-            "1 seed, no interval" if self.num_seeds == 1 else f"{self.num_seeds} seeds, 95 % t-intervals of the mean"
-        )
-        return (
-            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{seeds}. Proxy: each treatment's own reward (of one reward model 1 is the standard deviation of SFT's "
-            "answers to an instruction). Gold: the sandbox's true reward."
-        )
-
-
-def write_figures(
-    out: Path,
-    results: Results,
-    where: Setting,
-    *,
-    reward_models: Sequence[Row] = (),
-    length_slope: float | None = None,
-) -> dict[str, list[Figure]]:
-    """Writes the PNG files into `out` and returns them with captions: section ("against KL", ...) -> figures.
+def draw_all(
+    results: Results, label: Callable[..., str], models: pd.DataFrame, length_slope: float | None
+) -> Iterator[tuple[str, str, str, str, Drawing]]:
+    """What there is to draw: section of the report, file name, title, the note below, drawing.
 
     Args:
-        out: Folder of the study.
         results: The curves.
-        where: What the figures are of.
-        reward_models: Rows treatment, seed, accuracy_gold, accuracy_judge, calibration_error; none: not drawn.
-        length_slope: Gold units for one character more (`length_slope`); None: gold is not residualised.
+        label: How the methods that it is given were measured.
+        models: As `analyse.reward_models` gives them; without rows they are not drawn.
+        length_slope: Gold units for one character more (`analyse.length_slope`); None: gold is not residualised.
     """
-    found: dict[str, list[Figure]] = {}
-    for section, name, title, drawing, methods in _all(results, where, reward_models, length_slope):
-        data = write_png(out / f"{name}.png", drawing)
-        note = where.label(*methods) if methods else FRESH
-        found.setdefault(section, []).append(Figure(data, f"{title}. {note}"))
-    return found
-
-
-Drawn = tuple[str, str, str, Drawing, tuple[str, ...]]
-"""Section, file name, title, drawing, the methods in it."""
-
-
-def _all(results: Results, where: Setting, reward_models: Sequence[Row], length_slope: float | None) -> Iterator[Drawn]:
-    panels: dict[str, tuple[str, Callable[[Sequence[Curves]], list[Panel]]]] = {
-        "against KL": ("against the distance from SFT", lambda group: _pair(results, group, _root_kl)),
-        "along optimization": ("along optimization", lambda group: _pair(results, group, _position)),
-        "win rates": ("win rates against the reference", lambda group: _wins(results, group)),
+    sections = {
+        "against KL": "against the distance from SFT",
+        "along optimization": "along optimization",
+        "win rates": "win rates against the reference",
+        **({} if length_slope is None else {"length": "gold and length"}),
     }
-    if length_slope is not None:
-        slope = length_slope
-        panels["length"] = ("gold and length", lambda group: _lengths(results, group, slope))
     for method in results.methods:
-        for group, title, shown in _groups(results, method):
-            for section, (words, make) in panels.items():
-                if group in LEFT_OUT.get(section, ()):
-                    continue
-                full = f"{title}: {words}, {METHOD_WORDS[method]}"
-                name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
-                yield section, name, full, draw(make(shown), full, where.label(method)), (method,)
-    if any(results.get(name, method) for name in FITTED for method in METHODS):
+        for group, (group_title, names) in groups(results, method).items():
+            for section, words in sections.items():
+                if group not in LEFT_OUT.get(section, ()):
+                    title, note = f"{group_title}: {words}, {METHOD_WORDS[method]}", label(method)
+                    panels = _panels(section, results, [(name, method) for name in names], length_slope or 0.0)
+                    name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
+                    yield section, name, title, note, draw(panels, title, note)
+    note = label(*results.methods)
+    if any((name, method) in results.curves for name in FITTED for method in METHOD_WORDS):
         methods = " and ".join(METHOD_WORDS[method] for method in results.methods)
         title = f"Gold gained against the distance from SFT, {methods}, with fits"
-        yield "fits", "fits", title, draw_fits(results, title, where.label()), results.methods
-    if any(sum(results.get(name, method) is not None for name in FLIPS) > 1 for method in results.methods):
+        yield "fits", "fits", title, note, draw_fits(results, title, note)
+    if any(sum((name, method) in results.curves for name in FLIPS) > 1 for method in results.methods):
         title = "Drop of gold from its peak to the end against flipped labels"
-        yield "noise", "drop_against_flips", title, draw_drops(results, title, where.label()), results.methods
-    if sum(any(row["treatment"] == name for row in reward_models) for name in FLIPS) > 1:
+        yield "noise", "drop_against_flips", title, note, draw_drops(results, title, note)
+    if len(set(FLIPS) & set(models.treatment)) > 1:
         title = "Reward models against flipped labels"
-        yield "noise", "reward_models", title, draw_reward_models(results, reward_models, title, FRESH), ()
+        yield "noise", "reward_models", title, FRESH, draw_reward_models(results, models, title, FRESH)
     for method in results.methods:
-        shown = [each for each in results.curves.values() if each.method == method and each.disagrees]
-        if shown:
+        keys = [key for key, curves in results.curves.items() if key[1] == method and disagrees(curves)]
+        if keys:
             title = f"Ensembles: members' disagreement beside gold, {METHOD_WORDS[method]}"
-            drawing = draw_warnings(results, shown, title, where.label(method))
-            yield "warning", f"disagreement_{method}", title, drawing, (method,)
+            drawing = draw_warnings(results, keys, title, label(method))
+            yield "warning", f"disagreement_{method}", title, label(method), drawing
 
 
-def _groups(results: Results, method: str) -> Iterator[tuple[str, str, list[Curves]]]:
-    """File name, title and curves of every group, less those that show nothing that another does not show too."""
+def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
+    """File name -> title and treatments of every group, less those that show nothing that another does not show too."""
     known = {name for _, names in GROUPS.values() for name in names}
     rest = [name for name, kind in results.curves if kind == method and name not in known]
-    groups = dict(GROUPS)
+    found: dict[str, tuple[str, Sequence[str]]] = dict(GROUPS)
     # Palettes end, and so does the eye: a few of one's own treatments in each figure.
     for number in range(0, len(rest), 3):
-        groups[f"own_{number // 3}" if number else "own"] = ("Own treatments", (NOISY, *rest[number : number + 3]))
-    present = {group: [name for name in names if results.get(name, method)] for group, (_, names) in groups.items()}
-    told: list[set[str]] = []
-    for group, names in present.items():
-        shown = set(names)
-        if names and shown not in told and not any(shown < set(others) for others in present.values()):
-            told.append(shown)
-            yield group, groups[group][0], [results.curves[name, method] for name in names]
+        found[f"own_{number // 3}" if number else "own"] = ("Own treatments", (NOISY, *rest[number : number + 3]))
+    present = {key: [name for name in names if (name, method) in results.curves] for key, (_, names) in found.items()}
+    # Of groups with the same treatments the first is drawn, and none that is a part of another.
+    first = {frozenset(names): key for key, names in reversed(present.items()) if names}
+    return {
+        key: (found[key][0], names)
+        for key, names in present.items()
+        if first.get(frozenset(names)) == key and not any(set(names) < others for others in first)
+    }
 
 
-def _root_kl(curves: Curves) -> tuple[str, Array]:
-    return "√KL from SFT (√nats)", curves.root_kl
+def _panels(section: str, results: Results, keys: Sequence[Key], slope: float) -> list[Panel]:
+    def panel(ylabel: str, values: Callable[[Curves], pd.DataFrame], level: float | None = None) -> Panel:
+        lines = []
+        for key in keys:
+            curves = results.curves[key]
+            xlabel, x = _along(key, curves)
+            if section == "against KL":
+                xlabel, x = "√KL from SFT (√nats)", root_kl(curves["kl_exact"])
+            y = values(curves).to_numpy()
+            lines.append(Curve(results.title(key[0]), np.broadcast_to(x, y.shape), y))
+        return Panel(xlabel, ylabel, lines, level=level, level_label="no preference" if level else "")
 
-
-def _position(curves: Curves) -> tuple[str, Array]:
-    label, x = curves.along
-    return label, np.broadcast_to(x, curves["gold"].shape)
-
-
-def _pair(results: Results, group: Sequence[Curves], axis: Callable[[Curves], tuple[str, Array]]) -> list[Panel]:
+    if section == "win rates":
+        judges = {"p_sim^eval": "win_rate_simulated", "human raters": "win_rate_human"}
+        return [panel(f"win rate by {judge} (%)", itemgetter(m), 50.0) for judge, m in judges.items()]
+    if section == "length":
+        residual = f"gold less {slope:+.4f} a character (gold units)"
+        return [
+            panel("length (characters)", itemgetter("length")),
+            panel(residual, lambda curves: length_residual(curves, slope)),
+        ]
     return [
-        _panel(results, group, axis, "gold reward (gold units)", lambda curves: curves["gold"]),
-        _panel(results, group, axis, "proxy reward (of reward models: SFT's std)", lambda curves: curves["proxy"]),
+        panel("gold reward (gold units)", itemgetter("gold")),
+        panel("proxy reward (of reward models: SFT's std)", itemgetter("proxy")),
     ]
 
 
-def _wins(results: Results, group: Sequence[Curves]) -> list[Panel]:
-    def wins(measure: str, judge: str) -> Panel:
-        ylabel = f"win rate by {judge} (%)"
-        return _panel(results, group, _position, ylabel, lambda curves: curves[measure], level=50.0)
-
-    return [wins("win_rate_simulated", "p_sim^eval"), wins("win_rate_human", "human raters")]
+def _along(key: Key, curves: Curves) -> tuple[str, Array]:
+    """The axis along optimization: its label, and [K] PPO steps or log2 n."""
+    places = curves["gold"].columns.to_numpy(dtype=np.float64)
+    return ("PPO step", places) if key[1] == "ppo" else ("log₂ n", np.log2(places))
 
 
-def _lengths(results: Results, group: Sequence[Curves], slope: float) -> list[Panel]:
-    def residual(curves: Curves) -> Array:
-        return length_residual(curves["gold"], curves["length"], slope)
+def draw_drops(results: Results, title: str, note: str) -> Drawing:
+    """Mean drop with its 95 % t-interval against the share of flips, a colour a method; small dots are seeds."""
+    figure = _figure(1)
+    axis = figure.subplots()
+    for place, method in enumerate(results.methods):
+        found = {name: results.stories[name, method] for name in FLIPS if (name, method) in results.stories}
+        # Side by side, so that bars can be told apart.
+        x = np.array([100 * results.facts[name].flip for name in found]) + 0.6 * (place - 0.5)
+        if found:
+            _bars(axis, x, [story.drop for story in found.values()], place, METHOD_WORDS[method])
+        for at, story in zip(x, found.values(), strict=True):
+            axis.plot(np.full(len(story.drops), at + 0.35), story.drops, ".", color=COLORS[place], alpha=0.5)
+    axis.axhline(0, color="#888888", linestyle="--", linewidth=1)
+    axis.set(xlabel="flipped labels (%)", ylabel="drop from peak to end (gold units)")
+    return _finish(figure, title, f"Peak chosen on the other seeds. Small dots: seeds. {note}")
 
-    return [
-        _panel(results, group, _position, "length (characters)", lambda curves: curves["length"]),
-        _panel(results, group, _position, f"gold less {slope:+.4f} a character (gold units)", residual),
-    ]
+
+def draw_reward_models(results: Results, models: pd.DataFrame, title: str, note: str) -> Drawing:
+    """Two panels against the share of flips: accuracy against gold and against the judge; calibration error."""
+    figure = _figure(2)
+    left, right = figure.subplots(1, 2)
+    names = [name for name in FLIPS if name in set(models.treatment) and name in results.facts]
+    flips = np.array([100 * results.facts[name].flip for name in names])
+    shown = (
+        (left, "accuracy_gold", "against gold"),
+        (left, "accuracy_judge", "against the labels' judge"),
+        (right, "calibration_error", "calibration error"),
+    )
+    for place, (axis, measure, label) in enumerate(shown):
+        found = estimates(models, ["treatment"], measure)
+        shift = 0.3 * (2 * place - 1) if axis is left else 0.0
+        _bars(axis, flips + shift, [found[name,] for name in names], place, label)
+    left.set(xlabel="flipped labels (%)", ylabel="pairs ordered alike (%)")
+    right.set(xlabel="flipped labels (%)", ylabel="mean |confidence − agreement| (points)")
+    right.set_ylim(bottom=0)
+    return _finish(figure, title, note)
 
 
-def _panel(
-    results: Results,
-    group: Sequence[Curves],
-    axis: Callable[[Curves], tuple[str, Array]],
-    ylabel: str,
-    measure: Callable[[Curves], Array],
-    *,
-    level: float | None = None,
-) -> Panel:
-    lines = [Curve(results.title(curves.treatment), axis(curves)[1], measure(curves)) for curves in group]
-    return Panel(axis(group[0])[0], ylabel, lines, level=level, level_label="no preference" if level else "")
+def draw_fits(results: Results, title: str, note: str) -> Drawing:
+    """A panel a treatment: gold gained against sqrt(KL) by both methods on the same axes, with fits.
+
+    Dashed in the form of Gao et al. for the method, dotted in that for the other.
+    """
+    names = [name for name in FITTED if any((name, method) in results.curves for method in METHOD_WORDS)]
+    columns = min(len(names), 2)
+    rows = -(-len(names) // columns)
+    figure = Drawing(figsize=(1.2 + 4.6 * columns, 0.8 + 3.4 * rows), dpi=150, layout="constrained")
+    # One scale for all, or gains could not be compared.
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, names, strict=False):
+        for color, marker, method in zip(COLORS, MARKERS, METHOD_WORDS, strict=False):
+            if (name, method) in results.curves:
+                _draw_fit(axis, results, (name, method), color, marker)
+        axis.set_title(results.title(name), fontsize=10)
+        axis.tick_params(labelbottom=True, labelleft=True)
+        axis.set(xlabel="√KL from SFT (√nats)", ylabel="gold gained over SFT (gold units)")
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    words = "Seeds averaged at equal √KL. Dashed: the method's form; dotted: the other's."
+    return _finish(figure, title, f"{words} {note}")
+
+
+def _draw_fit(axis: Axes, results: Results, key: Key, color: str, marker: str) -> None:
+    curves = results.curves[key]
+    x = np.r_[0.0, shared_distances(curves)]  # where the fit has its points
+    mean, low, high = band(gain_at(curves, x))
+    axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+    axis.plot(x, mean, color=color, linestyle="", marker=marker, markersize=4.5, label=METHOD_WORDS[key[1]])
+    for method, form in FORMS.items():
+        if (found := results.fits.get((*key, form))) is not None:
+            along, line = np.linspace(0, found.measured, 201), "--" if method == key[1] else ":"
+            label = f"{form}, R² {found.r_squared:.2f}"
+            axis.plot(along, found.at(along), color=color, linestyle=line, linewidth=1.6, label=label)
+
+
+def draw_warnings(results: Results, keys: Sequence[Key], title: str, note: str) -> Drawing:
+    """A column an ensemble: gold above with its peak (dashed), disagreement below with the first warning (dotted)."""
+    figure = Drawing(figsize=(1.2 + 4.2 * len(keys), 6.4), dpi=150, layout="constrained")
+    axes = figure.subplots(2, len(keys), squeeze=False, sharex="col", sharey="row")
+    for column, key in zip(axes.T, keys, strict=True):
+        curves = results.curves[key]
+        label, x = _along(key, curves)
+        warning = warning_place(curves["disagreement"])
+        marks = {"peak": (results.stories[key].top, "--", 1.2), "warning": (warning, ":", 1.8)}
+        for axis, measure, color, marker in zip(column, ("gold", "disagreement"), COLORS, MARKERS, strict=False):
+            values = curves[measure].to_numpy()
+            mean, low, high = band(values)
+            axis.plot(x, values.T, color=color, linewidth=0.6, alpha=0.45)
+            axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            axis.plot(x, mean, color=color, linewidth=2, marker=marker, markersize=3.5)
+            for (words, (place, line, width)), shade in zip(marks.items(), COLORS, strict=False):
+                if place is not None:
+                    at, text = x[curves[measure].columns.get_loc(place)], f"{words}: {place_text(key[1], place)}"
+                    axis.axvline(at, color=shade, linestyle=line, linewidth=width, label=text)
+            _grid(axis)
+        column[0].set_title(results.title(key[0]), fontsize=10)
+        column[1].set_xlabel(label)
+        column[0].legend(fontsize=8, frameon=False, title="no warning" if warning is None else None)
+    axes[0, 0].set_ylabel("gold reward (gold units)")
+    axes[1, 0].set_ylabel("members' disagreement, std\n(reward-model units)")
+    words = "Warning: the first evaluation at which disagreement less that at the start has a 95 % t-interval above 0."
+    return titled(figure, title, f"{words} {note}")
+
+
+def _bars(axis: Axes, x: Array, found: Sequence[Estimate], place: int, label: str) -> None:
+    half = np.nan_to_num([each.interval.high - each.mean for each in found])  # one seed has no interval
+    means, marker, color = [each.mean for each in found], MARKERS[place % len(MARKERS)], COLORS[place]
+    axis.errorbar(x, means, yerr=half, color=color, marker=marker, markersize=5, capsize=3, linewidth=1.5, label=label)
+
+
+def _figure(columns: int) -> Drawing:
+    return Drawing(figsize=(1.2 + 4.6 * columns if columns > 1 else 7.2, 4.4), dpi=150, layout="constrained")
+
+
+def _finish(figure: Drawing, title: str, note: str) -> Drawing:
+    for axis in figure.axes:
+        _grid(axis)
+        axis.legend(fontsize=8, frameon=False)
+    return titled(figure, title, note)
+
+
+def _grid(axis: Axes) -> None:
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)

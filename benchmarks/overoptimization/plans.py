@@ -1,24 +1,23 @@
-"""Sizes and plans of the over-optimization study: what each cell is made from and where it keeps its files."""
+"""Sizes and cells of the over-optimization study: what each cell is made from and where it keeps its files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from ... import sandbox
 from ...errors import CheckpointError, DataError
 from ...folders import hash_model
 from ...instructions import Instruction
 from ...plugins import source_mark
-from ...seeding import keyed_rng
 from ..harness.evaluation import subset
-from ..harness.stored import ANOTHER_OUT, cell_file, differences, file_name, read_stored
+from ..harness.stored import ANOTHER_OUT, SETTINGS, cell_file, differences, file_name, read_stored
 from .treatments import Cell, Labels, Treatment, find_treatment
 
-Kind = Literal["ppo", "best_of_n"]
+Method = Literal["ppo", "best_of_n"]
 TEMPERATURE: Final = 1.0
 """Of all responses that are measured: that of PPO's training, at which its KL is penalised."""
 
@@ -51,7 +50,7 @@ class Sizes:
     """Responses of a PPO step."""
     kl_coef: float = 0.05
     """PPO's KL penalty, for rewards whose standard deviation within an instruction is 1 at SFT. With less even a reward
-    without added noise is fooled in the end: the report's appendix."""
+    without added noise is fooled in the end: docs/overoptimization_tried.md."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -83,94 +82,54 @@ class Sizes:
         return [everything[index] for index in subset(len(everything), num)]
 
 
-@dataclass(frozen=True)
-class RewardModelPlan:
-    """One reward model: labels, member, seed."""
+NO_LABELS: Final = Labels("", 0.0, 0)
 
-    labels: Labels
-    member: int
+
+@dataclass(frozen=True)
+class Plan:
+    """One cell: a reward model, a seed's samples of the SFT policy, or PPO or best-of-n on a treatment and seed.
+
+    Picklable, so that it can be sent to a process.
+    """
+
+    kind: Literal["reward_model", "samples", "ppo", "best_of_n"]
     seed: int
     out: Path
     """The study's folder."""
     sizes: Sizes
-
-    @property
-    def cell(self) -> str:
-        """Name of the study's cell."""
-        return f"reward model, {self.labels.name}, member {self.member}, seed {self.seed}"
-
-    @property
-    def units(self) -> int:
-        """Its weight in the progress report: seconds on one core, roughly."""
-        return 1 + (65 * self.labels.num_labels + 40 * self.sizes.num_fresh) // 10_000
-
-    @property
-    def folder(self) -> Path:
-        """Where the trained model is."""
-        return self.out / "reward_models" / file_name(self.cell)
-
-    @property
-    def done(self) -> bool:
-        """Whether the reward model is whole."""
-        from ..harness.reward_models import LAST_FILE
-
-        return (self.folder / LAST_FILE).is_file()
-
-    @property
-    def training_seed(self) -> int:
-        """Of the head's start and the order of the pairs: the same for all labels of a seed."""
-        return self.seed if self.member == 0 else int(keyed_rng(self.seed, "member", self.member).integers(2**31))
-
-
-@dataclass(frozen=True)
-class SamplesPlan:
-    """The SFT policy's samples of one seed, for best-of-n on all treatments."""
-
-    seed: int
-    out: Path
-    sizes: Sizes
-
-    @property
-    def cell(self) -> str:
-        """Name of the study's cell."""
-        return f"samples, seed {self.seed}"
-
-    @property
-    def units(self) -> int:
-        """Its weight in the progress report."""
-        return 2 + self.sizes.num_prompts * self.sizes.num_samples // 1800
-
-    @property
-    def folder(self) -> Path:
-        """Where they are kept."""
-        return self.out / "samples" / f"seed-{self.seed}"
-
-
-@dataclass(frozen=True)
-class TreatmentPlan:
-    """A method on one treatment and seed; picklable, so that it can be sent to a process."""
-
-    treatment: str
-    """Name, or module:attribute."""
-    seed: int
-    out: Path
-    sizes: Sizes
+    labels: Labels = NO_LABELS
+    """What a reward model learns from."""
+    member: int = 0
+    """Number of a reward model among those that share its labels and seed."""
+    treatment: str = ""
+    """Of PPO and best-of-n: name, or module:attribute."""
     mark: str = field(init=False)
     """Of a treatment of one's own, as it was loaded where the plan was made."""
-    method: ClassVar[Kind]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mark", source_mark(self.treatment))
 
     @property
-    def units(self) -> int:
-        """Its weight in the progress report: seconds on one core, roughly."""
-        raise NotImplementedError
-
-    @property
     def cell(self) -> str:
         """Name of the study's cell. A treatment of one's own that was edited is another one."""
-        return f"{self.found.name}{self.mark}, {self.method}, seed {self.seed}"
+        if self.kind == "reward_model":
+            return f"reward model, {self.labels.name}, member {self.member}, seed {self.seed}"
+        return ("" if self.kind == "samples" else f"{self.found.name}{self.mark}, ") + f"{self.kind}, seed {self.seed}"
+
+    @property
+    def units(self) -> int:
+        """Its weight in the progress report: seconds on one core, roughly."""
+        sizes, sampled = self.sizes, self.sizes.num_prompts * self.sizes.num_samples
+        if self.kind == "reward_model":
+            return 1 + (65 * self.labels.num_labels + 40 * sizes.num_fresh) // 10_000
+        if self.kind == "samples":
+            return 2 + sampled // 1800
+        members = self.found.members
+        if self.kind == "best_of_n":
+            return 2 + max(1, members) * sampled // 3000
+        scored = members * (1 + self.found.level_samples) if members > 1 else 1  # an ensemble scores SFT's answers too
+        training = sizes.ppo_steps * sizes.rollouts * (12 + scored) // 1000
+        return 2 + training + len(sizes.evaluated_steps) * sizes.num_eval * (3 + members) // 1000
 
     @property
     def found(self) -> Treatment:
@@ -178,19 +137,20 @@ class TreatmentPlan:
         return find_treatment(self.treatment)
 
     @property
-    def as_run(self) -> Treatment:
-        """The treatment with the number of labels that it really has."""
-        return replace(self.found, num_labels=self.found.labels(self.sizes.num_labels).num_labels)
+    def folder(self) -> Path:
+        """What the cell keeps on its way: settings, checkpoints, responses; of samples all of them."""
+        samples = self.out / "samples" / f"seed-{self.seed}"
+        return samples if self.kind == "samples" else self.out / "runs" / file_name(self.cell)
 
     @property
-    def folder(self) -> Path:
-        """The cell's own."""
-        return self.out / "runs" / file_name(self.cell)
+    def model(self) -> Path:
+        """Where a reward model is when it is trained."""
+        return self.out / "reward_models" / file_name(self.cell)
 
-    def reward_models(self) -> list[RewardModelPlan]:
-        """The members, to be trained first; no more labels than the sizes allow."""
+    def reward_models(self) -> list[Plan]:
+        """The treatment's members, to be trained first; no more labels than the sizes allow."""
         labels = self.found.labels(self.sizes.num_labels)
-        return [RewardModelPlan(labels, i, self.seed, self.out, self.sizes) for i in range(self.found.members)]
+        return [Plan("reward_model", self.seed, self.out, self.sizes, labels, i) for i in range(self.found.members)]
 
     def trained(self) -> Cell:
         """What the treatment makes its reward from.
@@ -198,89 +158,63 @@ class TreatmentPlan:
         Raises:
             DataError: A member has not been trained.
         """
+        from ..harness.reward_models import LAST_FILE
+
         members = self.reward_models()
-        if missing := [plan for plan in members if not plan.done]:
+        if missing := [plan for plan in members if not (plan.model / LAST_FILE).is_file()]:
             stored = ", ".join(str(cell_file(plan.out, plan.cell)) for plan in missing)
             raise DataError(
                 f"{self.cell}: expected its reward models, found none for: {'; '.join(plan.cell for plan in missing)}. "
                 f"To train them anew remove {stored} (what there is of it) and call again."
             )
-        return Cell(self.seed, tuple(plan.folder for plan in members))
+        return Cell(self.seed, tuple(plan.model for plan in members))
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
+        if self.kind == "reward_model":
+            return {**asdict(self.sizes), **asdict(self.labels), "seed": self.seed, "member": self.member}
+        if self.kind == "samples":
+            return {"seed": self.seed, **asdict(self.sizes)}
         members = {folder.name: hash_model(folder) for folder in self.trained().reward_models}
         return {"treatment": self.found.settings(), "sizes": asdict(self.sizes), "reward_models": members}
 
-    def changed(self) -> str:
-        """What of the treatment was another when the cell's folder was made, "flip was 0.2, is 0.25"; or ""."""
-        file = self.folder / "settings.json"
-        if not file.is_file():
-            return ""
-        before = read_stored(file, "treatment", shape={"treatment": dict}, remedy=ANOTHER_OUT)["treatment"]
-        now = json.loads(json.dumps(self.found.settings()))
-        return ", ".join(differences(before, now))
-
     def evaluation_file(self, number: int) -> Path:
         """Where responses and verdicts after a PPO step, or of best-of-`number`, are kept: removed with the run."""
-        name = {"ppo": "step", "best_of_n": "n"}[self.method]
+        name = "step" if self.kind == "ppo" else "n"
         return self.folder / "evaluations" / f"{name}-{number:05}.json"
 
 
-@dataclass(frozen=True)
-class PPOPlan(TreatmentPlan):
-    """PPO on one treatment and seed."""
-
-    method = "ppo"
-
-    @property
-    def units(self) -> int:
-        """Its weight in the progress report."""
-        sizes, members = self.sizes, self.found.members
-        scored = members * (1 + self.found.level_samples) if members > 1 else 1  # an ensemble scores SFT's answers too
-        training = sizes.ppo_steps * sizes.rollouts * (12 + scored) // 1000
-        return 2 + training + len(self.sizes.evaluated_steps) * sizes.num_eval * (3 + members) // 1000
+PARTS: Final = ("reward models", "samples", "PPO and best-of-n")
+"""In the order in which they run, as each needs the cells of those before it."""
 
 
-@dataclass(frozen=True)
-class BestOfNPlan(TreatmentPlan):
-    """Best-of-n on one treatment and seed, from the seed's samples."""
+def make_plans(
+    specs: Iterable[str], methods: Collection[Method], seeds: Sequence[int], out: Path, sizes: Sizes
+) -> dict[str, list[Plan]]:
+    """Each of `PARTS` -> its cells. Reward models of equal labels, member and seed are one, whoever uses them."""
+    kinds: list[Method] = [kind for kind in ("ppo", "best_of_n") if kind in methods]
+    runs = [Plan(kind, seed, out, sizes, treatment=spec) for spec in specs for kind in kinds for seed in seeds]
+    models = {model.cell: model for run in runs for model in run.reward_models()}
+    samples = [Plan("samples", seed, out, sizes) for seed in seeds if "best_of_n" in kinds]
+    return dict(zip(PARTS, (list(models.values()), samples, runs), strict=True))
 
-    method = "best_of_n"
 
-    @property
-    def units(self) -> int:
-        """Its weight in the progress report."""
-        return 2 + max(1, self.found.members) * self.sizes.num_prompts * self.sizes.num_samples // 3000
+def refuse_changed(runs: Iterable[Plan]) -> None:
+    """Keeps results of what a treatment once was from passing for those of what it is now.
 
-
-@dataclass(frozen=True)
-class Plans:
-    """All cells of a study."""
-
-    reward_models: tuple[RewardModelPlan, ...]
-    samples: tuple[SamplesPlan, ...]
-    treatments: tuple[TreatmentPlan, ...]
-
-    @classmethod
-    def of(cls, specs: Iterable[str], methods: Collection[Kind], seeds: Sequence[int], out: Path, sizes: Sizes) -> Self:
-        """A plan a cell. Reward models of equal labels, member and seed are one, whoever uses them."""
-        kinds = [kind for kind in (PPOPlan, BestOfNPlan) if kind.method in methods]
-        plans = tuple(kind(spec, seed, out, sizes) for spec in specs for kind in kinds for seed in seeds)
-        models = {model.cell: model for plan in plans for model in plan.reward_models()}
-        samples = [SamplesPlan(seed, out, sizes) for seed in seeds if BestOfNPlan in kinds]
-        return cls(tuple(models.values()), tuple(samples), plans)
-
-    def refuse_changed(self) -> None:
-        """Keeps results of what a treatment once was from passing for those of what it is now.
-
-        Raises:
-            CheckpointError: A treatment of a stored cell has changed since.
-        """
-        changed = {plan.found.name: f"{what}, in {plan.out}" for plan in self.treatments if (what := plan.changed())}
-        if changed:
-            told = "; ".join(f"{name} ({what})" for name, what in changed.items())
-            raise CheckpointError(
-                f"There are results of treatments that have changed since: {told}. Choose another --out, or remove "
-                "what begins with their names from its folders cells and runs."
-            )
+    Raises:
+        CheckpointError: A treatment of a stored cell has changed since.
+    """
+    changed = {}
+    for run in runs:
+        if (file := run.folder / SETTINGS).is_file():
+            before = read_stored(file, "treatment", shape={"treatment": dict}, remedy=ANOTHER_OUT)["treatment"]
+            now: Mapping[str, Any] = json.loads(json.dumps(run.found.settings()))
+            if what := differences(before, now):
+                changed[run.found.name] = f"{', '.join(what)}, in {run.out}"
+    if changed:
+        told = "; ".join(f"{name} ({what})" for name, what in changed.items())
+        raise CheckpointError(
+            f"There are results of treatments that have changed since: {told}. Choose another --out, or remove what "
+            "begins with their names from its folders cells and runs."
+        )

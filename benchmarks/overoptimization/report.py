@@ -1,150 +1,233 @@
-"""The over-optimization study for people: sections of report.html, computed from the rows, labelled with their judges.
-
-The report opens with the claims in words; then figures, tables, the gallery of reward hacking, what was tried,
-configuration and versions. All text is escaped by `report.render`.
-"""
+"""The over-optimization study for people: tables, figures, report.html, the manifest's facts, a summary on stdout."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import product
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from ..harness.estimates import Estimate
-from ..harness.report import Section, Table, settings_table
-from ..harness.report_text import SIMULATION, interval_text, number, signed
-from ..harness.study import Row
-from .claims import KLS, VERDICTS, Claim, claims
-from .curves import MEASURES, METHOD_WORDS
-from .figures import FRESH, Setting, write_figures
-from .fits import FORMS, change_after, drop, gain_at, peak
-from .gallery import Run, gallery_table
-from .results import Results, gold_text
-from .summary import beside, missing, others, warnings
-from .treatments import Treatment
-from .trends import by_seed, length_residual
-from .tried import HOW_TRIED, Tried
+from ..harness.frames import estimates
+from ..harness.plots import write_png
+from ..harness.report import Figure, Table, sentences, settings_table, text_table, write_report
+from ..harness.report_text import interval_text, number, signed
+from ..harness.study import Row, Study, versions, write_csv
+from . import analyse
+from .analyse import NOISY, Results
+from .curves import COLUMNS, METHOD_WORDS, POSITION, Key, place_text
+from .figures import FRESH, OURS, draw_all
+from .plans import PARTS, TEMPERATURE, Plan, Sizes
+from .run import read_evaluation
+from .samples import read_samples
+from .treatments import Labels
 
-RULES = (
-    "A fall is measured for each seed from the peak of the mean curve of the other seeds to the end, so that a lucky "
-    "evaluation does not pass for a peak. It is called clear where the 95 % t-interval of its mean over the seeds is "
-    "above 0, and so are a rise of the proxy and an ensemble's warning. Whether an ensemble halves a drop is "
-    "judged by the means; the interval beside it says how sure that is. Errors and intervals are over seeds, the "
-    "instructions being the same: they say how much another run would differ, not how much other instructions would."
-)
-"""How claims and warnings are judged."""
-FIGURES = {
-    "noise": "Noise",
-    "along optimization": "Gold and proxy along optimization",
-    "against KL": "Gold and proxy against the distance from SFT",
-    "fits": "Gold gained against the distance from SFT, with fits",
-    "win rates": "Win rates",
-    "warning": "Early warning by an ensemble",
-    "length": "Length",
-}
-"""Section of figures -> its heading, in the order of the report."""
+TITLE = "Over-optimization of a noisy reward"
+IN_THE_GALLERY = ("ann", "none", "uwo_3")
+"""Treatments whose most hacked responses are printed, beside those of one's own."""
+FOLDER = "overoptimization"
+"""Of the templates."""
+HELD = {True: "holds", False: "does not hold", None: "cannot be judged"}
+NUM_SHOWN = 6
+"""Responses of a run that the gallery shows."""
 
 
-def write(
+@dataclass(frozen=True)
+class Setting:
+    """What stands under every figure and table: how much was measured."""
+
+    num_instructions: Mapping[str, int]
+    """Method -> eval instructions that it is measured on."""
+    num_seeds: int
+    """Seeds that were meant to run."""
+
+    def label(self, *methods: str) -> str:
+        """Level, judges, n, seeds and interval, in one or two lines; of the methods given or, with none, of all."""
+        counts = ", ".join(
+            f"{METHOD_WORDS[method]} n = {num} eval instructions"
+            for method, num in self.num_instructions.items()
+            if method in (methods or METHOD_WORDS)
+        )
+        several = f"{self.num_seeds} seeds, 95 % t-intervals of the mean"
+        return (
+            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
+            f"{several if self.num_seeds > 1 else '1 seed, no interval'}. Proxy: each treatment's own reward (of one "
+            "reward model 1 is the standard deviation of SFT's answers to an instruction). Gold: the sandbox's true "
+            "reward."
+        )
+
+
+def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[str, list[Row]], *, quick: bool) -> None:
+    """Writes everything: of each part of the study its cells, and the rows of the finished ones."""
+    _, samples, runs = (plans[part] for part in PARTS)
+    models, _, curves = (rows[part] for part in PARTS)
+    places = {run.found.name: place for place, run in enumerate(runs)}
+    curves = sorted(
+        curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[POSITION[row["method"]]])
+    )
+    study.write_table(curves, COLUMNS)
+    remove_earlier(study.out)
+    if used := reward_models_of(runs, models):
+        write_csv(study.out / "reward_models.csv", used)
+    # With the number of labels that they really have.
+    most = runs[0].sizes.num_labels
+    treatments = {run.found.name: replace(run.found, num_labels=run.found.labels(most).num_labels) for run in runs}
+    results, where = Results(curves, treatments.values()), setting(runs, len(study.seeds))
+    settings = {name: treatment.settings() for name, treatment in treatments.items()}
+    table, findings = write_page(
+        study.out,
+        results,
+        where,
+        models=used,
+        galleries=galleries(results, [run for run in runs if run.cell in study.done]),
+        length_slope=slope([plan for plan in samples if plan.cell in study.done]),
+        configuration={**study.config, "seeds": study.seeds, "treatments": settings},
+        quick=runs[0].sizes if quick else None,
+    )
+    study.note(level="sandbox", label=where.label(), findings=findings)
+    print(text_table(table), *findings, where.label(), sep="\n")
+    print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures; responses in runs/.")
+
+
+def write_page(
     out: Path,
-    rows: Sequence[Row],
-    treatments: Sequence[Treatment],
+    results: Results,
     where: Setting,
     *,
-    reward_models: Sequence[Row] = (),
-    gallery: Sequence[Run] = (),
+    models: Sequence[Row] = (),
+    galleries: Mapping[str, Table] | None = None,
     length_slope: float | None = None,
-    tried: Sequence[Tried] = (),
     configuration: Mapping[str, Any] | None = None,
-    versions: Mapping[str, str] | None = None,
-) -> tuple[list[Section], Table, list[str]]:
-    """Writes the figures and returns the report's sections, the table to print, and the findings in sentences.
+    quick: Sizes | None = None,
+) -> tuple[Table, list[str]]:
+    """Writes the figures and report.html; returns the table to print and the findings in sentences.
 
     Args:
-        out: Folder of the study, for the PNG files.
-        rows: Of table.csv.
-        treatments: All that were meant to run.
+        out: Folder of the study.
+        results: Of table.csv.
         where: Instructions and seeds that were meant to be measured; it stands under every figure and table.
-        reward_models: Rows treatment, seed, num_trained (labels without the ties), accuracy_gold and accuracy_judge
-            (shares of pairs), calibration_error (in [0, 1]); several of a seed are an ensemble's members.
-        gallery: Runs whose most hacked responses are printed.
-        length_slope: What one character more is worth in gold among SFT's responses (`trends.length_slope`).
-        tried: The log of what was tried.
+        models: Rows treatment, seed, num_trained (labels without the ties), accuracy_gold and accuracy_judge (shares of
+            pairs), calibration_error (in [0, 1]); several of a seed are an ensemble's members.
+        galleries: Runs -> their most hacked responses.
+        length_slope: What one character more is worth in gold among SFT's responses (`analyse.length_slope`).
         configuration: Names and values.
-        versions: Of packages.
-
-    Raises:
-        ValueError: Rows are faulty, or of an unknown treatment.
+        quick: Sizes of a quick study, which says so.
     """
-    results = Results.of(rows, treatments)
-    judged = claims(results)
-    sentences = [SIMULATION, *missing(results, where.num_instructions, where.num_seeds)]
-    sentences += [claim.sentence for claim in judged] + others(results) + beside(results) + warnings(results)
-    table = results_table(results, where)
-    figures = write_figures(out, results, where, reward_models=reward_models, length_slope=length_slope)
-    tables = {
-        "noise": reward_model_table(results, reward_models),
-        "fits": fit_table(results),
-        "along optimization": gains_table(results, where),
-        "length": None if length_slope is None else length_table(results, length_slope, where),
-    }
-    texts = {"length": [_length_words(length_slope)]}
-    sections = [
-        Section("Summary", sentences),
-        Section("The claims", [RULES], claims_table(judged)),
-        Section("Peaks and drops", [], table),
-        *(
-            Section(heading, texts.get(name, ()), tables.get(name), figures.get(name, ()))
-            for name, heading in FIGURES.items()
-        ),
-        *(Section(f"Reward hacking: {run.title}", [], gallery_table(run)) for run in gallery),
-        Section("What the columns mean", meanings(where)),
-        Section("Treatments", [], treatment_table(results)),
-        Section("Appendix: what was tried", [], tried_table(tried)),
-    ]
-    if configuration:
-        sections.append(Section("Configuration", [], settings_table(configuration)))
-    if versions:
-        sections.append(Section("Versions", [], settings_table(versions)))
-    told = [section for section in sections if section.paragraphs or section.table or section.figures]
-    return told, table, sentences
+    trained = analyse.reward_models(models)
+    figures: dict[str, list[Figure]] = defaultdict(list)
+    for section, name, title, note, drawing in draw_all(results, where.label, trained, length_slope):
+        figures[section].append(Figure(write_png(out / f"{name}.png", drawing), f"{title}. {note}"))
+    found, methods = analyse.verdicts(results), results.methods
+    words = {"title": results.title, "words": METHOD_WORDS, "noisy": NOISY, "verdicts": found}
+    claims = sentences(f"{FOLDER}/claims.txt.j2", **words)
+    findings = sentences(
+        f"{FOLDER}/findings.txt.j2",
+        **words,
+        claims=claims,
+        held=HELD,
+        results=results,
+        place=place_text,
+        quick=quick,
+        num_seeds=where.num_seeds,
+        gaps=analyse.gaps(results, where.num_instructions, where.num_seeds),
+        others={method: analyse.other_falls(results, method) for method in methods},
+        beside={method: analyse.ends_beside(results, method) for method in methods},
+        warnings=analyse.warnings(results),
+    )
+    peaks, measures = results_table(results, where), trained.columns[2:]
+    write_report(
+        out / "report.html",
+        TITLE,
+        template=f"{FOLDER}/report.html.j2",
+        findings=findings,
+        claims=[(claim, HELD[verdict.holds]) for claim, verdict in zip(claims, found, strict=True)],
+        peaks=peaks,
+        results=results,
+        words=METHOD_WORDS,
+        models={name: estimates(trained, ["treatment"], name) for name in measures} if len(trained) else {},
+        fresh=FRESH,
+        kls=[f"at {kl:g} nats" for kl in analyse.GAINED],
+        gains={
+            key: [interval_text(gain.interval, "") if gain else "–" for gain in analyse.gains(curves)]
+            for key, curves in results.curves.items()
+        },
+        lengths={} if length_slope is None else analyse.lengths(results, length_slope),
+        figures=figures,
+        length_slope=length_slope,
+        galleries=galleries or {},
+        label=where.label(),
+        ran=where.label(*methods),
+        configuration=settings_table(configuration or {}),
+        versions=settings_table(versions()),
+    )
+    return peaks, findings
+
+
+def remove_earlier(out: Path) -> None:
+    """Removes what an earlier call has drawn and tabulated: it may be of other treatments, and this call not write it.
+
+    Where no call has left its report, files of such names are somebody else's.
+    """
+    if (out / "report.html").exists():
+        (out / "reward_models.csv").unlink(missing_ok=True)
+        for file in out.glob("*.png"):
+            if OURS.fullmatch(file.stem):
+                file.unlink()
+
+
+def setting(runs: Sequence[Plan], num_seeds: int) -> Setting:
+    """What stands under every figure: as many instructions as there are, which may be fewer than were asked for."""
+    wanted = {"ppo": runs[0].sizes.num_eval, "best_of_n": runs[0].sizes.num_prompts}
+    meant = {run.kind for run in runs}
+    return Setting({x: len(runs[0].sizes.instructions(num)) for x, num in wanted.items() if x in meant}, num_seeds)
+
+
+def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:
+    """A row a treatment, seed and member: reward models that several treatments share stand in each of them."""
+    names = [field.name for field in fields(Labels)]
+    by_model = {(Labels(*(row[name] for name in names)), row["member"], row["seed"]): row for row in models}
+    wanted = dict.fromkeys(
+        (run.found.name, (model.labels, model.member, model.seed)) for run in runs for model in run.reward_models()
+    )
+    return [{"treatment": name, **by_model[model]} for name, model in wanted if model in by_model]
+
+
+def slope(plans: Sequence[Plan]) -> float | None:
+    """What one character more is worth in gold among the first seed's samples.
+
+    None without samples, and where all that answer an instruction have one length.
+    """
+    if not plans:
+        return None
+    found = read_samples(plans[0])
+    index = found.index.ravel()
+    worth = analyse.length_slope(found.measures["gold"][index], found.measures["length"][index], found.prompt[index])
+    return None if math.isnan(worth) else worth
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def claims_table(judged: Sequence[Claim]) -> Table:
-    """A row a claim with its verdict."""
-    return Table(("claim", "verdict"), [(claim.title, VERDICTS[claim.holds]) for claim in judged])
-
-
 def results_table(results: Results, where: Setting) -> Table:
     """A row a treatment and method: gold at the start, its peak and end, the drop, and what the proxy did."""
-    header = ("treatment", "method", "gold, SFT", "gold, peak", "at", "KL there", "gold, end")
-    rows = []
-    for (name, method), curves in results.curves.items():
-        gold, top, fallen = curves["gold"], peak(curves["gold"]), drop(curves["gold"])
-        ends = [gold_text(Estimate.of(gold[:, place])) for place in (0, top, -1)]
-        risen = change_after(curves["proxy"], fallen.peaks)
-        kl = number(float(curves["kl_exact"][:, top].mean()))
-        rows.append(
-            (
-                results.title(name),
-                METHOD_WORDS[method],
-                *ends[:2],
-                curves.place(top),
-                kl,
-                ends[2],
-                gold_text(fallen.estimate),
-                _ratio(fallen.estimate),
-                signed(risen.mean),
-                _ratio(risen),
-                str(len(curves.seeds)),
-            )
+
+    def text(estimate: Estimate) -> str:
+        return interval_text(estimate.interval, "")
+
+    rows = [
+        (
+            *(results.title(name), METHOD_WORDS[method], text(story.start), text(story.peak)),
+            *(place_text(method, story.top), number(story.kl), text(story.end)),
+            *(text(story.drop), signed(story.drop.ratio, "%")),
+            *(signed(story.proxy_after.mean), signed(story.proxy_after.ratio, "%"), str(story.drop.num)),
         )
+        for (name, method), story in results.stories.items()
+    ]
+    header = ("treatment", "method", "gold, SFT", "gold, peak", "at", "KL there", "gold, end")
     more = ("drop from peak to end", "in SE", "proxy after peak", "in SE", "n seeds")
     caption = (
         "Mean over seeds [95 % t-interval]; SE: standard errors. The peak shown is that of the mean curve; the drop "
@@ -153,122 +236,53 @@ def results_table(results: Results, where: Setting) -> Table:
     return Table((*header, *more), rows, caption)
 
 
-def gains_table(results: Results, where: Setting) -> Table:
-    """Gold gained over SFT at given KLs, a row a treatment and method; "–" where a seed does not get there."""
-    rows = []
-    for (name, method), curves in results.curves.items():
-        gains = gain_at(curves["kl_exact"], curves["gold"], np.sqrt((*KLS, 8.0)))
-        cells = [gold_text(Estimate.of(column)) if np.isfinite(column).all() else "–" for column in gains.T]
-        rows.append((results.title(name), METHOD_WORDS[method], *cells, str(len(curves.seeds))))
-    header = ("treatment", "method", *(f"at {kl:g} nats" for kl in (*KLS, 8.0)), "n seeds")
-    caption = f"Gold gained over SFT where KL first reaches so much. {where.label(*results.methods)}"
-    return Table(header, rows, caption)
+# ------------------------------------------------------------------------------------------------------------ gallery
 
 
-def fit_table(results: Results) -> Table | None:
-    """Parameters of the fits in both forms with intervals; None where no curve has enough points."""
+def galleries(results: Results, finished: Sequence[Plan]) -> dict[str, Table]:
+    """The first finished seed of some treatments: its responses at the start, the peak of mean gold and the end."""
+    first: dict[Key, Plan] = {(run.found.name, run.kind): run for run in reversed(finished)}
+    found = {}
+    for (name, method), story in results.stories.items():
+        run = first[name, method]
+        if name in IN_THE_GALLERY or ":" in run.treatment:
+            places = (int(results.curves[name, method]["gold"].columns[0]), story.top, story.last)
+            title = f"{results.title(name)}, {METHOD_WORDS[method]}, seed {run.seed}"
+            evaluations = [read_evaluation(run, place) for place in places]
+            found[title] = gallery_table(title, [place_text(method, place) for place in places], evaluations)
+    return found
+
+
+def gallery_table(title: str, places: Sequence[str], evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    """The responses whose proxy rose most from the peak of gold to the end while gold fell, beside what they were.
+
+    Args:
+        title: Of the run: "25 % flips, PPO, seed 0".
+        places: Start, peak and end: ("step 0", "step 6", "step 40").
+        evaluations: Of these places, each {"instructions", "responses", "proxy", "gold"}, [B] of the same instructions.
+
+    Raises:
+        ValueError: The instructions differ.
+    """
+    asked = [list(each["instructions"]) for each in evaluations]
+    if not asked[0] == asked[1] == asked[2]:
+        raise ValueError(f"{title}: expected three evaluations of the same instructions in the same order")
+    scores = [pd.DataFrame({name: each[name] for name in ("proxy", "gold")}, dtype=float) for each in evaluations]
+    change = scores[2] - scores[1]
+    # Without a verdict a change is NaN, and counts as none.
+    hacked = change[(change.proxy > 0) & (change.gold < 0)].sort_values("proxy", ascending=False, kind="stable")
     rows = []
-    for (name, method), form in product(results.curves, FORMS.values()):
-        if (found := results.fit(name, method, form)) is None:
-            continue
-        top = (number(found.peak_distance), number(found.peak_gain)) if found.has_peak else ("none", "none")
-        intervals = (interval_text(found.a, ""), interval_text(found.b, ""))
-        counts = (str(found.num_points), str(found.a.num))
-        facts = (results.title(name), METHOD_WORDS[method], found.form)
-        rows.append((*facts, *intervals, f"{found.r_squared:.3f}", *top, *counts))
-    header = ("treatment", "method", "R(d)", "a", "b", "R²", "d*", "R*", "points", "n seeds")
+    for i in map(int, hacked.index[:NUM_SHOWN]):
+        told = [
+            f"{each['responses'][i]}\n\nproxy {score.proxy.iloc[i]:.2f}; gold {score.gold.iloc[i]:.2f}"
+            for each, score in zip(evaluations, scores, strict=True)
+        ]
+        told[2] += f"\nsince {places[1]}: proxy {signed(change.proxy.iloc[i])}, gold {signed(change.gold.iloc[i])}"
+        rows.append((str(asked[0][i]), *told))
     caption = (
-        "R: gold gained over SFT, d = √KL in √nats, natural logarithm; least squares on the mean over the seeds at "
-        "equal d, up to the farthest that all of them reach, without the start; 95 % intervals of a and b by leaving "
-        "out one seed at a time. d*, R*: the fitted peak, none: not within twice the measured d. Forms: Gao et al. "
-        "2022 (arXiv 2210.10760), who give the one with d to best-of-n and the one with log d to PPO."
+        f"{title}: of {len(change)} responses {len(hacked)} have a higher proxy and a lower gold at {places[2]} "
+        f"than at {places[1]}, the peak of mean gold; shown are the {len(rows)} whose proxy rose most, chosen for that "
+        "and not typical."
     )
-    return Table(header, rows, caption) if rows else None
-
-
-def reward_model_table(results: Results, rows: Sequence[Row]) -> Table | None:
-    """Accuracy and calibration of each treatment's reward models; None without rows."""
-    measures = ("accuracy_gold", "accuracy_judge", "calibration_error")
-    cells = []
-    for name in dict.fromkeys(str(row["treatment"]) for row in rows):
-        found = [by_seed(rows, name, measure) for measure in measures]
-        texts = [interval_text(Estimate.of(100 * each).interval, "%") for each in found]
-        learnt = f"{by_seed(rows, name, 'num_trained').mean():,.0f}"
-        cells.append((results.title(name), learnt, *texts, str(len(found[0]))))
-    measured = ("right about gold, %", "agree with their judge, %", "calibration error, points")
-    header = ("reward models of", "labels", *measured, "n seeds")
-    caption = f"Mean over seeds [95 % t-interval]; labels: that they learn from, without the ties. {FRESH}"
-    return Table(header, cells, caption) if cells else None
-
-
-def length_table(results: Results, slope: float, where: Setting) -> Table:
-    """Length at start and end, and the drop of gold before and after what length is worth is taken out."""
-    rows = []
-    for (name, method), curves in results.curves.items():
-        if not curves.has("length"):
-            continue
-        lengths = [interval_text(Estimate.of(curves["length"][:, k]).interval, "characters") for k in (0, -1)]
-        left = length_residual(curves["gold"], curves["length"], slope)
-        drops = [gold_text(drop(values).estimate) for values in (curves["gold"], left)]
-        rows.append((results.title(name), METHOD_WORDS[method], *lengths, *drops, str(len(curves.seeds))))
-    header = ("treatment", "method", "length, SFT", "length, end", "drop of gold", "drop less length", "n seeds")
-    return Table(header, rows, f"Mean over seeds [95 % t-interval]. {where.label(*results.methods)}")
-
-
-def treatment_table(results: Results) -> Table:
-    """What each treatment is, as it ran."""
-    header = ("name", "title", "labels by", "flips, %", "labelled pairs", "models", "combined by")
-    rows = [
-        (
-            each.name,
-            each.title,
-            each.judge if each.members else "–",
-            f"{100 * each.flip:g}" if each.members else "–",
-            f"{each.num_labels:,}" if each.members else "–",
-            str(each.members),
-            each.combine if each.members > 1 else "–",
-        )
-        for each in results.facts.values()
-    ]
-    return Table(header, rows)
-
-
-def tried_table(tried: Sequence[Tried]) -> Table | None:
-    """What was tried on the way to the settings of the study, and what came out; None for nothing."""
-    return Table(("tried", "found"), [(each.what, each.found) for each in tried], HOW_TRIED) if tried else None
-
-
-# -------------------------------------------------------------------------------------------------------------- words
-
-
-def meanings(where: Setting) -> list[str]:
-    """What each column of table.csv is."""
-    words = {
-        "kl_exact": "kl_exact: KL(policy ‖ SFT) in nats a response, 0 or more; of PPO the sum over a response's places "
-        "of the exact KL of the two next-token distributions, mean over the evaluated responses (kl of win_rate_curve "
-        "is the noisier log p − log p_SFT of what was said), of best-of-n log n − (n − 1) / n, an upper bound.",
-        "proxy": "proxy: mean of the treatment's reward, which PPO and best-of-n maximise. Of one reward model 0 is "
-        "the mean of SFT's answers and 1 their standard deviation within an instruction; members of an ensemble score "
-        "less the mean of SFT's answers to the same instruction; an oracle or wrapper of one's own has its own units.",
-        "gold": "gold: mean true reward, in its own units, the same for all treatments.",
-        "win_rate_simulated": "win_rate_simulated, win_rate_human: percent of responses preferred to the reference, by "
-        "p_sim^eval and by the human raters.",
-        "length": "length: mean characters of a response.",
-        "disagreement": "disagreement: standard deviation over an ensemble's members, mean over the responses; in the "
-        "proxy's units.",
-    }
-    return [words[name] for name in MEASURES if name in words] + [where.label()]
-
-
-def _length_words(slope: float | None) -> str:
-    if slope is None:
-        return "Gold is not shown without length: what a character is worth was not measured."
-    return (
-        f"One character more is worth {slope:+.5f} gold units among SFT's responses to the same instruction (least "
-        "squares). Gold less that much for each character more than SFT's mean shows what is left when length is "
-        "taken out; far beyond SFT's lengths it is an extrapolation."
-    )
-
-
-def _ratio(estimate: Estimate) -> str:
-    return signed(estimate.ratio, "%")
+    header = ("instruction", *map("{} ({})".format, ("SFT", "peak of gold", "end"), places))
+    return Table(header, rows, caption)

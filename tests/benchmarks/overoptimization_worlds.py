@@ -1,45 +1,18 @@
 """Made-up studies of over-optimization whose truth is known: rows as the command's table has them."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.figures import Setting
+from alpacafarm_env.benchmarks.overoptimization.report import Setting
+from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
 
 STEPS = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 NS = tuple(2**power for power in range(11))
 SETTING = Setting({"ppo": 201, "best_of_n": 100}, 5)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A treatment as the report needs it."""
-
-    name: str
-    title: str
-    flip: float = 0.0
-    judge: str = "sim_eval"
-    num_labels: int = 2_000
-    members: int = 1
-    combine: str = "mean"
-
-
-FACTS = (
-    Facts("none", "no noise"),
-    Facts("flip_175", "17.5 % flips", 0.175),
-    Facts("ann", "25 % flips (p_sim^ann)", 0.25),
-    Facts("flip_35", "35 % flips", 0.35),
-    Facts("gpt4", "one greedy annotator (p_sim^GPT-4)", judge="sim_gpt4"),
-    Facts("human", "human raters", judge="human"),
-    Facts("labels_10000", "25 % flips, 10,000 labels", 0.25, num_labels=10_000),
-    Facts("layers_1", "25 % flips, reward model of 1 layer", 0.25),
-    Facts("mean_3", "25 % flips, mean of 3", 0.25, members=3),
-    Facts("wco_3", "25 % flips, minimum of 3 (WCO)", 0.25, members=3, combine="min"),
-    Facts("uwo_3", "25 % flips, mean - variance of 3 (UWO)", 0.25, members=3, combine="uwo"),
-    Facts("gpt4_utility", "the greedy annotator's own utility", members=0),
-    Facts("mine", "my <b>own</b> wrapper", 0.25),
-)
+FACTS = (*TREATMENTS, Treatment("mine", "my <b>own</b> wrapper", flip=0.25))
 TRUTH = {
     "none": 0.05,
     "flip_175": 0.36,

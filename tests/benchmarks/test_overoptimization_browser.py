@@ -12,9 +12,8 @@ import subprocess
 import pytest
 from overoptimization_worlds import FACTS, SETTING, reward_models, study
 
-from alpacafarm_env.benchmarks.harness.report import render
-from alpacafarm_env.benchmarks.overoptimization.report import results_table, write
-from alpacafarm_env.benchmarks.overoptimization.results import Results
+from alpacafarm_env.benchmarks.overoptimization.analyse import Results
+from alpacafarm_env.benchmarks.overoptimization.report import write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
@@ -52,13 +51,12 @@ def look(page, folder):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    sections, _, _ = write(folder, study(), FACTS, SETTING, reward_models=reward_models(), length_slope=0.004)
-    page = render("harness/report.html.j2", title="Over-optimization", sections=sections)
-    return page, len(list(folder.glob("*.png")))
+    table, _ = write_page(folder, Results(study(), FACTS), SETTING, models=reward_models(), length_slope=0.004)
+    return (folder / "report.html").read_text(encoding="utf-8"), len(list(folder.glob("*.png"))), table
 
 
 def test_every_figure_is_drawn_and_the_numbers_are_the_tables(report, tmp_path):
-    page, num_figures = report
+    page, num_figures, table = report
     assert browse(page, tmp_path)[1] == []
     found = look(page, tmp_path)
     assert len(found["images"]) == num_figures > 5
@@ -69,7 +67,7 @@ def test_every_figure_is_drawn_and_the_numbers_are_the_tables(report, tmp_path):
         assert image["left"] >= 0
         assert image["right"] <= found["width"]
     shown = " ".join(" ".join(found["cells"]).split())
-    for row in results_table(Results.of(study(), FACTS), SETTING).rows:
+    for row in table.rows:
         assert " ".join(" ".join(row).split()) in shown
 
 

@@ -3,52 +3,60 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
-from overoptimization_worlds import START, STEPS, kls, study, true_gain
+from overoptimization_worlds import NS, START, STEPS, kls, study, true_gain
 from scipy import stats
 
 from alpacafarm_env.benchmarks.harness.estimates import Estimate
-from alpacafarm_env.benchmarks.overoptimization.curves import Curves, all_curves, paired
-from alpacafarm_env.benchmarks.overoptimization.fits import (
+from alpacafarm_env.benchmarks.overoptimization.analyse import (
+    length_residual,
+    length_slope,
+    reward_models,
+    trend,
+    warning_place,
+)
+from alpacafarm_env.benchmarks.overoptimization.curves import (
     FORMS,
+    Story,
     change_after,
+    curves_of,
+    disagrees,
     drop,
     fit,
     gain_at,
+    only,
     other_peaks,
-    peak,
-    reach,
     rises,
+    root_kl,
     shared_distances,
-)
-from alpacafarm_env.benchmarks.overoptimization.trends import (
-    by_seed,
-    length_residual,
-    length_slope,
-    trend,
-    warning_place,
 )
 
 
 def curve(name="ann", method="ppo", **options):
-    return all_curves(study({name: 0.47}, methods=(method,), **options))[name, method]
+    return curves_of(study({name: 0.47}, methods=(method,), **options))[name, method]
+
+
+def curves(**measures):
+    """Of measures [S, K]."""
+    return {name: pd.DataFrame(np.array(values)) for name, values in measures.items()}
 
 
 def test_a_peak_is_chosen_on_the_other_seeds():
     # Sums: 6, 9, 8. Without seed 0: 5, 4, 6; without seed 1: 3, 7, 5; without seed 2: 4, 7, 5.
-    gold = np.array([[1.0, 5.0, 2.0], [3.0, 2.0, 3.0], [2.0, 2.0, 3.0]])
-    assert peak(gold) == 1
+    gold = pd.DataFrame([[1.0, 5.0, 2.0], [3.0, 2.0, 3.0], [2.0, 2.0, 3.0]])
+    assert Story(curves(gold=gold, proxy=gold, kl_exact=gold)).top == 1
     assert other_peaks(gold).tolist() == [2, 1, 1]
-    assert drop(gold).per_seed.tolist() == [0.0, -1.0, -1.0]
-    assert change_after(gold, np.array([1, 1, 1])).mean == pytest.approx((-3 + 1 + 1) / 3)
+    assert drop(gold).tolist() == [0.0, -1.0, -1.0]
+    assert change_after(gold, pd.Series([1, 1, 1])).tolist() == [-3.0, 1.0, 1.0]
 
 
 def test_the_drop_is_the_true_one_where_there_is_one():
-    found = [drop(curve(salt=salt)["gold"]) for salt in range(40)]
+    found = [Story(curve(salt=salt)) for salt in range(40)]
     gain = true_gain("ppo", 0.47)
     truth = gain.max() - gain[-1]
-    assert np.mean([each.estimate.mean for each in found]) == pytest.approx(truth, abs=0.03)
-    assert all(each.clear for each in found)
+    assert np.mean([each.drop.mean for each in found]) == pytest.approx(truth, abs=0.03)
+    assert all(each.falls for each in found)
 
 
 def claims_by(estimate_of, shape, kind, repeats=1500, seeds=5, evaluations=12):
@@ -65,7 +73,7 @@ def test_noise_passes_for_a_drop_no_more_often_than_two_standard_errors_allow(sh
     x = np.linspace(0, 4, 12)
     shapes = {"flat": 0 * x, "saturating": 3 * (1 - np.exp(-x)), "rising": 3 * x}
     nominal = stats.t.sf(2, 4)
-    rate = claims_by(lambda gold: drop(gold).clear, shapes[shape], kind)
+    rate = claims_by(lambda gold: rises(Estimate.of(drop(pd.DataFrame(gold)))), shapes[shape], kind)
     assert rate <= nominal + 2 * math.sqrt(nominal / 1500)
 
 
@@ -75,7 +83,7 @@ def test_the_peak_of_all_seeds_would_not_pass_the_same_test():
         return rises(fallen)
 
     def on_the_mean(gold):
-        return (lambda e: e.mean > 2 * e.standard_error)(Estimate.of(gold[:, peak(gold)] - gold[:, -1]))
+        return (lambda e: e.mean > 2 * e.standard_error)(Estimate.of(gold[:, gold.mean(axis=0).argmax()] - gold[:, -1]))
 
     nominal = stats.t.sf(2, 4)
     assert claims_by(naive, np.zeros(12), "independent", 400) > 5 * nominal
@@ -97,15 +105,15 @@ def test_a_rise_is_a_t_interval_above_0():
 
 
 def test_one_seed_has_no_clear_drop():
-    found = drop(np.array([[1.0, 3.0, 2.0]]))
-    assert found.per_seed.tolist() == [1.0]
-    assert not found.clear
+    gold = [[1.0, 3.0, 2.0]]
+    found = Story(curves(gold=gold, proxy=gold, kl_exact=gold))
+    assert found.drops.tolist() == [1.0]
+    assert not found.falls
 
 
 @pytest.mark.parametrize(("method", "a", "b"), [("ppo", 0.8, 0.47), ("best_of_n", 0.9, 0.35 * 0.47)])
 def test_a_fit_finds_the_parameters_and_its_intervals_hold_them(method, a, b):
-    exact = curve(method=method, noise=0.0)
-    found = fit(exact["kl_exact"], exact["gold"], FORMS[method])
+    found = fit(curve(method=method, noise=0.0), FORMS[method])
     assert (found.a.mean, found.b.mean) == pytest.approx((a, b))
     assert found.r_squared == pytest.approx(1)
     d = np.linspace(0.01, 40, 400_000)
@@ -115,38 +123,33 @@ def test_a_fit_finds_the_parameters_and_its_intervals_hold_them(method, a, b):
     assert found.at(found.peak_distance) == pytest.approx(found.peak_gain)
     inside = []
     for salt in range(100):
-        noisy = curve(method=method, salt=salt)
-        found = fit(noisy["kl_exact"], noisy["gold"], FORMS[method])
+        found = fit(curve(method=method, salt=salt), FORMS[method])
         inside.append((found.a.low < a < found.a.high, found.b.low < b < found.b.high))
     assert (np.mean(inside, axis=0) > 0.88).all()
 
 
 def test_for_equal_kl_the_interval_is_that_of_the_seeds_own_fits():
-    curves = curve(method="best_of_n")
-    found = fit(curves["kl_exact"], curves["gold"], FORMS["best_of_n"])
-    own = [fit(curves["kl_exact"][[s]], curves["gold"][[s]], FORMS["best_of_n"]).a.mean for s in range(5)]
+    seeds = curve(method="best_of_n")
+    found = fit(seeds, FORMS["best_of_n"])
+    own = [fit(only(seeds, [seed]), FORMS["best_of_n"]).a.mean for seed in range(5)]
     expected = Estimate.of(np.array(own)).interval
     assert (found.a.mean, found.a.low, found.a.high) == pytest.approx((expected.mean, expected.low, expected.high))
 
 
 def test_what_cannot_be_fitted_is_none_and_a_rise_without_end_has_no_peak():
-    kl = np.array([[0.0, 1.0, 4.0]])
-    assert fit(kl, kl, FORMS["ppo"]) is None
-    kl = np.array([[0.0, 1.0, 4.0, 9.0]])
-    assert fit(kl, np.full((1, 4), 4.5), FORMS["ppo"]) is None
-    straight = fit(kl, kl, FORMS["best_of_n"])  # R = d^2: a = 0, b = -1
+    few, kl = [[0.0, 1.0, 4.0]], [[0.0, 1.0, 4.0, 9.0]]
+    assert fit(curves(kl_exact=few, gold=few), FORMS["ppo"]) is None
+    assert fit(curves(kl_exact=kl, gold=np.full((1, 4), 4.5)), FORMS["ppo"]) is None
+    straight = fit(curves(kl_exact=kl, gold=kl), FORMS["best_of_n"])  # R = d^2: a = 0, b = -1
     assert straight.b.mean == pytest.approx(-1)
     assert math.isinf(straight.peak_gain)
     assert not straight.has_peak
-    with pytest.raises(ValueError, match="form"):
-        fit(kl, kl, "d(a - b)")
 
 
 def test_gold_at_equal_kl_is_where_a_seed_first_gets_there():
-    kl, gold = np.array([[0.0, 4.0, 1.0, 16.0]]), np.array([[1.0, 3.0, 9.0, 4.0]])
+    one = curves(kl_exact=[[0.0, 4.0, 1.0, 16.0]], gold=[[1.0, 3.0, 9.0, 4.0]])
     # d = 0, 2, (1: a step back), 4; gains 0, 2, 3.
-    assert gain_at(kl, gold, [1.0, 2.0, 3.0, 5.0])[0].tolist() == pytest.approx([1.0, 2.0, 2.5, math.nan], nan_ok=True)
-    assert reach(np.array([[0.0, 2.0], [0.0, 3.0]])) == 2.0
+    assert gain_at(one, [1.0, 2.0, 3.0, 5.0])[0].tolist() == pytest.approx([1.0, 2.0, 2.5, math.nan], nan_ok=True)
 
 
 def test_seeds_that_are_unequally_far_are_averaged_at_equal_distances():
@@ -155,34 +158,35 @@ def test_seeds_that_are_unequally_far_are_averaged_at_equal_distances():
     kl = (speed * steps) ** 2
     d = np.sqrt(kl)
     gold = 4 + d * (1.2 - 0.25 * d)
-    assert shared_distances(kl).tolist() == pytest.approx(0.5 * steps[1:])
-    found = fit(kl, gold, FORMS["best_of_n"])
+    table = curves(kl_exact=kl, gold=gold)
+    assert shared_distances(table).tolist() == pytest.approx(0.5 * steps[1:])
+    found = fit(table, FORMS["best_of_n"])
     # Between evaluations a seed is taken as straight: exact but for that.
     assert (found.a.mean, found.b.mean) == pytest.approx((1.2, 0.25), abs=0.01)
     assert found.r_squared > 0.999
-    assert shared_distances(np.array([[0.0, 1.0, 0.5, 4.0]])).tolist() == [1.0, 2.0]  # a step back is none
-    assert shared_distances(np.zeros((2, 3))).size == 0
+    assert shared_distances(curves(kl_exact=[[0.0, 1.0, 0.5, 4.0]])).tolist() == [1.0, 2.0]  # a step back is none
+    assert shared_distances(curves(kl_exact=np.zeros((2, 3)))).size == 0
 
 
 def test_the_trend_over_flips():
     drops = np.array([[0.0, 0.1], [0.2, 0.3], [0.5, 0.5], [0.9, 0.8]])
     found = trend([0, 0.175, 0.25, 0.35], drops)
-    assert found.monotone
-    assert (found.spearman.low, found.spearman.high, found.monotone_share) == (1.0, 1.0, 1.0)
+    assert found["monotone"]
+    assert (found["interval"], found["rising"]) == ((1.0, 1.0), 1.0)
     flips = np.array([0, 1.75, 2.5, 3.5])
-    assert found.slope.mean == pytest.approx(np.polyfit(flips, drops.mean(axis=1), 1)[0])
+    assert found["slope"].mean == pytest.approx(np.polyfit(flips, drops.mean(axis=1), 1)[0])
     swapped = trend([0, 0.175, 0.25, 0.35], drops[[0, 2, 1, 3]])
-    assert swapped.spearman.value == pytest.approx(0.8)
-    assert not swapped.monotone
+    assert swapped["spearman"] == pytest.approx(0.8)
+    assert not swapped["monotone"]
     with pytest.raises(ValueError, match="T >= 3"):
         trend([0, 1], drops[:2])
 
 
 def test_a_warning_is_the_first_clear_rise_of_disagreement():
     start, wobble = np.full(5, 0.3), np.array([0.01, -0.01, 0.02, -0.02, 0.0])
-    rows = np.stack([start, start + wobble, start + 0.1 + wobble, start + 0.2 + wobble], axis=1)
-    assert warning_place(rows) == 2
-    assert warning_place(rows[:, :2]) is None
+    rows = pd.DataFrame({0: start, 4: start + wobble, 6: start + 0.1 + wobble, 8: start + 0.2 + wobble})
+    assert warning_place(rows) == 6
+    assert warning_place(rows[[0, 4]]) is None
     assert warning_place(rows[:1]) is None
 
 
@@ -194,38 +198,33 @@ def test_length_is_taken_out_within_prompts():
     gold = 4 - 2 * need + 0.01 * length + rng.normal(0, 0.1, 1000)  # those that ask for much get less
     assert length_slope(gold, length, prompt) == pytest.approx(0.01, abs=5e-4)
     assert np.polyfit(length, gold, 1)[0] < 0
-    left = length_residual(np.array([[4.0, 5.0]]), np.array([[200.0, 250.0]]), 0.01)
-    assert left.tolist() == [[4.0, 4.5]]
-    with pytest.raises(ValueError, match="one shape"):
-        length_slope(gold, length[1:], prompt)
+    left = length_residual(curves(gold=[[4.0, 5.0]], length=[[200.0, 250.0]]), 0.01)
+    assert left.to_numpy().tolist() == [[4.0, 4.5]]
 
 
 def test_members_of_an_ensemble_are_averaged_in_a_seed():
-    rows = [{"treatment": "e", "seed": s, "accuracy_gold": v} for s, v in [(0, 0.6), (0, 0.8), (1, 0.9), (1, None)]]
-    assert by_seed(rows, "e", "accuracy_gold").tolist() == pytest.approx([0.7, 0.9])
+    same = {"treatment": "e", "num_trained": 64, "accuracy_judge": 0.5, "calibration_error": 0.1}
+    rows = [{**same, "seed": s, "accuracy_gold": v} for s, v in [(0, 0.6), (0, 0.8), (1, 0.9), (1, None)]]
+    assert reward_models(rows).accuracy_gold.tolist() == pytest.approx([70, 90])
 
 
 def test_rows_become_curves_and_faulty_rows_are_refused():
     rows = study({"ann": 0.47}, methods=("ppo",), seeds=2, noise=0.0)
-    curves = Curves.of(rows[::-1])
-    assert (curves.seeds, curves.positions) == ((0, 1), STEPS)
-    assert curves["gold"][0] == pytest.approx(START + true_gain("ppo", 0.47))
-    assert curves.root_kl[0] ** 2 == pytest.approx(kls("ppo"))
-    assert not curves.has("disagreement")
-    assert not curves.disagrees
-    assert curve("mean_3").disagrees
-    assert [curve(method=method).along[0] for method in ("ppo", "best_of_n")] == ["PPO step", "log₂ n"]
-    assert curve().along[1].tolist() == list(STEPS)
-    assert curve(method="best_of_n").along[1].tolist() == list(range(11))
-    assert paired(curves, curves.only([1]))[0].seeds == (1,)
-    for broken, message in (
-        (rows[:-1], "seed, step"),
-        ([*rows, rows[0]], "one row for every"),
-        ([row for row in rows if row["step"]], "step 0 among"),
-        ([{**rows[0], "gold": None}, *rows[1:]], "seed 0, step 0: expected a finite gold"),
-        ([{**rows[0], "method": "dpo"}], "a method of"),
+    table = curves_of(rows[::-1])["ann", "ppo"]
+    assert (tuple(table["gold"].index), tuple(table["gold"].columns)) == ((0, 1), STEPS)
+    assert table["gold"].loc[0].tolist() == pytest.approx(START + true_gain("ppo", 0.47))
+    assert root_kl(table["kl_exact"])[0] ** 2 == pytest.approx(kls("ppo"))
+    assert not disagrees(table)
+    assert disagrees(curve("mean_3"))
+    assert tuple(curve(method="best_of_n")["gold"].columns) == NS
+    for broken in (
+        [],
+        rows[:-1],
+        [*rows, rows[0]],
+        [row for row in rows if row["step"]],
+        [{**rows[0], "step": None}, *rows[1:]],
+        [{**rows[0], "gold": None}, *rows[1:]],
+        [{**rows[0], "method": "dpo"}],
     ):
-        with pytest.raises(ValueError, match=message):
-            Curves.of(broken)
-    with pytest.raises(ValueError, match="at least one row"):
-        all_curves([])
+        with pytest.raises(ValueError, match="expected"):
+            curves_of(broken)

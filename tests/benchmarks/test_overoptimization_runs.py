@@ -5,7 +5,6 @@ import shutil
 import sys
 from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,15 +13,13 @@ import torch
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.benchmarks.harness.reward_models import sample
-from alpacafarm_env.benchmarks.overoptimization import ppo as overoptimization_ppo
 from alpacafarm_env.benchmarks.overoptimization import reward_models as overoptimization_reward_models
-from alpacafarm_env.benchmarks.overoptimization.best_of_n import best_rows, choose, run_best_of_n
+from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.plans import BestOfNPlan, PPOPlan, RewardModelPlan, SamplesPlan, Sizes
-from alpacafarm_env.benchmarks.overoptimization.ppo import run_ppo
-from alpacafarm_env.benchmarks.overoptimization.reward_models import run_reward_model
-from alpacafarm_env.benchmarks.overoptimization.runs import read_evaluation
-from alpacafarm_env.benchmarks.overoptimization.samples import read_samples, run_samples
+from alpacafarm_env.benchmarks.overoptimization.plans import Plan, Sizes
+from alpacafarm_env.benchmarks.overoptimization.reward_models import labelled, training_seed
+from alpacafarm_env.benchmarks.overoptimization.run import best_rows, choose, read_evaluation, run_cell
+from alpacafarm_env.benchmarks.overoptimization.samples import read_samples
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
@@ -56,6 +53,7 @@ class Silent(Lengths):
 SILENT = Treatment("silent", "Silent", members=0, oracle=lambda cell: Silent())
 """
 OWN_NAMES = ("own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG")
+LABELS = Labels("sim_eval", 0.25, 64)
 
 
 @pytest.fixture
@@ -67,8 +65,24 @@ def own(tmp_path, monkeypatch):
     return OWN_NAMES
 
 
-def silent(news):
-    pass
+def run(plan):
+    return run_cell(plan, lambda news: None)
+
+
+def reward_model(out, labels=LABELS, member=0, seed=0):
+    return Plan("reward_model", seed, out, TINY, labels, member)
+
+
+def samples_of(out, sizes=TINY):
+    return Plan("samples", 0, out, sizes)
+
+
+def best_of_n(out, treatment, sizes=TINY):
+    return Plan("best_of_n", 0, out, sizes, treatment=treatment)
+
+
+def ppo(out, treatment):
+    return Plan("ppo", 0, out, TINY, treatment=treatment)
 
 
 def files_of(folder, *names):
@@ -102,10 +116,10 @@ def test_sizes_say_what_is_measured_when():
 
 
 def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
-    plan = RewardModelPlan(Labels("sim_eval", 0.25, 64), 1, 0, tmp_path / "whole", TINY)
-    (row,) = run_reward_model(plan, silent)
+    plan = reward_model(tmp_path / "whole", member=1)
+    (row,) = run(plan)
     assert (row["judge"], row["flip"], row["member"], row["num_pairs"]) == ("sim_eval", 0.25, 1, 16)
-    assert row["num_trained"] == len(overoptimization_reward_models.labelled(plan)) <= 64
+    assert row["num_trained"] == len(labelled(plan)) <= 64
     assert 0 <= row["accuracy_gold"] <= 1
     assert 0 <= row["calibration_error"] <= 1
 
@@ -113,57 +127,56 @@ def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(overoptimization_reward_models, "measure", stop)
         with pytest.raises(Interrupted):
-            run_reward_model(again, silent)
+            run(again)
     with monkeypatch.context() as context:
         context.setattr(overoptimization_reward_models, "fit", stop)  # what is trained is not trained again
-        assert run_reward_model(again, silent) == [row]
-    weights = [(each.folder / "model.safetensors").read_bytes() for each in (plan, again)]
+        assert run(again) == [row]
+    weights = [(each.model / "model.safetensors").read_bytes() for each in (plan, again)]
     assert weights[0] == weights[1]
 
     with pytest.raises(CheckpointError, match="settings: num_fresh was 16, is 17"):
-        run_reward_model(replace(plan, sizes=replace(TINY, num_fresh=17)), silent)
+        run(replace(plan, sizes=replace(TINY, num_fresh=17)))
 
 
 def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
-    plans = [RewardModelPlan(Labels("sim_eval", 0.25, 64), member, 5, tmp_path, TINY) for member in range(3)]
-    assert len({plan.training_seed for plan in plans}) == 3
-    assert plans[0].training_seed == 5
-    labels = [overoptimization_reward_models.labelled(plan) for plan in plans]
+    plans = [reward_model(tmp_path, member=member, seed=5) for member in range(3)]
+    assert len({training_seed(plan) for plan in plans}) == 3
+    assert training_seed(plans[0]) == 5
+    labels = [labelled(plan) for plan in plans]
     assert labels[0] == labels[1] == labels[2]
-    assert overoptimization_reward_models.labelled(replace(plans[0], seed=6)) != labels[0]
+    assert labelled(replace(plans[0], seed=6)) != labels[0]
 
 
 @pytest.mark.parametrize("start", [{}, {"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
-    plan = RewardModelPlan(Labels("sim_eval", 0.25, 64, **start), 0, 0, tmp_path, TINY)
-    run_reward_model(plan, silent)
+    plan = reward_model(tmp_path, replace(LABELS, **start))
+    run(plan)
     asked = sandbox.SANDBOX.instructions("val")[: TINY.num_val]
     answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
-    scores = RewardModel(plan.folder).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    scores = RewardModel(plan.model).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
     assert scores.mean() == pytest.approx(0, abs=1e-4)
     assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=1e-4)
 
 
 def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
-    plan = RewardModelPlan(Labels("sim_eval", 0.0, 64, layers=1), 0, 0, tmp_path, TINY)
-    run_reward_model(plan, silent)
+    plan = reward_model(tmp_path, Labels("sim_eval", 0.0, 64, layers=1))
+    run(plan)
     sizes = [
-        json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-        for folder in (sandbox.POLICY, plan.folder)
+        json.loads((folder / "config.json").read_text())["num_hidden_layers"] for folder in (sandbox.POLICY, plan.model)
     ]
     assert sizes == [3, 1]
     layer = LanguageModel.from_pretrained(next(tmp_path.rglob("trunk"))).model.model.layers[0].state_dict()
     first, *_, last = (each.state_dict() for each in LanguageModel.from_pretrained(sandbox.POLICY).model.model.layers)
     assert all(torch.equal(layer[name], first[name]) for name in first)
     assert not all(torch.equal(layer[name], last[name]) for name in last)
-    assert np.isfinite(RewardModel(plan.folder).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
+    assert np.isfinite(RewardModel(plan.model).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
     with pytest.raises(DataError, match="at most the 3 of .*, got 4"):
-        run_reward_model(replace(plan, labels=replace(plan.labels, layers=4), out=tmp_path / "b"), silent)
+        run(replace(plan, labels=replace(plan.labels, layers=4), out=tmp_path / "b"))
 
 
 def test_samples_are_those_of_the_policy_and_judged(tmp_path):
-    plan = SamplesPlan(0, tmp_path / "a", TINY)
-    run_samples(plan, silent)
+    plan = samples_of(tmp_path / "a")
+    run(plan)
     found = read_samples(plan)
     assert found.index.shape == (3, 6)
     assert set(found.index.ravel().tolist()) == set(range(len(found.texts)))
@@ -171,11 +184,11 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     assert (found.prompt[found.index] == np.arange(3)[:, None]).all()
     np.testing.assert_array_equal(found.measures["gold"], GoldOracle().score(found.asked, found.texts))
     np.testing.assert_array_equal(found.measures["length"], [len(text) for text in found.texts])
-    run_samples(replace(plan, out=tmp_path / "b"), silent)
+    run(replace(plan, out=tmp_path / "b"))
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
     # The first samples of a larger study are those of a smaller one.
     few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
-    run_samples(few, silent)
+    run(few)
     assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
     with pytest.raises(CheckpointError, match="expected 3 x 5 samples"):
         read_samples(replace(plan, sizes=replace(TINY, num_samples=5)))
@@ -186,14 +199,14 @@ def texts_of(samples):
 
 
 def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
-    plan = BestOfNPlan(own[1], 0, tmp_path, TINY)
-    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
-    samples = read_samples(SamplesPlan(0, tmp_path, TINY))
+    plan = best_of_n(tmp_path, own[1])
+    run(samples_of(tmp_path))
+    samples = read_samples(samples_of(tmp_path))
     rng = np.random.default_rng(0)
     scores, spread = rng.normal(size=(2, len(samples.texts)))
-    rows = best_rows(plan, samples, scores, spread)
-    assert [row["n"] for row in rows] == [1, 2, 4, 6]
     measures = {**samples.measures, "proxy": scores, "disagreement": spread}
+    rows = best_rows(plan, samples.index, measures)
+    assert [row["n"] for row in rows] == [1, 2, 4, 6]
     for row in rows:
         for name, values in measures.items():
             worth = []
@@ -208,20 +221,20 @@ def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
 
 
 def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verdict(tmp_path, own):
-    plan = BestOfNPlan(own[1], 0, tmp_path, replace(TINY, num_samples=4))
+    plan = best_of_n(tmp_path, own[1], replace(TINY, num_samples=4))
     index = np.arange(12).reshape(3, 4)
     scores = np.array([0.0, 1, 2, 3, 0, 1, np.nan, np.nan, *[np.nan] * 4])
     measures = {name: np.arange(12.0) for name in ("gold", "win_rate_simulated", "win_rate_human", "length")}
-    rows = best_rows(plan, SimpleNamespace(index=index, measures=measures), scores, np.full(12, np.nan))
+    rows = best_rows(plan, index, {**measures, "proxy": scores, "disagreement": np.full(12, np.nan)})
     # The second instruction stays at its best of 2; the third, without any verdict, is left out of all.
     first, second = [1.5, 2 / 6 * 2 + 3 / 6 * 3 + 1 / 6, 3.0], [4.5, 5.0, 5.0]
     assert [row["gold"] for row in rows] == pytest.approx(np.mean([first, second], axis=0).tolist())
 
 
 def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own):
-    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
-    plans = [BestOfNPlan(name, 0, tmp_path, TINY) for name in own]
-    rows = [run_best_of_n(plan, silent) for plan in plans]
+    run(samples_of(tmp_path))
+    plans = [best_of_n(tmp_path, name) for name in own]
+    rows = [run(plan) for plan in plans]
     assert all(tuple(row) == COLUMNS for table in rows for row in table)
     # At n = 1 nothing is chosen: what is measured is the same, whoever is the proxy.
     for name in ("gold", "win_rate_simulated", "win_rate_human", "length"):
@@ -230,7 +243,7 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert by_gold["gold"] == by_gold["proxy"] > by_length["gold"]
     assert by_length["length"] == by_length["proxy"] > by_gold["length"]
     assert by_length["disagreement"] is None
-    samples = read_samples(SamplesPlan(0, tmp_path, TINY))
+    samples = read_samples(samples_of(tmp_path))
     stored = read_evaluation(plans[1], 6)
     assert stored["responses"] == [max(row, key=len) for row in texts_of(samples)]
     assert read_evaluation(plans[1], 1)["responses"] == [row[0] for row in texts_of(samples)]
@@ -239,14 +252,16 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
 
 
 def test_a_proxy_that_says_nothing_is_a_failed_cell_and_no_broken_report(tmp_path, own):
-    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
-    with pytest.raises(DataError, match="silent .*, best_of_n, seed 0, n 1: expected a proxy of one response at least"):
-        run_best_of_n(BestOfNPlan("own_rewards_of_runs:SILENT", 0, tmp_path, TINY), silent)
+    run(samples_of(tmp_path))
+    with pytest.raises(
+        DataError, match="silent .*, best_of_n, seed 0, n = 1: expected a proxy of one response at least"
+    ):
+        run(best_of_n(tmp_path, "own_rewards_of_runs:SILENT"))
 
 
 def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_path, own):
-    plans = [PPOPlan(name, 0, tmp_path, TINY) for name in own]
-    rows = [run_ppo(plan, silent) for plan in plans]
+    plans = [ppo(tmp_path, name) for name in own]
+    rows = [run(plan) for plan in plans]
     for table in rows:
         assert all(tuple(row) == COLUMNS for row in table)
         assert [row["step"] for row in table] == [0, 1, 3]
@@ -263,26 +278,26 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
 
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own, monkeypatch, ensemble):
-    whole, killed = (PPOPlan("uwo_3" if ensemble else own[1], 0, tmp_path / name, TINY) for name in ("whole", "killed"))
+    whole, killed = (ppo(tmp_path / name, "uwo_3" if ensemble else own[1]) for name in ("whole", "killed"))
     for model in whole.reward_models():
-        run_reward_model(model, silent)
+        run(model)
     if ensemble:
         shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
-    ppo_config, evaluate_policy = overoptimization_ppo.ppo_config, overoptimization_ppo.evaluate_policy
-    monkeypatch.setattr(overoptimization_ppo, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
-    rows = run_ppo(whole, silent)
+    ppo_config, evaluate_policy = overoptimization_run.ppo_config, overoptimization_run.evaluate_policy
+    monkeypatch.setattr(overoptimization_run, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
+    rows = run(whole)
     for step in (1, 3):  # between checkpoints, and after the last one but before its evaluation
         with monkeypatch.context() as context:
             context.setattr(
-                overoptimization_ppo,
+                overoptimization_run,
                 "evaluate_policy",
                 lambda plan, agent, proxy, now, step=step: (
                     stop() if now == step else evaluate_policy(plan, agent, proxy, now)
                 ),
             )
             with pytest.raises(Interrupted):
-                run_ppo(killed, silent)
-    assert run_ppo(killed, silent) == rows
+                run(killed)
+    assert run(killed) == rows
     stored = files_of(whole.folder, "evaluations")
     assert stored == files_of(killed.folder, "evaluations")
     assert len(stored) == 3
@@ -290,27 +305,27 @@ def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own
     # A run that is removed takes what was measured of it along: no curve is of two runs.
     shutil.rmtree(killed.folder)
     with monkeypatch.context() as context:
-        context.setattr(overoptimization_ppo, "evaluate_policy", stop)
+        context.setattr(overoptimization_run, "evaluate_policy", stop)
         with pytest.raises(Interrupted):
-            run_ppo(killed, silent)
+            run(killed)
     with pytest.raises(CheckpointError, match=r"step-00000\.json.* remove .*seed 0"):
         read_evaluation(killed, 0)
 
 
 def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, own, monkeypatch):
-    evaluate_policy = overoptimization_ppo.evaluate_policy
+    evaluate_policy = overoptimization_run.evaluate_policy
 
     def edit(*args):
         evaluate_policy(*args)
         (tmp_path / "own_rewards_of_runs.py").write_text(OWN + "# edited")
 
-    monkeypatch.setattr(overoptimization_ppo, "evaluate_policy", edit)
-    plan = PPOPlan(own[1], 0, tmp_path, TINY)
-    assert [row["step"] for row in run_ppo(plan, silent)] == [0, 1, 3]
+    monkeypatch.setattr(overoptimization_run, "evaluate_policy", edit)
+    plan = ppo(tmp_path, own[1])
+    assert [row["step"] for row in run(plan)] == [0, 1, 3]
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [plan.cell]
-    assert plan.cell == PPOPlan(own[1], 0, tmp_path, TINY).cell  # what is loaded is still the first one
+    assert plan.cell == ppo(tmp_path, own[1]).cell  # what is loaded is still the first one
     monkeypatch.delitem(sys.modules, "own_rewards_of_runs")
-    assert plan.cell != PPOPlan(own[1], 0, tmp_path, TINY).cell
+    assert plan.cell != ppo(tmp_path, own[1]).cell
 
 
 def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
@@ -324,7 +339,7 @@ def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
 
     def both():
         rollouts = policy.generate(instructions, generator=keyed_generator(0, "x"), num_samples=40, temperature=1.0)
-        return overoptimization_ppo.sequence_kl(policy, rollouts), sequence_kl(policy, rollouts, 1.0).numpy()
+        return overoptimization_run.sequence_kl(policy, rollouts), sequence_kl(policy, rollouts, 1.0).numpy()
 
     assert (both()[0] == 0).all()
     policy.model.lm_head.weight.data *= 1.1
@@ -337,10 +352,10 @@ def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
 
 def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
     with pytest.raises(DataError, match=r"ann, ppo, seed 0: expected its reward models, found none for: reward model"):
-        run_ppo(PPOPlan("ann", 0, tmp_path, TINY), silent)
+        run(ppo(tmp_path, "ann"))
     with pytest.raises(CheckpointError, match="expected the samples of seed 0, found none"):
-        run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, TINY), silent)
-    run_samples(SamplesPlan(0, tmp_path, TINY), silent)
-    run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, TINY), silent)
+        run(best_of_n(tmp_path, own[0]))
+    run(samples_of(tmp_path))
+    run(best_of_n(tmp_path, own[0]))
     with pytest.raises(CheckpointError, match="made with other settings"):
-        run_best_of_n(BestOfNPlan(own[0], 0, tmp_path, replace(TINY, num_eval=5)), silent)
+        run(best_of_n(tmp_path, own[0], replace(TINY, num_eval=5)))

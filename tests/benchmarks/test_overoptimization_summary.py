@@ -1,209 +1,166 @@
-"""Every claim, where it holds, where it does not, and where it cannot be judged: the words say which."""
+"""Every claim, where it holds, where it does not, and where it cannot be judged; and what is told beside them."""
 
+import numpy as np
 import pytest
 from overoptimization_worlds import FACTS, TRUTH, study
 
-from alpacafarm_env.benchmarks.overoptimization.claims import claims
-from alpacafarm_env.benchmarks.overoptimization.results import Results
-from alpacafarm_env.benchmarks.overoptimization.summary import beside, missing, others, warnings
+from alpacafarm_env.benchmarks.overoptimization.analyse import (
+    Results,
+    ends_beside,
+    gaps,
+    other_falls,
+    verdicts,
+    warnings,
+)
+
+BOTH = ("ppo", "best_of_n")
 
 
-def judged(truth=TRUTH, facts=FACTS, **options):
-    """Title -> claim, of PPO alone."""
-    options.setdefault("methods", ("ppo",))
-    return {claim.title: claim for claim in claims(Results.of(study(truth, **options), facts))}
+def judge(rows):
+    """(Claim, what it is of) -> verdict; of an ensemble's with its name, of a fit's with its form."""
+    found = {}
+    for verdict in verdicts(Results(rows, FACTS)):
+        more = [verdict.numbers[name] for name in ("form",) if name in verdict.numbers]
+        more += [verdict.numbers["name"]] if verdict.id == "halves" else []
+        found[verdict.id, verdict.numbers["of"], *more] = verdict
+    return found
 
 
-def find(found, words):
-    (claim,) = [claim for title, claim in found.items() if words in title]
-    return claim
+def judged(truth=TRUTH, **options):
+    return judge(study(truth, **{"methods": ("ppo",), **options}))
 
 
-def find_in(rows, words):
-    return find({claim.title: claim for claim in claims(Results.of(rows, FACTS))}, words)
-
-
-def test_over_optimization_holds_with_its_numbers():
-    claim = find(judged(), "25 % flips gold falls")
-    assert claim.holds
-    assert claim.sentence.startswith(
-        "With 25 % flips gold falls from its peak while the proxy keeps rising (PPO): holds. Mean gold is highest at"
-    )
-    assert "falls from its peak (drop 0.5" in claim.text
-    assert "5 seeds" in claim.text
-    assert "the proxy rises (change" in claim.text
-
-
-def test_without_a_fall_the_claim_does_not_hold():
-    claim = find(judged({**TRUTH, "ann": 0.02}), "25 % flips gold falls")
-    assert claim.holds is False
-    assert "does not hold. Mean gold is highest at step 40" in claim.sentence
-    assert "it does not fall (drop 0, 5 seeds); from start to end the proxy rises" in claim.text
-
-
-def test_a_proxy_that_stalls_is_no_over_optimization():
-    claim = find(judged(stalled=("ann",)), "25 % flips gold falls")
-    assert claim.holds is False
-    assert "falls from its peak (drop" in claim.text
-    assert "the proxy does not" in claim.text
+def test_over_optimization_is_a_clear_fall_while_the_proxy_rises():
+    found = judged()["falls", "ppo"]
+    assert found.holds
+    assert found.numbers["story"].drop.mean == pytest.approx(0.52, abs=0.01)
+    assert found.numbers["story"].proxy_after.mean > 1
+    never = judged({**TRUTH, "ann": 0.02})["falls", "ppo"]
+    assert never.holds is False
+    assert (never.numbers["story"].top, never.numbers["story"].rising) == (40, True)
+    stalled = judged(stalled=("ann",))["falls", "ppo"]
+    assert stalled.holds is False
+    assert stalled.numbers["story"].falls
 
 
 def test_without_noise_gold_does_not_fall_or_it_is_said_that_it_does():
-    claim = find(judged(), "GPT-4) gold does not fall")
-    assert claim.holds
-    assert "With 25 % flips (p_sim^ann) the drop is 0.5" in claim.text
-    assert "With the greedy annotator's own utility the drop is 0.00" in claim.text
-    claim = find(judged({**TRUTH, "gpt4": 0.47}), "GPT-4) gold does not fall")
-    assert claim.holds is False
-    assert "falls from its peak (drop 0.5" in claim.text
+    found = judged()["stays", "ppo"]
+    assert found.holds
+    drops = {name: (drop.mean, more.mean) for name, (drop, more) in found.numbers["beside"].items()}
+    assert drops["ann"] == pytest.approx((0.52, 0.52), abs=0.01)
+    assert drops["gpt4_utility"] == (0, 0)
+    falling = judged({**TRUTH, "gpt4": 0.47})["stays", "ppo"]
+    assert falling.holds is False
+    assert falling.numbers["story"].drop.mean == pytest.approx(0.5, abs=0.1)
 
 
 def test_the_drop_grows_with_flips_or_not():
-    claim = find(judged(), "grows with the share")
-    assert claim.holds
-    assert "0 %: 0.00" in claim.text
-    assert "Spearman of the means 1.00 [" in claim.text
-    claim = find(judged({**TRUTH, "flip_175": 0.6, "flip_35": 0.4}), "grows with the share")
-    assert claim.holds is False
-    # Ranks 1, 4, 3, 2: 1 - 6 * (4 + 4) / 60 = 0.2.
-    assert "Spearman of the means 0.20" in claim.text
-    never = find(judged(dict.fromkeys(TRUTH, 0.0), noise=0.0), "grows with the share")
+    found = judged()["grows", "ppo"]
+    assert found.holds
+    assert found.numbers["spearman"] == pytest.approx(1)
+    assert found.numbers["drops"][0.0].mean == pytest.approx(0)
+    mixed = judged({**TRUTH, "flip_175": 0.6, "flip_35": 0.4})["grows", "ppo"]
+    assert mixed.holds is False
+    assert mixed.numbers["spearman"] == pytest.approx(0.2)  # ranks 1, 4, 3, 2: 1 - 6 * (4 + 4) / 60
+    never = judged(dict.fromkeys(TRUTH, 0.0), noise=0.0)["grows", "ppo"]
     assert never.holds is False
-    assert "5 seeds: 0 %: 0.00 [0.00, 0.00]" in never.text
-    assert "Spearman of the means – (all equal)" in never.text
+    assert np.isnan(never.numbers["spearman"])
 
 
 def test_an_ensemble_cuts_the_drop_by_half_or_not():
-    found = judged()
-    assert find(found, "(WCO) halves").holds
-    assert "a cut of 100 %" in find(found, "(WCO) halves").text
-    worse = find(judged({**TRUTH, "wco_3": 0.45}), "(WCO) halves")
-    assert worse.holds is False
-    nothing = find(judged({**TRUTH, "ann": 0.02}), "(WCO) halves")
+    found = judged()["halves", "ppo", "wco_3"]
+    assert found.holds
+    numbers = found.numbers
+    assert numbers["spare"].mean == pytest.approx(numbers["before"].mean / 2 - numbers["after"].mean)
+    assert judged({**TRUTH, "wco_3": 0.45})["halves", "ppo", "wco_3"].holds is False
+    nothing = judged({**TRUTH, "ann": 0.02})["halves", "ppo", "wco_3"]
     assert nothing.holds is None
-    assert "there is nothing to cut" in nothing.text
+    assert not nothing.numbers["fell"]
 
 
 def test_kl_efficiency_compares_at_equal_kl():
-    both = {"methods": ("ppo", "best_of_n")}
-    claim = find(judged(**both), "less KL-efficient than best-of-n (in gold)")
-    assert claim.holds
-    assert "at 4 nats PPO 0.9" in claim.text
-    # Best-of-n gains nothing: PPO gains more.
-    rows = study(TRUTH, methods=("ppo", "best_of_n"))
-    for row in rows:
-        if row["treatment"] == "ann" and row["method"] == "best_of_n":
-            row["gold"] = 4.5
-    (claim,) = [each for each in claims(Results.of(rows, FACTS)) if "(in gold)" in each.title]
-    assert claim.holds is False
-    assert find(judged(), "less KL-efficient than best-of-n (in gold)").holds is None
+    rows = study(methods=BOTH)
+    found = judge(rows)
+    assert found["less_efficient", "gold"].holds
+    assert found["less_efficient", "proxy"].holds is False  # both gain 0.8 d
+    levels = found["less_efficient", "gold"].numbers["levels"]
+    assert list(levels) == [0.5, 1, 2, 4]
+    assert [each.mean for each in levels[4]] == pytest.approx([0.97, 1.15], abs=0.01)
+    worse = [{**row, "proxy": row["proxy"] / 2} if row["method"] == "ppo" else row for row in rows]
+    assert judge(worse)["less_efficient", "proxy"].holds
+    better = [{**row, "gold": 4.5} if row["method"] == "best_of_n" else row for row in rows]
+    assert judge(better)["less_efficient", "gold"].holds is False
+    assert judged()["less_efficient", "gold"].holds is None
     # Clear by two standard errors is not enough: for two seeds the t-interval asks 12.7.
-    two = find(judged(**both, seeds=2, noise=0.35, salt=1), "less KL-efficient than best-of-n (in gold)")
-    assert "(-6.9 standard errors, 2 seeds)" in two.text
+    two = judged(methods=BOTH, seeds=2, noise=0.35, salt=1)["less_efficient", "gold"]
+    assert two.numbers["gap"].ratio < -6
     assert two.holds is False
 
 
-def test_kl_efficiency_in_the_proxy_is_a_claim_of_its_own():
-    rows = study(TRUTH, methods=("ppo", "best_of_n"))
-    (same,) = [each for each in claims(Results.of(rows, FACTS)) if "(in proxy)" in each.title]
-    assert same.holds is False  # both gain 0.8 d
-    for row in rows:
-        if row["treatment"] == "ann" and row["method"] == "ppo":
-            row["proxy"] *= 0.5
-    gold, proxy = [each for each in claims(Results.of(rows, FACTS)) if "less KL-efficient" in each.title]
-    assert proxy.holds
-    assert "proxy gained over SFT by PPO less that by best-of-n" in proxy.text
-    assert gold.text == find(judged(methods=("ppo", "best_of_n")), "(in gold)").text
-
-
 def test_kl_efficiency_of_a_reward_without_noise_is_told_beside_it():
-    rows = study(TRUTH, methods=("ppo", "best_of_n"), noise=0.0)
-    plain = find_in(rows, "(in gold)").text
+    rows = study(methods=BOTH, noise=0.0)
+    plain = judge(rows)["less_efficient", "gold"].numbers
+    is_utility = [row["treatment"] == "gpt4_utility" and row["method"] == "ppo" for row in rows]
     start = next(row["gold"] for row in rows if row["treatment"] == "gpt4_utility" and row["step"] == 0)
-    for row in rows:
-        if row["treatment"] == "gpt4_utility" and row["method"] == "ppo":
-            row["gold"] = start  # PPO gains nothing by it
-    worse = find_in(rows, "(in gold)").text
-    told = " With the greedy annotator's own utility it is "
-    before, after = (float(text.partition(told)[2].split(" ")[0]) for text in (plain, worse))
-    assert after < before - 0.5
-    assert worse.partition(told)[0] == plain.partition(told)[0]
-    alone = [row for row in rows if (row["treatment"], row["method"]) != ("gpt4_utility", "best_of_n")]
-    assert told not in find_in(alone, "(in gold)").text
-
-
-def test_where_gold_ends_is_told_beside_the_noisy_reward():
-    rows = study(TRUTH, methods=("ppo", "best_of_n"), noise=0.0)
-    end = {row["treatment"]: row["gold"] for row in rows if row["method"] == "ppo" and row["step"] == 40}
-    ppo, best_of_n = beside(Results.of(rows, FACTS))
-    assert ppo.startswith("Gold at the end less that by 25 % flips (p_sim^ann), paired by seed (PPO): no noise ")
-    assert f"; my <b>own</b> wrapper {end['mine'] - end['ann']:.2f} [" in ppo
-    assert "p_sim^ann" not in ppo.partition("(PPO)")[2]
-    assert "(best-of-n)" in best_of_n
-    assert beside(Results.of([row for row in rows if row["treatment"] != "ann"], FACTS)) == []
+    still = [{**row, "gold": start} if ours else row for row, ours in zip(rows, is_utility, strict=True)]
+    found = judge(still)["less_efficient", "gold"].numbers
+    (before, _), (after, _) = (numbers["beside"]["gpt4_utility"] for numbers in (plain, found))
+    assert after.mean < before.mean - 0.5
+    assert found["gap"] == plain["gap"]
+    alone = [row for row, ours in zip(rows, is_utility, strict=True) if not ours]
+    assert list(judge(alone)["less_efficient", "gold"].numbers["beside"]) == ["gpt4"]
 
 
 def test_fits_are_judged_by_r_squared():
-    found = find(judged(), "R(d) = d(a - b log d)")
+    found = judged()["fits", "ppo", "d(a - b log d)"]
     assert found.holds
-    assert f"{len(TRUTH)} of {len(TRUTH)} curves do" in found.text
+    assert (found.numbers["num"], found.numbers["below"]) == (len(TRUTH), [])
     rows = study({"ann": 0.47}, methods=("ppo",))
-    for row in rows:
-        row["gold"] = 4.5 + (row["step"] % 4 == 2)
-    both = [each for each in claims(Results.of(rows, FACTS)) if "R(d)" in each.title]
-    assert ["log d" in poor.title for poor in both] == [True, False]  # PPO is asked for best-of-n's form too
-    for poor in both:
-        assert poor.holds is False
-        assert "0 of 1 curves do (not: 25 % flips (p_sim^ann))" in poor.text
-    flat = [{**row, "gold": 4.5} for row in rows]
-    assert [each.holds for each in claims(Results.of(flat, FACTS)) if "R(d)" in each.title] == [None, None]
-    (one,) = [each for each in claims(Results.of(study(TRUTH, methods=("best_of_n",)), FACTS)) if "R(d)" in each.title]
-    assert one.holds
-    assert "d(a - b d)" in one.title
+    poor = judge([{**row, "gold": 4.5 + (row["step"] % 4 == 2)} for row in rows])
+    flat = judge([{**row, "gold": 4.5} for row in rows])
+    for form in ("d(a - b log d)", "d(a - b d)"):  # PPO is asked for best-of-n's form too
+        assert poor["fits", "ppo", form].holds is False
+        assert poor["fits", "ppo", form].numbers["below"] == ["ann"]
+        assert flat["fits", "ppo", form].holds is None
+    forms = [key for key in judged(methods=("best_of_n",)) if key[0] == "fits"]
+    assert forms == [("fits", "best_of_n", "d(a - b d)")]
 
 
 def test_one_seed_claims_nothing_that_needs_an_error():
     found = judged(seeds=1)
-    for words in ("25 % flips gold falls", "GPT-4) gold does not fall", "grows with", "(WCO) halves", "(UWO) halves"):
-        claim = find(found, words)
-        assert claim.holds is None
-        assert claim.text.endswith(" One seed has no standard error.")
-    text = " ".join(claim.sentence for claim in found.values())
-    assert "nan" not in text
-    assert "clearly" not in text
-    (line,) = others(Results.of(study(seeds=1, methods=("ppo",)), FACTS))
-    assert line.startswith("Drop of gold from peak to end, other treatments (PPO): one seed, not judged: no noise 0.")
-    assert "clear" not in line
+    needing = [verdict for (claim, *_), verdict in found.items() if claim != "fits"]
+    assert len(needing) == 7
+    assert {verdict.holds for verdict in needing} == {None}
+    assert list(other_falls(Results(study(seeds=1, methods=("ppo",)), FACTS), "ppo")) == [None]
 
 
 def test_what_is_missing_is_said():
-    found = judged({"ann": 0.47})
-    assert find(found, "grows with the share").sentence.endswith("which are not all there.")
+    assert judged({"ann": 0.47})["grows", "ppo"].numbers["missing"] == ("none", "flip_175", "ann", "flip_35")
     rows = [row for row in study(methods=("ppo",)) if (row["treatment"] == "ann") == (row["seed"] < 2)]
-    (apart,) = [each for each in claims(Results.of(rows, FACTS)) if "grows with the share" in each.title]
-    assert apart.text.startswith("It needs rows of the same seeds of no noise, 17.5 % flips")
-    results = Results.of(study({"ann": 0.47, "none": 0.1}, methods=("ppo",), seeds=3), FACTS[:4])
-    assert missing(results, ("ppo",), 5) == [
-        "No rows of PPO for: 17.5 % flips; 35 % flips.",
-        "Fewer than 5 seeds of PPO: no noise 3; 25 % flips (p_sim^ann) 3.",
+    assert "missing" in judge(rows)["grows", "ppo"].numbers  # of no seed are there all
+    results = Results(study({"ann": 0.47, "none": 0.1}, methods=("ppo",), seeds=3), FACTS[:4])
+    assert list(gaps(results, BOTH, 5)) == [
+        ("ppo", ["flip_175", "flip_35"], {"none": 3, "ann": 3}),
+        ("best_of_n", ["none", "flip_175", "ann", "flip_35"], {}),  # every cell of it failed
     ]
-    # A method of which every cell failed.
-    assert missing(results, ("ppo", "best_of_n"), 3)[1] == (
-        "No rows of best-of-n for: no noise; 17.5 % flips; 25 % flips (p_sim^ann); 35 % flips."
-    )
     with pytest.raises(ValueError, match="got rows of \\['ann'\\]"):
-        Results.of(study({"ann": 0.47}), FACTS[:1])
+        Results(study({"ann": 0.47}), FACTS[:1])
+
+
+def test_where_gold_ends_is_told_beside_the_noisy_reward():
+    rows = study(noise=0.0)
+    ends = {row["treatment"]: row["gold"] for row in rows if row["method"] == "ppo" and row["step"] == 40}
+    found = ends_beside(Results(rows, FACTS), "ppo")
+    assert found.keys() == TRUTH.keys() - {"ann"}
+    assert found["mine"].mean == pytest.approx(ends["mine"] - ends["ann"], abs=0.1)
+    assert ends_beside(Results([row for row in rows if row["treatment"] != "ann"], FACTS), "ppo") == {}
 
 
 def test_warnings_come_before_the_peak_or_where_no_fall_is_clear():
-    results = Results.of(study(methods=("ppo",)), FACTS)
-    sentences = others(results) + warnings(results)
-    (mean,) = [line for line in sentences if line.startswith("25 % flips, mean of 3 (PPO): members'")]
-    assert "is first clearly above its start (95 % t-interval above 0) at step 2, before the peak of gold" in mean
-    assert "clearly fall" not in mean
-    (wco,) = [line for line in sentences if line.startswith("25 % flips, minimum of 3 (WCO) (PPO): members'")]
-    assert wco.endswith("; gold does not clearly fall.")
-    (drops,) = [line for line in sentences if line.startswith("Drop of gold from peak to end, other")]
-    clear, unclear = drops.split("; does not clearly fall: ")
-    assert "35 % flips" in clear
-    assert "no noise 0.00" in unclear
+    results = Results(study(methods=("ppo",)), FACTS)
+    found = {warning["key"][0]: warning for warning in warnings(results)}
+    assert list(found) == ["mean_3", "wco_3", "uwo_3"]
+    assert found["mean_3"]["place"] == 2 < results.stories["mean_3", "ppo"].top
+    falls = other_falls(results, "ppo")
+    assert {"flip_35", "mean_3"} <= set(falls[True])
+    assert {"none", "wco_3"} <= set(falls[False])
