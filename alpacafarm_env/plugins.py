@@ -1,4 +1,4 @@
-"""Things of a user's own, named as `module:attribute`: oracles, judges, methods, treatments."""
+"""User plug-ins, named as `module:attribute`: oracles, judges, methods, treatments."""
 
 from __future__ import annotations
 

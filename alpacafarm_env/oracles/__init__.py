@@ -1,7 +1,7 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
-from .centred import Centred
+from .baseline import BaselineSubtracted
 from .ensemble import Ensemble
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
@@ -9,8 +9,8 @@ from .registry import References, make_judge, make_oracle
 from .reward_model import RewardModel
 
 __all__ = [
+    "BaselineSubtracted",
     "BothOrders",
-    "Centred",
     "Constant",
     "Ensemble",
     "Flip",

@@ -51,7 +51,7 @@ def quiet() -> None:
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """What a running cell tells: how many of its units of work are done, and perhaps a line worth reading."""
+    """Completed units of a running cell, and an optional line for the log."""
 
     cell: str
     done: int
@@ -103,12 +103,12 @@ class Cell:
 
     @classmethod
     def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
-        """A cell whose work tells nothing of its progress."""
+        """A cell whose work reports no progress."""
         return cls(key, lambda on_progress: work())
 
 
 class Progress:
-    """Turns news of several cells into lines with the share done, the time passed and the time left.
+    """Turns updates of several cells into lines with the share done, the time passed and the time left.
 
     Args:
         units: Cell -> its units of work.
@@ -128,22 +128,22 @@ class Progress:
         self._processes = processes
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
-        self._start = self._began = self._told = clock()
+        self._start = self._began = self._printed = clock()
         self._first: dict[str, int] = {}
         self._done = dict.fromkeys(units, 0)
         self._lock = threading.Lock()  # each running cell has a thread of its own
 
-    def update(self, news: ProgressUpdate) -> None:
-        """Takes in how far a cell is; the first update of a cell is what an earlier call had left done."""
+    def update(self, update: ProgressUpdate) -> None:
+        """Records how far a cell is; its first update counts what an earlier call had done."""
         with self._lock:
             if not self._first:  # loading what a cell needs, once, says nothing of its pace
                 self._began = self._clock()
-            self._first.setdefault(news.cell, news.done)
-            self._done[news.cell] = news.done
+            self._first.setdefault(update.cell, update.done)
+            self._done[update.cell] = update.done
             clear = _CLEAR if self._stream.isatty() else ""
-            if news.text or (not clear and self._clock() - self._told >= SECONDS_IN_A_LOG):
-                print(f"{clear}{self.status()} {news.text}".rstrip(), file=self._stream, flush=True)
-                self._told = self._clock()
+            if update.text or (not clear and self._clock() - self._printed >= SECONDS_IN_A_LOG):
+                print(f"{clear}{self.status()} {update.text}".rstrip(), file=self._stream, flush=True)
+                self._printed = self._clock()
             if clear:
                 print(f"{clear}{self.status()}", end="", file=self._stream, flush=True)
 
@@ -223,7 +223,7 @@ def run_cells(
     def settle(cell: Cell) -> None:
         try:
             study.cell(cell.key, partial(work, cell))
-            progress.update(ProgressUpdate(cell.key, cell.weight))  # the only news of a cell that was stored before
+            progress.update(ProgressUpdate(cell.key, cell.weight))  # the only update of a cell that was stored before
         except Exception as error:  # whatever stopped one cell, the others go on
             if joined or isinstance(error, (CheckpointError, CancelledError)) or is_full(error):
                 raise
@@ -249,7 +249,7 @@ def follow(world: Processes, cells: Iterable[Cell]) -> int:
     """Does, on every other process of a world, the cells that `run_cells` does on the main one; the exit status."""
     works = {cell.key: cell.work for cell in cells}
     while key := world.from_main(""):
-        works[key](lambda news: None)
+        works[key](lambda update: None)
     return 0
 
 

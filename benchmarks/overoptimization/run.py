@@ -118,7 +118,7 @@ def evaluate_policy(plan: Plan, agent: PPO, proxy: RewardOracle, step: int) -> N
     found = evaluate(chosen, rollouts.texts, judges, finished=rollouts.finished.cpu().numpy())
     scores, spread = ask(proxy, chosen, rollouts.texts)
     found = replace(found, scores={**found.scores, "proxy": scores})
-    kl = sequence_kl(agent.policy, rollouts)
+    kl = exact_response_kl(agent.policy, rollouts)
     means = {**found.means(), DISAGREEMENT: known_mean(spread)}
     row = make_row(plan, step=step, kl=math.fsum(kl.tolist()) / len(kl), means=means)
     columns = {**found.scores, DISAGREEMENT: spread, "finished": found.finished, "kl_exact": kl}
@@ -126,7 +126,7 @@ def evaluate_policy(plan: Plan, agent: PPO, proxy: RewardOracle, step: int) -> N
 
 
 @torch.no_grad()
-def sequence_kl(policy: LanguageModel, rollouts: Rollouts, *, max_tokens: int = 8192) -> Array:
+def exact_response_kl(policy: LanguageModel, rollouts: Rollouts, *, max_tokens: int = 8192) -> Array:
     """[B] sum over a response's tokens of KL(policy || reference) at that place, over the whole vocabulary; nats, >= 0.
 
     Its mean over responses sampled from the policy is an unbiased estimate of the KL of the two distributions over

@@ -24,7 +24,7 @@ from ... import sandbox
 from ...errors import UnknownNameError, did_you_mean
 from ...folders import Content, hash_model
 from ...instructions import Instruction
-from ...oracles import Centred, Ensemble, RewardModel
+from ...oracles import BaselineSubtracted, Ensemble, RewardModel
 from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
 from ...oracles.judges import Flip
 from ...oracles.registry import make_oracle
@@ -103,9 +103,9 @@ class Treatment:
     """UWO's weight of the variance, a unit of reward for each squared one. Coste et al. 2023 (arXiv 2310.02743) take
     0.5 for best-of-n and 0.1 for PPO, in units of their own; here both methods have one reward."""
     level_samples: int = 4
-    """An ensemble's members score an answer less the mean of so many of SFT's own (`oracles.Centred`): as they come
-    (0) they differ most in their level on an instruction, which no label decides. A single model's choices are the
-    same."""
+    """An ensemble's members score an answer less the mean of so many of SFT's own (`oracles.BaselineSubtracted`): as
+    they come (0) they differ most in their level on an instruction, which no label decides. A single model's choices
+    are the same."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
     layers: int | None = None
@@ -154,7 +154,7 @@ class Treatment:
             from .sft import answers
 
             level = partial(answers, num_samples=self.level_samples)
-            members = [Centred(member, level) for member in members]
+            members = [BaselineSubtracted(member, level) for member in members]
         return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 
     def env(self, cell: Cell, num_envs: int, split: str = "unlabeled") -> Env:

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from alpacafarm_env.oracles import Centred, Ensemble, Verdicts, judge
+from alpacafarm_env.oracles import BaselineSubtracted, Ensemble, Verdicts, judge
 
 LEVELS = {"i": 10.0, "j": -3.0}
 
@@ -35,24 +35,24 @@ def two_letters(instructions):
 def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
     oracle = Leveled()
     fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
-    centred = Centred(oracle, lambda asked: [fixed[x] for x in asked])
+    centred = BaselineSubtracted(oracle, lambda asked: [fixed[x] for x in asked])
     found = judge(centred, ["i", "j", "i"], ["abcd", "", "toolong"])
     np.testing.assert_array_equal(found.scores, [1.5, -2.0, np.nan])
     np.testing.assert_array_equal(found.details["length"], [4.0, 0.0, 7.0])
     assert centred.name == "leveled"
-    assert Centred(oracle, two_letters, name="other").name == "other"
+    assert BaselineSubtracted(oracle, two_letters, name="other").name == "other"
     assert copy.deepcopy(centred) is centred
 
 
 def test_answers_may_be_anything_of_texts():
     for kind in (tuple, iter, np.array):
-        centred = Centred(Leveled(), lambda asked, kind=kind: kind([kind(["a", "abcd"]) for _ in asked]))
+        centred = BaselineSubtracted(Leveled(), lambda asked, kind=kind: kind([kind(["a", "abcd"]) for _ in asked]))
         assert centred.score(["i", "j"], ["abcd", ""]).tolist() == [1.5, -2.5]
 
 
 def test_a_level_is_asked_once():
     oracle = Leveled()
-    centred = Centred(oracle, two_letters)
+    centred = BaselineSubtracted(oracle, two_letters)
     centred.score(["i", "j", "i"], ["a", "b", "c"])
     centred.score(["j"], ["abc"])
     assert oracle.calls == [[("i", "a"), ("j", "b"), ("i", "c")], [("i", "ab"), ("j", "ab")], [("j", "abc")]]
@@ -62,7 +62,7 @@ def test_a_level_is_asked_once():
 @pytest.mark.parametrize("answers", [["ab", "toolong"], []], ids=["no verdict on one", "none at all"])
 def test_without_a_level_there_is_no_verdict(answers):
     fixed = [answers]
-    centred = Centred(Leveled(), lambda asked: fixed * len(asked))
+    centred = BaselineSubtracted(Leveled(), lambda asked: fixed * len(asked))
     assert np.isnan(centred.score(["i"], ["a"])).all()
     fixed[0] = ["ab"]  # an outage that is over
     assert centred.score(["i"], ["a"]).tolist() == [-1.0]
@@ -75,7 +75,7 @@ def test_answers_of_another_shape_are_refused():
         ([["ab"]], ValueError, "2 .* 1"),
     ):
         with pytest.raises(error, match=fact):
-            Centred(Leveled(), lambda asked, answers=answers: answers).score(["i", "j"], ["a", "a"])
+            BaselineSubtracted(Leveled(), lambda asked, answers=answers: answers).score(["i", "j"], ["a", "a"])
 
 
 def test_members_disagree_on_the_answer_and_not_on_the_instruction():
@@ -84,7 +84,7 @@ def test_members_disagree_on_the_answer_and_not_on_the_instruction():
     plain, shifted = Leveled(), Leveled()
     shifted.levels = {key: -level for key, level in LEVELS.items()}
     raw = Ensemble([plain, shifted], "min")
-    ours = Ensemble([Centred(plain, two_letters), Centred(shifted, two_letters)], "min")
+    ours = Ensemble([BaselineSubtracted(plain, two_letters), BaselineSubtracted(shifted, two_letters)], "min")
     asked, answered = ["i", "i", "j", "j"], ["a", "abc", "a", "abc"]
     assert judge(raw, asked, answered).details["disagreement"] == pytest.approx([10, 10, 3, 3])
     assert judge(ours, asked, answered).details["disagreement"] == pytest.approx([0, 0, 0, 0])

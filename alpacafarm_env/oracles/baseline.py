@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .base import NoDeepCopy, RewardOracle, Verdicts, judge
 
 
-class Centred(NoDeepCopy):
+class BaselineSubtracted(NoDeepCopy):
     """score(x, y) - mean over k of score(x, y_k(x)), where the y_k(x) are fixed answers to the instruction x.
 
     Args:
@@ -63,11 +63,13 @@ class Centred(NoDeepCopy):
         found = list(self._answers(instructions))
         if wrong := [each for each in found if isinstance(each, str) or not isinstance(each, Iterable)]:
             raise TypeError(
-                f"Centred: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
+                f"BaselineSubtracted: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
             )
         fixed = [list(each) for each in found]
         if len(fixed) != len(instructions):
-            raise ValueError(f"Centred: expected answers to return {len(instructions)} lists, got {len(fixed)}")
+            raise ValueError(
+                f"BaselineSubtracted: expected answers to return {len(instructions)} lists, got {len(fixed)}"
+            )
         asked = [x for x, answers in zip(instructions, fixed, strict=True) for _ in answers]
         scores = iter(judge(self.oracle, asked, [text for answers in fixed for text in answers]).scores.tolist())
         return [fmean([next(scores) for _ in answers]) if answers else math.nan for answers in fixed]
