@@ -10,6 +10,7 @@ from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.ledger import operations as sql
 
 PRICES = {"sandbox-gpt4": (1000.0, 1000.0)}
 SHARED = PoolConfig(
@@ -53,6 +54,25 @@ def test_a_reply_that_pairs_share_is_read_once(make, pairs, monkeypatch):
         monkeypatch.setattr(asking, "parse", lambda *args: sizes.append(args[2]) or parse(*args))
         np.testing.assert_array_equal(make(server, SHARED).compare(*rows), first)
     assert sizes == [5, 5]
+
+
+def test_what_another_call_answers_before_the_claim_is_not_asked_again(make, pairs):
+    """The other call shares a request among pairs that this one would have asked in two."""
+    with JudgeServer() as server:
+        pool = make(server, SHARED)
+        wanted = {question.key: question for question in pool.questions(*cut(pairs, 10))}
+        late, some = pool.asking(wanted), dict(list(wanted.items())[1:6])
+        do = late._do
+
+        async def after_the_other(operation, *args):
+            if operation is sql.claim:
+                await pool.asking(some).run()
+            return await do(operation, *args)
+
+        late._do = after_the_other
+        answers = asyncio.run(late.run())
+        assert server.stats()["requests"] == 2
+    assert {key for key, answer in answers.items() if answer.cached} == set(some)
 
 
 def asked_at_once(pool, rows, monkeypatch, ahead):

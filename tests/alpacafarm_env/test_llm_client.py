@@ -97,6 +97,17 @@ def test_what_passes_is_asked_again(fault):
     assert answer.attempts == len(server.seen) == 2
 
 
+def test_what_is_asked_again_goes_before_all_that_wait():
+    def reply(seen, number):
+        time.sleep(0.05)
+        return failed(500) if number == 1 else ok()
+
+    with WireServer(reply) as server:
+        ask(server, 30, config={"max_concurrency": 1})
+    sent = [seen.body["messages"][0]["content"] for seen in server.seen]
+    assert sent[0] in sent[1:15]
+
+
 def test_what_stays_ends_after_the_attempts():
     with WireServer(lambda seen, number: failed(500, "out of luck", retry_after_ms=1)) as server:
         error = first(server, config={"max_attempts": 3})

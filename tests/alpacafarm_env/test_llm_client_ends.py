@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from llm_asks import ask
+from llm_asks import PRICES, ask
 from wire_server import WireServer, failed, http, ok
 
 from alpacafarm_env.errors import ContentRefusedError, OutageError, PermanentAPIError, TransientAPIError
@@ -27,9 +27,10 @@ def hang(seen, number):
 @pytest.mark.parametrize("fault", [drip, hang])
 def test_an_attempt_ends_at_its_deadline(fault):
     with WireServer(fault) as server:
-        (error,), seconds = ask(server, config={"attempt_timeout_s": 0.5, "max_attempts": 1})
+        (error,), seconds = ask(server, config={"attempt_timeout_s": 0.5, "max_attempts": 1}, prices=PRICES)
     assert isinstance(error, TransientAPIError)
     assert "attempt_timeout_s=0.5" in str(error)
+    assert error.cost_usd > 0  # it may have been billed
     assert 0.4 < seconds < 1.0
 
 

@@ -13,7 +13,7 @@ from math import isnan
 from types import SimpleNamespace
 
 import pytest
-from ledger_calls import attempts, begin, lookup, succeed, total
+from ledger_calls import answer, attempts, begin, lookup, succeed, total
 from llm_asks import PRICES, ask, ask_one, chat
 from wire_server import WireServer, failed, http, ok, said
 
@@ -64,6 +64,21 @@ def test_one_ledger_many_requests(ledger):
     assert [answer.cached for answer in answers] == [False] * 60
     assert [answer.cached for answer in again] == [True] * 60
     assert [answer.reply.text for answer in again] == [f"Question {i}?" for i in range(60)]
+
+
+def test_the_answer_that_another_process_stored_first_stands(ledger):
+    """It has been used by now, maybe."""
+
+    def reply(seen, number):
+        answer(ledger, request.key, [], json.dumps(said("First.")))
+        return ok("Second.")
+
+    with WireServer(reply) as server:
+        request = chat(server.url)
+        told = ask_one(server, ledger, request=request)
+    assert told.reply.text == "First."
+    assert json.loads(told.raw) == said("First.")
+    assert total(ledger).answered == 2
 
 
 LATER = {"retry_after_ms": 1}
