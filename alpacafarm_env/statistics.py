@@ -234,7 +234,7 @@ def interval(
         return Interval(mean, math.nan, math.nan, num)
     if method == "t":
         half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
-        if share and least < min(mean, data.min()) and max(mean, data.max()) < most:
+        if share and _is_within(data, least, most):
             return Interval(mean, *_between(mean, half, least, most), num)
         ends = (mean - half, mean + half)
         low, high = np.clip(ends, least, most) if ends[0] < most and ends[1] > least else ends
@@ -246,6 +246,12 @@ def interval(
         low, high = np.clip(result.confidence_interval, least, most)
         return Interval(mean, float(low), float(high), num)
     raise ValueError(f"method: expected 't' or 'bootstrap', got {method!r}")
+
+
+def _is_within(values: NDArray[np.float64], least: float, most: float) -> bool:
+    """Whether all have a logit: none is a bound, nor one but for rounding."""
+    shares = (values - least) / (most - least)
+    return bool(((shares > 1e-12) & (shares < 1 - 1e-12)).all())
 
 
 def _between(mean: float, half: float, least: float, most: float) -> tuple[float, float]:

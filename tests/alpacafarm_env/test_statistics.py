@@ -135,6 +135,8 @@ def test_a_share_at_its_end_has_no_logit_and_its_interval_is_cut():
     assert found.low > 0.9
     ended = interval([1.0, 1.0], bounds=SHARE)
     assert (ended.low, ended.high) == (1, 1)
+    rounded = interval([1 - 1e-16, 1 - 2e-16], bounds=(-1, 1))
+    assert (rounded.low, rounded.high) == pytest.approx((1, 1))
 
 
 def test_an_interval_is_cut_where_the_mean_cannot_be_but_not_to_nothing():

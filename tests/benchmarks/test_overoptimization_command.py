@@ -157,11 +157,11 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
         (tmp_path / f"{name}_of_mine.py").write_text(LENGTHS.replace("NAME", name))
     monkeypatch.syspath_prepend(tmp_path)
 
-    def edit_meanwhile(*args):
+    def edit_meanwhile(*args, **options):
         (tmp_path / "edited_of_mine.py").write_text(
             LENGTHS.replace("NAME", "edited").replace("len(text)", "-len(text)")
         )
-        return run_plans(*args)
+        return run_plans(*args, **options)
 
     out.mkdir()
     (out / "manifest.json").write_text(json.dumps({"name": "overoptimization"}))

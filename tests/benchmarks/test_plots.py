@@ -1,10 +1,12 @@
 """Curves with bands: the numbers behind the ink, and what is written on the axes."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, write_png
-from alpacafarm_env.benchmarks.recorded_surrogate.report import GROUPS, draw_accuracy
+from alpacafarm_env.benchmarks.recorded_surrogate.report import draw_accuracy
+from alpacafarm_env.benchmarks.recorded_surrogate.summary import NEAR_REFERENCE
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
@@ -96,16 +98,16 @@ def test_the_rows_of_the_surrogates_accuracy_are_level_in_all_panels():
     rows = [
         {
             "protocol": protocol,
-            "group": GROUPS[0],
+            "group": NEAR_REFERENCE,
             "surrogate": name,
             "is_baseline": False,
             "accuracy": 0.5 + place / 50,
         }
         | {"accuracy_low": 0.4, "accuracy_high": 0.6}
-        for protocol, names in (("disjoint", ("linear", "length_list", "longer")), ("shared", ("length_list",)))
+        for protocol, names in (("disjoint", ("linear", "length_list", "longer")), ("models", ("length_list",)))
         for place, name in enumerate(names)
     ]
-    first, second = draw_accuracy(rows, "").axes
+    first, second = draw_accuracy(pd.DataFrame(rows), "").axes
     assert first.get_ylim() == second.get_ylim()
     heights = [{line.get_ydata()[0] for line in axis.lines if line.get_marker() == "o"} for axis in (first, second)]
     assert heights == [{0, 1, 2}, {1}]
