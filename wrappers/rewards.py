@@ -201,15 +201,23 @@ class AddScore(Reported, _Single[ObsType, ActType]):
 
     Args:
         env: An AlpacaFarm environment, single.
-        key: The info key.
+        key: The info key. Default: "gold_reward" for gold; another oracle's score needs one that says what it is.
         oracle: Any oracle; "gold" beside a learned reward shows over-optimization as it happens.
+
+    Raises:
+        ValueError: An oracle other than gold has no key.
     """
 
-    def __init__(
-        self, env: gym.Env[ObsType, ActType], *, key: str = "gold_reward", oracle: OracleSpec = "gold"
-    ) -> None:
+    def __init__(self, env: gym.Env[ObsType, ActType], *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
         super().__init__(env, key=key, oracle=oracle)
-        self.report(key, oracle)
+        self.report(score_key(key, oracle), oracle)
+
+
+def score_key(key: str | None, oracle: OracleSpec) -> str:
+    """The info key of `AddScore`."""
+    if key is None and oracle != "gold":
+        raise ValueError(f"AddScore: expected key='..._reward', the info key for the scores of {oracle!r}, got none")
+    return "gold_reward" if key is None else key
 
 
 def win_rate(judge: JudgeSpec) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from .rewards import JudgeSpec, OracleSpec, Reported, Scored, ensemble, win_rate
+from .rewards import JudgeSpec, OracleSpec, Reported, Scored, ensemble, score_key, win_rate
 
 __all__ = ["AddScore", "AnnotatorReward", "EnsembleReward", "GoldReward", "SurrogateReward", "WinRateReward"]
 
@@ -81,6 +81,6 @@ class GoldReward(_Vector):
 class AddScore(Reported, _Vector):
     """Reports a second oracle's score in `infos`; see `alpacafarm_env.wrappers.AddScore`."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], *, key: str = "gold_reward", oracle: OracleSpec = "gold") -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
         super().__init__(env)
-        self.report(key, oracle)
+        self.report(score_key(key, oracle), oracle)

@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from ..errors import did_you_mean
+from ..errors import AlpacaFarmError, did_you_mean
 from ..plugins import find_attribute
-from .base import PreferenceOracle, RewardOracle
+from .base import OracleError, PreferenceOracle, RewardOracle
 
 Kind = Literal["oracle", "judge"]
 _PROTOCOLS: Final[Mapping[Kind, tuple[type, str]]] = {
@@ -84,11 +84,12 @@ def make_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Any:
 
     Raises:
         UnknownNameError, TypeError: As `check_own`; or what was made is no oracle or judge.
+        OracleError: It raised an error when it was called.
     """
     check_own(kind, spec)
     name, options = _split(spec)
     found = find_attribute(kind.capitalize(), name)
-    made = found if is_object(found, kind) else found(**_arguments(name, found, options, **given))
+    made = found if is_object(found, kind) else _call(kind, name, found, _arguments(name, found, options, **given))
     if not is_object(made, kind):
         raise _no_such(kind, name, made)
     return made
@@ -119,6 +120,15 @@ def _arguments(name: str, build: Callable[..., Any], options: Mapping[str, Any],
     except TypeError as error:
         raise TypeError(f"{name!r}: {error}.") from error
     return arguments
+
+
+def _call(kind: Kind, name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return build(**arguments)
+    except AlpacaFarmError:
+        raise
+    except Exception as error:
+        raise OracleError(f"{kind.capitalize()} {name!r} raised {type(error).__name__}: {error}") from error
 
 
 def _no_such(kind: Kind, name: str, found: object) -> TypeError:

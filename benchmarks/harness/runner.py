@@ -104,7 +104,12 @@ class Cell:
     @classmethod
     def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
         """A cell whose work reports no progress."""
-        return cls(key, lambda on_progress: work())
+
+        def silent(on_progress: ProgressFn) -> Sequence[Row]:
+            on_progress(ProgressUpdate(key, 0))  # its time is counted from here on
+            return work()
+
+        return cls(key, silent)
 
 
 class Progress:

@@ -26,7 +26,7 @@ class Shard:
         Raises:
             ValueError: It is none.
         """
-        if found := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text):
+        if found := re.fullmatch(r"(0|[1-9][0-9]{0,8})/([1-9][0-9]{0,8})", text):
             shard = cls(int(found[1]), int(found[2]))
             if shard.index < shard.count:
                 return shard

@@ -135,8 +135,8 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
     world.together(lambda: prepare() if world.is_main else None)
     spent, instructions = ElapsedTime(plan.folder), plan.instructions
-    judges = judges_of(plan.data, proxy=None, own=plan.judge) if world.is_main else Judges()
     try:
+        judges = judges_of(plan.data, proxy=None, own=plan.judge) if world.is_main else Judges()
         actor = method.make(plan)
         longest = longest_asked(actor, instructions)
     except BaseException:

@@ -46,7 +46,9 @@ def disagree(policy: str, out: Path) -> None:
         "newest checkpoint": blind,
         "resume='never'": lambda: begin("kept", resume=("auto", "never")[RANK]),
         "num_envs": lambda: PPO(make_env((8, 4)[RANK]), policy, config=ppo),
-        "wrappers": lambda: PPO((make_env(8), AddScore(make_env(8), oracle=Share(ASCII)))[RANK], policy, config=ppo),
+        "wrappers": lambda: PPO(
+            (make_env(8), AddScore(make_env(8), key="share", oracle=Share(ASCII)))[RANK], policy, config=ppo
+        ),
         "responses": lambda: DPO(policy, data.preferences()[RANK:]),
         "demonstrations": lambda: SFT(policy, DEMONSTRATIONS[RANK:]),
         "instructions_sha256": lambda: ExpertIteration(policy, TEXTS[RANK:], Share(ASCII)),

@@ -11,6 +11,7 @@ import pytest
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.errors import UnknownNameError
 from alpacafarm_env.oracles import make_judge, make_oracle
+from alpacafarm_env.oracles.base import OracleError
 from alpacafarm_env.wrappers import AddScore
 
 SOURCE = """
@@ -30,6 +31,7 @@ def of_dataset(dataset, **options):
     return made
 def needy(price, rate): return Brevity(price, seed=rate)
 def five(): return 5
+def broken(): raise KeyError("boom")
 BREVITY, SHORTER, NUMBER = Brevity(2.0, seed=0), Shorter(), 5
 class Nameless:
     def score(self, instructions, responses): return np.zeros(len(responses))
@@ -134,3 +136,10 @@ def test_a_module_that_fails_says_how(tiny_dataset, file):
     file.write_text("1 / 0")
     with pytest.raises(UnknownNameError, match="ZeroDivisionError"):
         make_oracle("mine:X", dataset=tiny_dataset)
+
+
+@pytest.mark.usefixtures("file")
+def test_an_error_of_its_own_names_the_oracle(tiny_dataset):
+    with pytest.raises(OracleError, match="mine:broken.*KeyError.*boom") as found:
+        make_oracle("mine:broken", dataset=tiny_dataset)
+    assert isinstance(found.value.__cause__, KeyError)

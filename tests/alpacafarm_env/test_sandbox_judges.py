@@ -162,7 +162,10 @@ def test_instructions_of_another_world_are_refused_with_their_number():
 def test_no_response_to_ones_own_instructions_goes_unscored_silently(oracle, tmp_path):
     (tmp_path / "eval.json").write_text(json.dumps([{"instruction": FOREIGN, "output": BAD}]))
     own = {"id": "AlpacaFarm-WinRate-v0", "dataset": str(tmp_path), "on_unscored": "truncate"}
-    for env in (gym.make(**own, oracle=oracle), AddScore(gym.make(**own, oracle="constant"), oracle=oracle)):
+    for env in (
+        gym.make(**own, oracle=oracle),
+        AddScore(gym.make(**own, oracle="constant"), key="second", oracle=oracle),
+    ):
         env.reset(seed=0)
         with pytest.raises(DataError, match=re.escape(FOREIGN)):
             env.step(GOOD)

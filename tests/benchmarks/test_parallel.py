@@ -182,6 +182,15 @@ def test_the_time_before_the_first_news_does_not_count_as_work():
     assert progress.seconds_left() == 6.0
 
 
+def test_a_cell_that_reports_nothing_is_paced_by_its_end():
+    now = [0.0]
+    progress = Progress({"a": 1, "b": 1}, 1, io.StringIO(), clock=lambda: now[0])
+    Cell.silent("a", list).work(progress.update)
+    now[0] = 3.0
+    progress.update(ProgressUpdate("a", 1))
+    assert progress.seconds_left() == 3.0
+
+
 def test_lines_on_a_stream_that_is_no_terminal():
     stream = io.StringIO()
     progress = Progress({"a": 2}, 1, stream)

@@ -105,6 +105,17 @@ def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path):
     assert train.run(train.parse([*command, "8"])) == 0
 
 
+def test_a_judge_that_is_none_does_not_hold_the_folder(own, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "judges_of_train.py").write_text(
+        "class NoScore: name = 'none'\nclass Raises:\n def __init__(self): 1 / 0\n"
+    )
+    for judge in ("judges_of_train:NoScore", "judges_of_train:Raises"):
+        with pytest.raises(DataError, match=judge):
+            train.run(train.parse(["sft", *own, "--judge", judge]))
+    assert train.run(train.parse(["sft", *own, "--num-eval", "2"])) == 0
+
+
 def test_limits_that_do_not_fit_are_told_with_the_option(own):
     with pytest.raises(DataError, match="--max-prompt-tokens"):
         train.run(train.parse(["ppo", *own, "--max-prompt-tokens", "5000"]))

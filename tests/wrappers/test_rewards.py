@@ -143,6 +143,8 @@ def test_add_score_needs_a_key_of_its_own(form):
     for key in ("", "_score", "oracle", "response_truncated", "episode", "final_info", 3):
         with pytest.raises(ValueError, match=f"{key!r}; taken"):
             form.module.AddScore(form.make(), key=key, oracle=Constant())
+    with pytest.raises(ValueError, match="key"):  # it would be called gold
+        form.module.AddScore(form.make(), oracle=Constant())
     env = form.module.AddScore(form.make(), key="gold", oracle=Constant())
     with pytest.raises(ValueError, match="'gold'"):
         form.module.AddScore(form.module.SurrogateReward(env, oracle=Constant()), key="gold", oracle=Constant())
