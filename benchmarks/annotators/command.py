@@ -133,30 +133,34 @@ def run(options: AnnotatorsOptions) -> int:
         key = f"live {live.digest()}, pairs={len(asked.pairs)}" if live else ""
         rows = run_cells(study, [*([Cell.silent(key, partial(live.rows, asked))] if live else []), *work])
         rows.sort(key=lambda row: row["level"] == LEVEL)
-        failure = f"Live: FAILED: {' '.join(study.failed[key].split())}" if key in study.failed else ""
+        failures = [
+            f"{'Live' if cell == key else cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()
+        ]
         if not rows:
             return study.exit_status
         note = partial(words.note, question=question, num_live=len(asked.pairs))
-        write_results(study, rows, note, failure)
+        write_results(study, rows, note, failures)
         names = {role: model.model for role, model in live.played.items()} if live else {}
         facts = {"host": live.host, "pool": live.pool, "models": names} if live else None
         study.note(judges=MEANINGS, quick=options.quick, live=facts)
         return study.finish()
 
 
-def write_results(study: Study, rows: Sequence[Row], note: Callable[[Iterable[str]], str], failure: str = "") -> None:
+def write_results(
+    study: Study, rows: Sequence[Row], note: Callable[[Iterable[str]], str], failures: Sequence[str] = ()
+) -> None:
     """Table, figure, report and manifest, and the summary on stdout.
 
     Args:
         study: Where to.
         rows: The table.
         note: What some levels are.
-        failure: Why there are no live rows; it is said last.
+        failures: What has no rows, and why; they are said last.
     """
     study.write_table(rows)
     frame = frame_of(rows)
     levels = frame.level.unique().tolist()
-    said = [SIMULATION, *words.findings(frame), *([failure] if failure else [])]
+    said = [SIMULATION, *words.findings(frame), *failures]
     member, tables = words.is_member(frame), {}
     for level in levels:
         own = frame.level == level
