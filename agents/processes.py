@@ -4,6 +4,7 @@ Processes are started by `accelerate launch` or `torchrun` and joined through ac
 free.
 """
 
+import atexit
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -50,6 +51,13 @@ def join(*, cpu: bool = False) -> PartialState:
             "before this package; or unset WORLD_SIZE to run one process."
         )
     return state
+
+
+@atexit.register
+def _leave() -> None:
+    """Ends gloo's threads before the interpreter ends: it would abort a process in which one still runs."""
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        torch.distributed.destroy_process_group()
 
 
 def default_device() -> torch.device:
