@@ -38,6 +38,11 @@ def test_processes_that_differ_are_all_told_how(policy_folder: Path, tmp_path: P
         assert all(name in line.split(" -> ")[1] for name, line in zip(expected, told, strict=True))
 
 
+def test_a_world_ends_well_as_soon_as_its_work_is_done(policy_folder: Path, tmp_path: Path) -> None:
+    """Two of five aborted at their exit while threads of gloo were left to the interpreter's end."""
+    assert [begin("leave", policy_folder, tmp_path, *TORCHRUN).wait(300) for _ in range(4)] == [0] * 4
+
+
 def test_a_process_that_was_not_joined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     join()
     monkeypatch.setenv("WORLD_SIZE", "2")
