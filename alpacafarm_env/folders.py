@@ -138,9 +138,8 @@ def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
             except BlockingIOError:
-                time.sleep(
-                    seconds
-                )  # of an owner that was just killed, a child that is being started has the lock still
+                # Of an owner that was just killed, a child that is being started has the lock still.
+                time.sleep(seconds)
         return True
     except OSError:  # no locks here: told when it is claimed
         return False

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from alpacafarm_env.errors import did_you_mean
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
@@ -20,6 +21,11 @@ from alpacafarm_env.oracles.base import Constant
 # A shell without job control starts what it puts in the background with SIGINT ignored, and every subprocess inherits
 # that: tests that interrupt themselves or a command could only fail there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same examples in every run.
+settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+settings.load_profile("deterministic")
 
 
 def _is_loopback(host: object) -> bool:

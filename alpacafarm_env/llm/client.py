@@ -100,7 +100,7 @@ class Client:
         sql.check_budget(budget_usd)
         self.endpoint, self.config, self.ledger = endpoint, config or ClientConfig(), ledger
         self.limiter = limiter or Limiter.of(self.config)
-        self._booking = AttemptRecorder(endpoint, ledger, prices, budget_usd)
+        self._recorder = AttemptRecorder(endpoint, ledger, prices, budget_usd)
         self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: sql.Owner | None = None
@@ -203,17 +203,17 @@ class Client:
             try:
                 outcome = await self._sender.send(job.request)
             except BaseException as ended:
-                self._booking.drop(job, attempt_id, f"ended by {type(ended).__name__}")
+                self._recorder.drop(job, attempt_id, f"ended by {type(ended).__name__}")
                 raise
             raw = outcome if isinstance(outcome, str) else ""
             reply = self._read(job, outcome) if isinstance(outcome, str) else outcome
             # The end of the row is handed in before the slot is given back: the ledger keeps the order, so that the
             # next request's beginning is not committed, and the request not sent, before this one's end is.
             if isinstance(reply, Failure):
-                row = self._booking.failed(job, attempt_id, reply, raw)
+                row = self._recorder.failed(job, attempt_id, reply, raw)
                 error = self._judge(job, reply, slot)
             else:
-                row = self._booking.answered(job, attempt_id, raw, reply)
+                row = self._recorder.answered(job, attempt_id, raw, reply)
                 self.limiter.succeeded(slot)
                 self._keep(job)
         finally:
@@ -230,7 +230,7 @@ class Client:
     async def _begin(self, job: Job) -> int:
         if not self.ledger or not self.ledger.replay:  # which needs no key
             self._sender.connect()
-        return await self._booking.begin(job)
+        return await self._recorder.begin(job)
 
     def _read(self, job: Job, raw: str) -> Reply | Failure:
         """The reply that a body holds, or why it is none."""

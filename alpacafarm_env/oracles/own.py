@@ -66,17 +66,7 @@ def check_own(kind: Kind, spec: str | Mapping[str, Any]) -> None:
         TypeError: It is no oracle, and no class or function that could make one; a keyword is missing; or there are
             keywords for an object.
     """
-    name, options = _split(spec)
-    found = find_attribute(kind.capitalize(), name)
-    if is_object(found, kind):
-        if options:
-            raise TypeError(
-                f"{kind.capitalize()} {name!r} is an object and takes no keywords, got {', '.join(options)}."
-            )
-    elif (isinstance(found, type) and not callable(getattr(found, _PROTOCOLS[kind][1], None))) or not callable(found):
-        raise _no_such(kind, name, found)
-    else:
-        _arguments(name, found, options, dataset=None, seed=None)
+    _read(kind, spec, dataset=None, seed=None)
 
 
 def make_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Any:
@@ -86,10 +76,8 @@ def make_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Any:
         UnknownNameError, TypeError: As `check_own`; or what was made is no oracle or judge.
         OracleError: It raised an error when it was called.
     """
-    check_own(kind, spec)
-    name, options = _split(spec)
-    found = find_attribute(kind.capitalize(), name)
-    made = found if is_object(found, kind) else _call(kind, name, found, _arguments(name, found, options, **given))
+    name, found, arguments = _read(kind, spec, **given)
+    made = found if is_object(found, kind) else _call(kind, name, found, arguments)
     if not is_object(made, kind):
         raise _no_such(kind, name, made)
     return made
@@ -106,20 +94,26 @@ def check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: s
             raise did_you_mean("option", key, options)
 
 
-def _split(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    mapping = {"name": spec} if isinstance(spec, str) else dict(spec)
-    return mapping.pop("name"), mapping
-
-
-def _arguments(name: str, build: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    check_options(build, options)
-    signature = inspect.signature(build)
-    arguments = {key: value for key, value in given.items() if key in signature.parameters} | dict(options)
+def _read(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> tuple[str, Any, dict[str, Any]]:
+    """The name of a specification, what it names, and what that is called with."""
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = options.pop("name")
+    found = find_attribute(kind.capitalize(), name)
+    if is_object(found, kind):
+        if options:
+            told = ", ".join(options)
+            raise TypeError(f"{kind.capitalize()} {name!r} is an object and takes no keywords, got {told}.")
+        return name, found, {}
+    if not callable(found) or (isinstance(found, type) and not callable(getattr(found, _PROTOCOLS[kind][1], None))):
+        raise _no_such(kind, name, found)
+    check_options(found, options)
+    signature = inspect.signature(found)
+    arguments = {key: value for key, value in given.items() if key in signature.parameters} | options
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise TypeError(f"{name!r}: {error}.") from error
-    return arguments
+        raise TypeError(f"{kind.capitalize()} {name!r}: {error}.") from error
+    return name, found, arguments
 
 
 def _call(kind: Kind, name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

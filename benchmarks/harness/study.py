@@ -8,9 +8,9 @@ finished cell is stored at once, so a command that was interrupted continues whe
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.metadata
 import json
-import math
 import platform
 import sys
 import warnings
@@ -101,12 +101,9 @@ class StudyOptions:
         """Refuses a folder that another call is writing: see `stored.refuse_taken`."""
         refuse_taken(self.folder(name), self._shard)
 
-    def study(
-        self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None, row: Sequence[str] = ()
-    ) -> Study:
+    def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
-        seeds = range(self.seeds)
-        return Study(self.folder(name), name, config, seeds=seeds, sources=sources, row=row, shard=self._shard)
+        return Study(self.folder(name), name, config, seeds=range(self.seeds), sources=sources, shard=self._shard)
 
     @property
     def _shard(self) -> Shard:
@@ -124,7 +121,6 @@ class Study:
             kept.
         sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
             they lie; so is a cell during which they change.
-        row: Columns that every stored row has, for folders that others have had in hand.
         shard: Which of the cells this call runs.
 
     Attributes:
@@ -145,7 +141,6 @@ class Study:
         *,
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
-        row: Sequence[str] = (),
         shard: Shard = WHOLE,
     ) -> None:
         self.out = Path(out)
@@ -161,7 +156,6 @@ class Study:
         self.failed: dict[str, str] = {}
         self.finished = False
         self._facts: dict[str, Any] = {}
-        self._shape: Shape = {"rows": [dict.fromkeys(row, object)]}
         self._claim = take_folder(self.out, name, shard)
         try:
             with turn(self.out, name):
@@ -216,9 +210,10 @@ class Study:
         with nullcontext() if alone else claim(path.parent, self.name, lock=f".{path.stem}.lock"):
             if not path.exists():
                 self._refuse_changed()
-                text = json.dumps({"key": key, "rows": [dict(row) for row in work()]}, default=_plain, indent=1)
+                # Through JSON first, so that what is hashed is what is read back.
+                rows = json.loads(json.dumps([dict(row) for row in work()], default=_plain))
                 self._refuse_changed()
-                write_atomic(path, text)
+                write_atomic(path, json.dumps({"key": key, "sha256": _digest(rows), "rows": rows}, indent=1))
         return self.rows(key)
 
     def rows(self, key: str) -> list[Row]:
@@ -227,7 +222,11 @@ class Study:
         Raises:
             CheckpointError: They are gone or damaged.
         """
-        return list(read_stored(cell_file(self.out, key), "rows", shape=self._shape)["rows"])
+        path = cell_file(self.out, key)
+        stored = read_stored(path, "sha256", "rows", shape={"rows": [dict]})
+        if _digest(stored["rows"]) != stored["sha256"]:
+            raise CheckpointError(f"{path}: expected the rows that were stored, got others. Remove it and call again.")
+        return list(stored["rows"])
 
     def await_results(self) -> None:
         """Waits until no other shard is writing the results, and keeps them from it until `close`."""
@@ -365,9 +364,8 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
     return path
 
 
-def number_of(value: object) -> float:
-    """A table's number, from a row or read from its CSV; NaN where the cell is empty."""
-    return math.nan if value is None or value == "" else float(str(value))
+def _digest(rows: Sequence[Row]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _csv_value(value: Any) -> Any:

@@ -114,7 +114,7 @@ def run(options: MethodRankingOptions) -> int:
     options.refuse_taken(NAME)
     out = options.folder(NAME)
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
-    with options.study(NAME, config, sources=sandbox_sources(), row=("feedback", "seed")) as study:
+    with options.study(NAME, config, sources=sandbox_sources()) as study:
         reward_plans, plans = make_reward_plans(options), make_plans(options)
         at_a_time = min(options.processes, len(plans))
         shape = f"{len(options.specs)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"

@@ -89,7 +89,7 @@ def run(options: SurrogateOptions) -> int:
     judged = read_judged(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     folds = QUICK_FOLDS if options.quick else FOLDS
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
-    with options.study(NAME, config, row=("scores",)) as study:
+    with options.study(NAME, config) as study:
         wanted, features = plans(options, judged), Features(judged)
         cells = [Cell.silent(" ".join(key), partial(fit, judged, features, *key, folds)) for key in wanted]
         fits = {row["cell"]: row for row in run_cells(study, cells)}

@@ -87,7 +87,7 @@ def run(options: AccuracyOptions) -> int:
         )
     sources = {name: partial(hash_model, assets / name) for name in ("policy", *TRAINED_ON)}
     sources["data"] = partial(hash_folder, assets / "data")
-    with options.study(NAME, {"num": num}, sources=sources, row=COLUMNS) as study:
+    with options.study(NAME, {"num": num}, sources=sources) as study:
         cells = [Cell.silent(f"seed {seed}", partial(measure, assets, num, seed)) for seed in range(options.seeds)]
         rows = run_cells(study, cells)
         if rows:

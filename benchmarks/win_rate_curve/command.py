@@ -38,7 +38,7 @@ def run(options: WinRateCurveOptions) -> int:
     if not world.is_main:
         return follow(world, cells)
     check_inputs(plans[0])
-    with options.study(NAME, plans[0].settings(), sources=plans[0].sources, row=("split", *COLUMNS)) as study:
+    with options.study(NAME, plans[0].settings(), sources=plans[0].sources) as study:
         processes = min(options.processes, len(plans)) if world.count == 1 else 1
         shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)

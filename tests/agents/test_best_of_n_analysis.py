@@ -46,7 +46,7 @@ def brute_force(rewards, values, k):
     return total / len(sets) if sets else NAN
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_estimator_equals_all_subsets_in_any_order(data):
     """With equals among the rewards and samples that have none."""

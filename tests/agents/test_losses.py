@@ -66,7 +66,7 @@ def test_kl_estimates_and_the_rewards_they_shape(kind: str, expected: list[float
         kl_estimate(logprobs, ref_logprobs, "k4")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logit_rows)
 def test_k1_and_k3_have_the_exact_kl_as_their_expectation(logits: np.ndarray) -> None:
     pi, ref = torch.tensor(logits)
@@ -121,7 +121,7 @@ def test_missing_eos_penalty_sets_or_subtracts_and_keeps_the_unscored() -> None:
         missing_eos_penalty(scores, finished, value=1.0, how="substract")  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     npst.arrays(np.float64, st.integers(1, 8).map(lambda t: (4, t)), elements=st.floats(-10, 10)),
     st.permutations(range(12)),
@@ -196,7 +196,7 @@ def test_pairwise_loss_by_hand() -> None:
         pairwise_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, 2.0]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(-20, 20), st.floats(-20, 20), st.floats(0, 1))
 def test_pairwise_loss_is_symmetric_and_least_at_the_target(a: float, b: float, target: float) -> None:
     chosen, rejected, targets = (torch.tensor([x], dtype=torch.float64) for x in (a, b, target))

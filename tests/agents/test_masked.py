@@ -74,7 +74,7 @@ def on_two_processes(work: Callable[[int, Callable[[Tensor], Tensor]], Tensor]) 
         return list(threads.map(run, range(2)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows, st.integers(0, 4), st.integers(0, 4), st.data())
 def test_normalised_alike_however_it_is_padded_and_dealt_out(
     x: np.ndarray, left: int, right: int, data: st.DataObject

@@ -21,7 +21,7 @@ from alpacafarm_env.agents.rollouts import (
 ids = st.lists(st.integers(10, 99), max_size=4)
 batches = st.lists(st.tuples(ids.filter(len), ids, st.booleans()), min_size=1, max_size=6)
 """Prompt, response (which may be empty) and whether it finished."""
-fast = settings(max_examples=50, deadline=None)
+fast = settings(max_examples=50)
 
 
 def make(rows: list[Any]) -> Rollouts:

@@ -89,7 +89,7 @@ def check(prompt, items, render=render):
 @each_prompt
 @pytest.mark.parametrize("examples", [40, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_any_text_comes_back_and_changes_nothing_around_it(prompt, examples):
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples)
     @given(st.lists(ITEMS, min_size=1, max_size=3 if prompt.batched else 1))
     def run(items):
         check(prompt, items)

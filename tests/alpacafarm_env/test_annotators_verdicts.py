@@ -163,7 +163,7 @@ def test_logprobs_that_are_no_answer(logprobs):
         parse("logprobs", reply("a", logprobs), 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(["lines", "label", "json"]), st.lists(st.sampled_from(PIECES) | st.text(max_size=20)))
 def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
     verdicts = read(format, "".join(pieces))

@@ -212,5 +212,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert sql.busy(self.conns[0], handle) == (handle in busy)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, database=None)
+LedgerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestLedger = LedgerMachine.TestCase

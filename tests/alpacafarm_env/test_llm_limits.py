@@ -142,7 +142,7 @@ class LimiterMachine(RuleBasedStateMachine):
             assert self.clock.now < next_start + 1e-9
 
 
-LimiterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
+LimiterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestLimiter = LimiterMachine.TestCase
 
 

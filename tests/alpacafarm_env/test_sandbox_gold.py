@@ -92,7 +92,7 @@ def test_a_megabyte_gains_nothing_and_takes_seconds_at_most(response):
     assert value < gold.gold(ASK_SENTENCE, "A lion is brave.")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text() | st.lists(st.sampled_from([*WHOLE.split(), "-", "\n", "shy", "Sure!"])).map(" ".join))
 def test_any_text_has_finite_gold(text):
     found = gold.parts(ASK_LIST, text)

@@ -63,7 +63,7 @@ def expected_and_count(template, ask):
     return facts_asked(request), count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
 def test_read_inverts_the_wording_that_depends_on_its_generator_alone(seed, template):
     ask = drawn(seed, template)
@@ -139,7 +139,7 @@ def test_what_is_not_of_this_world_is_not_read(text):
     assert tasks.read(text) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text())
 @example("List three traits of " + "a lion " * 150_000)
 def test_any_text_is_read_or_refused_without_an_error(text):

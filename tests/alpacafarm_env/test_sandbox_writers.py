@@ -25,7 +25,7 @@ def mean_parts(writer, num=12):
     return {name: np.mean([getattr(row, name) for row in rows]) for name in gold.Parts.__dataclass_fields__}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
 def test_writers_are_fluent_and_a_perfect_one_earns_everything(seed, template):
     """Gold and the writers agree on what a sentence is, so that what the policy learns to say can be fluent."""

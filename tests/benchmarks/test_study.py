@@ -155,13 +155,13 @@ def test_damaged_files_are_named(tmp_path):
         Study(tmp_path, "demo", CONFIG)
 
 
-@pytest.mark.parametrize("rows", ['{"rows": 1}', '{"rows": [1]}', '{"rows": [{"a": 1}]}'])
-def test_stored_rows_of_another_shape_are_named(tmp_path, rows):
-    with Study(tmp_path, "demo", CONFIG, row=("x",)) as study:
+@pytest.mark.parametrize("rows", ["1", "[1]", "[]", '[{"a": 1}]', '[{"x": 2}]'])
+def test_stored_rows_that_are_not_what_was_stored_are_named(tmp_path, rows):
+    with Study(tmp_path, "demo", CONFIG) as study:
         run(study, {"a": lambda: [{"x": 1}]})
     (cell,) = (tmp_path / "cells").iterdir()
-    cell.write_text(rows)
-    with Study(tmp_path, "demo", CONFIG, row=("x",)) as again, pytest.raises(CheckpointError, match="a.json"):
+    cell.write_text(json.dumps(json.loads(cell.read_text()) | {"rows": json.loads(rows)}))
+    with Study(tmp_path, "demo", CONFIG) as again, pytest.raises(CheckpointError, match="a.json"):
         again.cell("a", list)
 
 

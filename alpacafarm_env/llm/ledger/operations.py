@@ -24,25 +24,9 @@ from .process import is_gone
 from .schema import AttemptTotals, Owner, Spending, Stored
 
 __all__ = [
-    "MAX_USD",
-    "READS",
-    "AttemptTotals",
-    "Owner",
-    "Spending",
-    "Stored",
-    "begin",
-    "busy",
-    "check_budget",
-    "claim",
-    "fail",
-    "heartbeat",
-    "link",
-    "lookup",
-    "reap",
-    "release",
-    "spending",
-    "stored_reply",
-    "succeed",
+    "MAX_USD", "READS", "AttemptTotals", "Owner", "Spending", "Stored",
+    "begin", "busy", "check_budget", "claim", "fail", "heartbeat", "link", "lookup", "reap", "release", "spending",
+    "stored_reply", "succeed",
 ]  # fmt: skip
 
 NANO = 10**9
@@ -254,7 +238,7 @@ def spending(conn: Connection) -> Spending:
         one["completion_tokens"] += completions or 0
         one["unpriced"] += unpriced
     total = {field.name: sum(one[field.name] for one in sums.values()) for field in fields(AttemptTotals)}
-    return Spending(_tally(total), {key: _tally(one) for key, one in sums.items()})
+    return Spending(_totals(total), {key: _totals(one) for key, one in sums.items()})
 
 
 def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
@@ -379,5 +363,5 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _tally(sums: dict[str, int]) -> AttemptTotals:
+def _totals(sums: dict[str, int]) -> AttemptTotals:
     return AttemptTotals(**{name: value / NANO if name.endswith("_usd") else value for name, value in sums.items()})  # type: ignore[arg-type]
