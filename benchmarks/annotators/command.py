@@ -29,11 +29,10 @@ from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
+from ..harness.estimates import frame_of
 from ..harness.evaluation import subset
-from ..harness.frames import frame_of
 from ..harness.plots import write_png
-from ..harness.report import Figure, text_table, write_report
-from ..harness.report_text import SIMULATION
+from ..harness.report import SIMULATION, Figure, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
 from ..harness.study import Row, Study, StudyOptions, run_command

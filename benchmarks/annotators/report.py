@@ -9,8 +9,7 @@ from typing import Any, Final
 import pandas as pd
 
 from ...sandbox.judges import POOL
-from ..harness.report import Table, sentences
-from ..harness.verdicts import Verdict
+from ..harness.report import Table, Verdict, sentences
 from .sandbox import Question
 from .targets import ALONE, COST, FIGURES, SINGLE, SPENT, Target
 

@@ -20,8 +20,7 @@ from ...sandbox.dataset import Sandbox
 from ...sandbox.judges import POOL, Annotators
 from ...seeding import keyed_rng
 from ...statistics import interval
-from ..harness.agreement import correlation
-from ..harness.estimates import mean_known
+from ..harness.estimates import correlation, mean_known
 from ..harness.evaluation import subset
 from ..harness.study import Row
 from .targets import ALONE, SINGLE, make_row, rows_of, targets_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...oracles.base import UNSCORED_REASON, PreferenceOracle, compare
 from ..harness.estimates import mean_known
-from ..harness.lists import has_list
+from ..harness.evaluation import has_list
 
 LENGTH_GAP: Final = 8
 """Characters in the sandbox; smaller differences in length say nothing there."""

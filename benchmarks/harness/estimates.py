@@ -1,14 +1,25 @@
-"""A mean over seeds with what is known of its error."""
+"""Means over seeds with their error, rows as pandas frames, and how well two rankings of methods agree.
+
+The bootstrap resamples, `RESAMPLES` times and with replacement: each method's seeds, independently of the other methods
+but with one draw for both feedbacks (a method without feedback is one run in both), and the evaluation instructions,
+one draw for all methods, seeds and judges. A win rate is then the mean over the drawn seeds of the mean credit on the
+drawn instructions. Methods stay as they are: the interval speaks of these methods on instructions and seeds like these.
+Resampling adds noise to ranks that already have it, so it leans towards lower agreement.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from ...seeding import keyed_rng
 from ...statistics import UNBOUNDED, Interval, interval
+from .study import Row
 
 Array = NDArray[np.float64]
 
@@ -62,3 +73,169 @@ def mean_known(values: Array) -> Array:
     known = ~np.isnan(values)
     num = known.sum(axis=0)
     return np.asarray(np.where(num, np.nansum(values, axis=0) / np.maximum(num, 1), np.nan), dtype=np.float64)
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows of a table; None in a column of numbers is NaN."""
+    return pd.DataFrame(rows).replace({None: np.nan}).infer_objects()
+
+
+def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values: str) -> pd.DataFrame:
+    """One row for each value of `index`, one column for each of `columns`, in the order of the frame.
+
+    Raises:
+        ValueError: A combination of them is missing or stands there twice.
+    """
+    keys = [*([index] if isinstance(index, str) else index), columns]
+    counts = frame.groupby(keys, sort=False).size().unstack()
+    if len(frame) and (wrong := counts[counts.ne(1).any(axis=1)]).size:
+        raise ValueError(f"expected one row for each {', '.join(keys)}, got these numbers of rows:\n{wrong}")
+    found = frame.pivot(index=keys[:-1], columns=columns, values=values)
+    return found.reindex(index=counts.index, columns=frame[columns].unique())
+
+
+def estimates(
+    frame: pd.DataFrame, by: Sequence[str], measure: str, bounds: tuple[float, float] = UNBOUNDED
+) -> dict[tuple[Hashable, ...], Estimate]:
+    """The mean of a measure with its interval over the rows (one a seed) of each group; see `Estimate.of`.
+
+    NaN, a seed that failed, is left out and not counted in the estimate's `num`.
+    """
+    groups = frame.groupby(list(by), sort=False, dropna=False)[measure]
+    return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
+
+
+RESAMPLES = 2_000
+FEWEST = 3
+"""Methods below which a rank correlation says nothing."""
+TAILS = (2.5, 97.5)
+"""Percentiles at the ends of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A rank correlation in [-1, 1] with its 95 % interval; NaN bounds where nothing was resampled."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Rank correlations of two rankings of the same methods."""
+
+    spearman: Coefficient
+    kendall: Coefficient
+    """Kendall's tau-b, which takes ties into account."""
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Win rates of methods in every resample. `win_rates`: name -> [R], in percent."""
+
+    win_rates: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = RESAMPLES) -> Bootstrap:
+        """Resamples the credits of each method: a sequence of [B], one a finished seed, NaN = no verdict.
+
+        Two calls with one seed draw the same instructions, and the same seeds of a method that has as many in both:
+        that is what keeps the two rankings of a resample on the same instructions.
+        """
+        if not credits:
+            return cls({})
+        size = len(next(iter(credits.values()))[0])
+        drawn = keyed_rng(seed, "method ranking", "instructions").integers(0, size, (num, size))
+        # How often each instruction was drawn: a resample is a row of weights, all of them one matrix product.
+        places = (drawn + size * np.arange(num)[:, None]).ravel()
+        counts = np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
+        found = {}
+        for name, seeds in credits.items():
+            table = np.stack(seeds, axis=1)
+            known = ~np.isnan(table)
+            with np.errstate(invalid="ignore"):
+                means = (counts @ np.where(known, table, 0)) / (counts @ known.astype(np.float64))
+            chosen = keyed_rng(seed, "method ranking", "seeds", name).integers(0, len(seeds), (num, len(seeds)))
+            found[name] = 100 * np.take_along_axis(means, chosen, axis=1).mean(axis=1)
+        return cls(found)
+
+
+def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap) -> Agreement | None:
+    """Agreement of two win rates over the methods that have both; None for fewer than three methods.
+
+    Args:
+        one: Method -> win rate.
+        two: Method -> win rate, of another judge or published.
+        *bootstraps: The resamples of `one`, and of `two` if it has any; without a second `two` is taken as exact, and
+            without any there is no interval.
+    """
+    names = tuple(name for name in one if name in two)
+    if len(names) < FEWEST:
+        return None
+    x, y = (np.array([values[name] for name in names], dtype=np.float64) for values in (one, two))
+    rho, tau = correlation("spearman", x, y), correlation("kendall", x, y)
+    if not bootstraps:
+        return Agreement(Coefficient(rho), Coefficient(tau), names)
+    num = len(next(iter(bootstraps[0].win_rates.values())))
+    columns = [np.stack([bootstrap.win_rates[name] for name in names], axis=1) for bootstrap in bootstraps]
+    xs, ys = columns if len(columns) == 2 else (columns[0], np.broadcast_to(y, (num, len(names))))
+    bounds = [percentiles(values) for values in (spearman_rows(xs, ys), kendall_rows(xs, ys))]
+    return Agreement(Coefficient(rho, *bounds[0]), Coefficient(tau, *bounds[1]), names)
+
+
+def correlation(figure: str, x: Array, y: Array) -> float:
+    """One of r2, spearman, kendall (tau-b) of x and y [M] by scipy; NaN where one of them is constant."""
+    from scipy import stats
+
+    # Where all are equal there is no ranking, which scipy would warn about.
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan
+    if figure == "r2":
+        return float(stats.pearsonr(x, y).statistic) ** 2
+    if figure == "spearman":
+        return float(stats.spearmanr(x, y).statistic)
+    return float(stats.kendalltau(x, y, variant="b").statistic)
+
+
+def pearson_rows(x: Array, y: Array) -> Array:
+    """Pearson's correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
+    # A constant row less its rounded mean would be crumbs, which correlate with anything.
+    one, two = (
+        np.where(np.ptp(values, axis=1, keepdims=True) > 0, values - values.mean(axis=1, keepdims=True), 0)
+        for values in (x, y)
+    )
+    return _cosine(one, two)
+
+
+def spearman_rows(x: Array, y: Array) -> Array:
+    """Spearman's rank correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
+    from scipy.stats import rankdata
+
+    one, two = (np.asarray(rankdata(values, axis=1), dtype=np.float64) for values in (x, y))
+    return pearson_rows(one, two)
+
+
+def kendall_rows(x: Array, y: Array) -> Array:
+    """Kendall's tau-b of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
+    first, second = np.triu_indices(x.shape[1], 1)
+    one, two = (np.sign(values[:, first] - values[:, second]) for values in (x, y))
+    return _cosine(one, two)
+
+
+def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
+    """Of the values that are known: the ends of their middle 95 %, or others in [0, 100]; NaN where none is known."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return [math.nan] * len(at)
+    found: list[float] = np.percentile(known, at).tolist()
+    return found
+
+
+def _cosine(one: Array, two: Array) -> Array:
+    """Cosine of the angle between each row of one and of two; NaN where a row is zero."""
+    squares = (one**2).sum(axis=1) * (two**2).sum(axis=1)
+    found = np.full(len(one), np.nan)
+    np.divide((one * two).sum(axis=1), np.sqrt(squares), out=found, where=squares > 0)
+    return found

@@ -9,16 +9,122 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from ...data.files import write_atomic
-from .agreement import coefficient_text
-from .report_text import SIMULATION, interval_text, number, signed
+from ...statistics import Interval
+from .estimates import Coefficient
+
+
+def decimals(unit: str) -> int:
+    """Digits after the point that are worth reading."""
+    return {"%": 1, "characters": 0}.get(unit, 2)
+
+
+def number(value: float, unit: str = "") -> str:
+    """A number for people; "–" for NaN."""
+    return "–" if math.isnan(value) else f"{_rounded(value, unit):.{decimals(unit)}f}"
+
+
+def signed(value: float, unit: str = "") -> str:
+    """A difference for people, with its sign; "–" for NaN."""
+    return "–" if math.isnan(value) else f"{_rounded(value, unit):+.{decimals(unit)}f}"
+
+
+def interval_text(value: Interval, unit: str) -> str:
+    """For instance "47.1 [45.0, 49.2]"; the mean alone for one seed."""
+    mean = number(value.mean, unit)
+    return mean if math.isnan(value.low) else f"{mean} [{number(value.low, unit)}, {number(value.high, unit)}]"
+
+
+def coefficient_text(value: Coefficient) -> str:
+    """For instance "0.95 [0.90, 0.98]"; the value alone without an interval."""
+    text = number(value.value)
+    return text if math.isnan(value.low) else f"{text} [{number(value.low)}, {number(value.high)}]"
+
+
+def _rounded(value: float, unit: str) -> float:
+    return round(value, decimals(unit)) + 0.0  # the sum turns a negative zero into a positive one
+
+
+SIMULATION = (
+    "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
+    "GPT-4, Davinci003 or people."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, and the numbers that say so."""
+
+    id: str
+    """Names the claim: "clean_labels_suffice"."""
+    holds: bool | None
+    """None: what was measured does not decide it."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What its sentence shows."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the numbers come from; stands under every figure and table."""
+
+    level: str
+    """sandbox, recorded or live."""
+    dataset: str
+    policy: str
+    reward_model: str
+    num_val: int
+    num_eval: int
+    num_seeds: int
+    temperature: float
+    temperature_note: str = ""
+    """Whose temperature is another one."""
+    judge: str = ""
+    """The judge of one's own behind the column win_rate; "" for none."""
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether the numbers are those of the simulation."""
+        return self.level == "sandbox"
+
+    @property
+    def reference(self) -> str:
+        """Whose responses are to be beaten."""
+        return "the sandbox's stand-in for Davinci003" if self.sandbox else f"the references of {self.dataset}"
+
+    def label(self, split: str = "eval") -> str:
+        """Level, split, n, seeds and interval, in one line."""
+        count = self.num_eval if split == "eval" else self.num_val
+        seeds = (
+            "1 seed, no interval"
+            if self.num_seeds == 1
+            else f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
+        )
+        kind = "sandbox (simulation)" if self.sandbox else self.level
+        temperature = f"temperature {self.temperature:g}{self.temperature_note}"
+        return f"Level: {kind}; {split}, n = {count} instructions, {temperature}; {seeds}."
+
+    def judges(self) -> str:
+        """Who gives which number."""
+        own = f" Win rate by the judge: {self.judge}, against {self.reference}." if self.judge else ""
+        if not self.sandbox:
+            return (
+                f"Proxy: reward model {self.reward_model}.{own} This level has no gold reward, no simulated judge and "
+                "no human raters: those columns are empty."
+            )
+        return (
+            f"Proxy: reward model {self.reward_model}. Gold: the sandbox's true reward. Win rates against "
+            f"{self.reference}: by p_sim^eval (13 simulated annotators, no added noise) and 16 simulated human "
+            f"raters.{own}"
+        )
+
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parents[1]),

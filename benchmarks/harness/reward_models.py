@@ -2,16 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ...agents import LanguageModel, RewardModeling, RewardModelingConfig
-from ...agents.loop import keyed_generator
-from ...agents.processes import Processes
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from ... import sandbox
 from ...instructions import Instruction, Preference
+from ...oracles import RewardModel
+from ...oracles.base import judge
 from ...sandbox import dataset as texts
-from .fresh_pairs import MAX_RESPONSE_TOKENS
+from ...sandbox import tasks
+from ...sandbox.dataset import Sandbox
+from ...seeding import keyed_rng
+from ...statistics import wilson
+from .study import Row
+
+if TYPE_CHECKING:
+    from ...agents import LanguageModel, RewardModelingConfig
+
+MAX_RESPONSE_TOKENS: Final = 64
+
+
+@dataclass(frozen=True)
+class FreshPairs:
+    """n pairs of samples of unequal gold, and what was drawn to get them."""
+
+    instructions: tuple[str, ...]
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    gap: NDArray[np.float64]
+    """[n] gold of b minus gold of a; never 0."""
+    num_equal: int
+    """Pairs of equal gold (equal texts among them) that were drawn in between and have no right answer."""
+
+
+def fresh_instructions(data: Sandbox, seed: int) -> Iterator[Instruction]:
+    """Endlessly: instructions that stand in no split and were not given before, in the training splits' mix."""
+    seen = {str(instruction) for split in data.splits for instruction in data.instructions(split)}
+    share_with_input = np.mean([bool(instruction.input) for instruction in data.instructions("preference")])
+    by_input = {kind: [t for t in tasks.TEMPLATES if t.with_input == kind] for kind in (False, True)}
+    rng = keyed_rng(seed, "fresh instructions")
+    while True:
+        templates = by_input[bool(rng.random() < share_with_input)]
+        template = templates[int(rng.integers(len(templates)))]
+        row = Instruction(*tasks.draw(rng, template), split="fresh")
+        while str(row) in seen:  # drawn again of the same template, so that the mix stays what it is in the splits
+            row = Instruction(*tasks.draw(rng, template), split="fresh")
+        seen.add(str(row))
+        yield row
+
+
+def fresh_pairs(data: Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
+    """Samples a policy twice at temperature 1 on fresh instructions until there are `num` pairs of unequal gold.
+
+    Args:
+        data: Whose splits are to be avoided.
+        policy: Folder of the policy.
+        seed: Keys instructions and samples.
+        num: Pairs wanted, 1 or more.
+    """
+    from ...agents import LanguageModel
+    from ...agents.loop import keyed_generator
+
+    model = LanguageModel.from_pretrained(policy, max_response_tokens=MAX_RESPONSE_TOKENS)
+    generator, stream = keyed_generator(seed, "fresh pairs"), fresh_instructions(data, seed)
+    gold = sandbox.gold_oracle()
+    pairs: list[tuple[str, str, str, float]] = []
+    num_equal = 0
+    while len(pairs) < num:
+        missing = num - len(pairs)
+        batch = tuple(islice(stream, missing + missing // 4 + 8))  # some more than are missing: some have equal gold
+        texts = model.generate(batch, generator=generator, num_samples=2).texts
+        gaps = gold.score(batch, texts[1::2]) - gold.score(batch, texts[::2])
+        for pair in zip(batch, texts[::2], texts[1::2], gaps.tolist(), strict=True):
+            if len(pairs) == num:
+                break
+            if pair[-1] == 0:
+                num_equal += 1
+            else:
+                pairs.append(pair)
+    instructions, a, b, gap = zip(*pairs, strict=True)
+    return FreshPairs(instructions, a, b, np.array(gap), num_equal)
+
 
 LAST_FILE: Final = "tokenizer_config.json"
 """Of a saved model's folder: files are put in place in the order of their names, so with this one all are there."""
@@ -21,6 +100,8 @@ def sample(
     model: LanguageModel, instructions: Sequence[Instruction], key: str, num_samples: int = 1
 ) -> tuple[str, ...]:
     """Responses at temperature 1, keyed by the sandbox's seed; those to one instruction follow each other."""
+    from ...agents.loop import keyed_generator
+
     generator = keyed_generator(texts.SEED, "build", key)
     return model.generate(instructions, generator=generator, num_samples=num_samples).texts
 
@@ -56,6 +137,9 @@ def fit(
     Returns:
         The last step's metrics, and the mean and standard deviation of SFT responses' scores before the calibration.
     """
+    from ...agents import LanguageModel, RewardModeling
+    from ...agents.processes import Processes
+
     agent = RewardModeling(policy, preferences, config=config, seed=seed, out=out)
     metrics: dict[str, float] = {}
     for metrics in agent.updates():
@@ -69,3 +153,58 @@ def fit(
         agent.save(target)
     world.wait()
     return {**metrics, "sft/mean": mean, "sft/std": std}
+
+
+Array = NDArray[np.float64]
+
+CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Edges of the bins of confidence."""
+
+
+def hits(chance: Array, label: Array) -> Array:
+    """1 where P(b preferred) [n] is on the label's side [n] of 0.5, 0.5 where either is a tie, 0 elsewhere."""
+    return np.asarray((1 + np.sign(chance - 0.5) * np.sign(label - 0.5)) / 2)
+
+
+def predicted(folder: Path, pairs: FreshPairs) -> Array:
+    """P(b preferred) by a reward model, [n]."""
+    oracle = RewardModel(folder, device="cpu")
+    a, b = (judge(oracle, pairs.instructions, texts).scores for texts in (pairs.a, pairs.b))
+    # Scores come in standard deviations of SFT's; the probabilities a model was trained to give are in its own units.
+    std = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("alpacafarm_reward_std", 1.0)
+    return np.asarray(expit((b - a) * float(std)))
+
+
+def against_gold(name: str, chance: Array, gap: Array) -> list[Row]:
+    """Accuracy of P(b preferred) [n] against the sign of the gold gap [n]: of all pairs, and by quartile of |gap|."""
+    correct, size = hits(chance, (gap > 0).astype(np.float64)), np.abs(gap)
+    quartile = np.digitize(size, np.quantile(size, (0.25, 0.5, 0.75)))
+    groups = {"all": quartile >= 0} | {f"gap quartile {k + 1}": quartile == k for k in range(4)}
+    return [
+        _row(name, "gold", subset, correct[rows], mean_gold_gap=float(size[rows].mean()))
+        for subset, rows in groups.items()
+        if rows.any()
+    ]
+
+
+def reliability(name: str, chance: Array, label_judge: str, label: Array) -> list[Row]:
+    """Agreement with a judge's labels [n] by the confidence max(p, 1 - p) of P(b preferred) [n]."""
+    correct, confidence = hits(chance, label), np.maximum(chance, 1 - chance)
+    place = np.digitize(confidence, CONFIDENCES[1:-1])
+    bins = {f"confidence {low} to {high}": place == k for k, (low, high) in enumerate(pairwise(CONFIDENCES))}
+    return [
+        _row(name, label_judge, subset, correct[rows], confidence=float(confidence[rows].mean()))
+        for subset, rows in bins.items()
+        if rows.any()
+    ]
+
+
+def _row(name: str, against: str, subset: str, correct: Array, **means: float) -> Row:
+    facts = {"judge": name, "against": against, "subset": subset, "mean_gold_gap": None, "confidence": None}
+    return {**facts, **means, **share_row(float(correct.sum()), len(correct))}
+
+
+def share_row(num_correct: float, num: int) -> Row:
+    """A share with its Wilson interval and counts, as columns."""
+    low, high = wilson(num_correct, num)
+    return {"accuracy": num_correct / num, "low": low, "high": high, "n": num, "num_correct": num_correct}

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ...errors import AlpacaFarmError, CheckpointError
 from ...progress import SECONDS_IN_A_LOG
-from .shards import WHOLE, MissingCellsError
-from .stored import is_full
+from .stored import WHOLE, MissingCellsError, is_full
 from .study import Row, Study
 
 if TYPE_CHECKING:

@@ -27,12 +27,14 @@ from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
 from ...folders import claim
-from .shards import WHOLE, MissingCellsError, Shard
 from .sources import Sources, changed, contents
 from .stored import (
     ANOTHER_OUT,
     MANIFEST,
+    WHOLE,
+    MissingCellsError,
     Shape,
+    Shard,
     cell_file,
     differences,
     is_full,

@@ -23,8 +23,7 @@ import tyro
 
 from ...errors import UnknownNameError
 from ...sandbox.dataset import SIZES
-from ..harness.provenance import Provenance
-from ..harness.report import settings_table, text_table, write_report
+from ..harness.report import Provenance, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file, read_stored

@@ -9,11 +9,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from ..harness.agreement import FEWEST
-from ..harness.labels import place_labels
-from ..harness.plots import COLORS, titled, write_png
-from ..harness.provenance import Provenance
-from ..harness.report import Figure
+from ..harness.estimates import FEWEST
+from ..harness.plots import COLORS, place_labels, titled, write_png
+from ..harness.report import Figure, Provenance
 from ..methods.runs import FEEDBACKS
 from .summary import Summary
 

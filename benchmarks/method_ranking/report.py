@@ -7,12 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..harness.agreement import FEWEST, RESAMPLES
-from ..harness.estimates import CLEAR, Estimate
-from ..harness.provenance import Provenance
-from ..harness.report import Table, sentences
-from ..harness.report_text import interval_text, number, signed
-from ..harness.verdicts import Verdict
+from ..harness.estimates import CLEAR, FEWEST, RESAMPLES, Estimate
+from ..harness.report import Provenance, Table, Verdict, interval_text, number, sentences, signed
 from ..methods.runs import FEEDBACKS
 from .summary import BASELINE, JUDGED_BY, Summary
 

@@ -19,11 +19,9 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, UNBOUNDED
-from ..harness.agreement import Agreement, Bootstrap, agreement
-from ..harness.estimates import Array, Estimate, mean_known
-from ..harness.frames import frame_of
+from ..harness.estimates import Agreement, Array, Bootstrap, Estimate, agreement, frame_of, mean_known
+from ..harness.report import Verdict
 from ..harness.study import Row
-from ..harness.verdicts import Verdict
 from ..methods.methods import Method
 from ..methods.runs import COLUMNS, FEEDBACKS
 

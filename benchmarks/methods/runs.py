@@ -19,12 +19,11 @@ from ...folders import hash_model
 from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
-from ..harness.elapsed_time import ElapsedTime
 from ..harness.evaluation import OWN_WIN_RATE, Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
-from ..harness.stored import SETTINGS, check_settings, file_name, read_stored
+from ..harness.stored import SETTINGS, ElapsedTime, check_settings, file_name, read_stored
 from ..harness.study import Row
 from .catalogue import find_method
 from .methods import Actor, Feedback, Job

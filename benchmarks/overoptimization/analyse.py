@@ -16,11 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...seeding import keyed_rng
-from ..harness.agreement import RESAMPLES, percentiles, spearman_rows
-from ..harness.estimates import Estimate
-from ..harness.frames import frame_of
+from ..harness.estimates import RESAMPLES, Estimate, frame_of, percentiles, spearman_rows
+from ..harness.report import Verdict
 from ..harness.study import Row
-from ..harness.verdicts import Verdict
 from .curves import (
     FORMS,
     METHOD_WORDS,

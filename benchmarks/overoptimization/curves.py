@@ -22,8 +22,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ...statistics import Interval
-from ..harness.estimates import Estimate
-from ..harness.frames import frame_of, pivot
+from ..harness.estimates import Estimate, frame_of, pivot
 from ..harness.study import Row
 
 MEASURES = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")

@@ -12,8 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from ..harness.estimates import Estimate
-from ..harness.frames import estimates
+from ..harness.estimates import Estimate, estimates
 from ..harness.plots import COLORS, Curve, Panel, band, draw, titled
 from .analyse import FLIPS, NOISY, Results, length_residual, warning_place
 from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, disagrees, gain_at, place_text, root_kl, shared_distances

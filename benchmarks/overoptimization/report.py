@@ -11,11 +11,19 @@ from typing import Any
 
 import pandas as pd
 
-from ..harness.estimates import Estimate
-from ..harness.frames import estimates
+from ..harness.estimates import Estimate, estimates
 from ..harness.plots import write_png
-from ..harness.report import Figure, Table, sentences, settings_table, text_table, write_report
-from ..harness.report_text import interval_text, number, signed
+from ..harness.report import (
+    Figure,
+    Table,
+    interval_text,
+    number,
+    sentences,
+    settings_table,
+    signed,
+    text_table,
+    write_report,
+)
 from ..harness.study import Row, Study, versions, write_csv
 from . import analyse
 from .analyse import NOISY, Results

@@ -14,9 +14,7 @@ from ...errors import DataError
 from ...instructions import Preference
 from ...sandbox.dataset import Sandbox, label
 from ...seeding import keyed_rng
-from ..harness.accuracy import hits, predicted, reliability
-from ..harness.fresh_pairs import fresh_pairs
-from ..harness.reward_models import LAST_FILE, fit
+from ..harness.reward_models import LAST_FILE, fit, fresh_pairs, hits, predicted, reliability
 from ..harness.study import Row
 from .plans import Plan
 from .samples import ShareFn

@@ -23,9 +23,8 @@ from ...agents.rollouts import micro_batches, segment_sum
 from ...data.files import write_atomic
 from ...errors import DataError
 from ...oracles.base import RewardOracle, judge
-from ..harness.answers import answer
-from ..harness.evaluation import SCORES, WIN_RATES, evaluate, judges_of
-from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
+from ..harness.evaluation import SCORES, WIN_RATES, answer, evaluate, judges_of
+from ..harness.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import Shape, cell_file, check_settings, read_stored
 from ..harness.study import Row

@@ -22,7 +22,7 @@ from ...instructions import Instruction
 from ...oracles.base import Constant
 from ...sandbox.dataset import read_rows, write_rows
 from ..harness.evaluation import evaluate, judges_of
-from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
+from ..harness.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.stored import cell_file
 from ..harness.study import Row
 from .plans import TEMPERATURE, Plan

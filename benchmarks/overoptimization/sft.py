@@ -16,8 +16,7 @@ from ...agents.loop import keyed_generator
 from ...agents.reward_modeling import scale_of
 from ...oracles.base import NoDeepCopy, RewardOracle
 from ...sandbox import dataset as texts
-from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
-from ..harness.reward_models import sample
+from ..harness.reward_models import MAX_RESPONSE_TOKENS, sample
 
 NUM_SAMPLES: Final = 4
 """SFT's answers to each instruction that sets a reward's scale."""

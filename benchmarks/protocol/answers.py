@@ -17,7 +17,7 @@ import numpy as np
 from ... import sandbox
 from ...errors import DataError
 from ...sandbox import writers
-from ..harness.fresh_pairs import MAX_RESPONSE_TOKENS
+from ..harness.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.runner import Cell, quiet
 from ..harness.stored import MANIFEST, file_name, read_stored
 from ..harness.study import Row

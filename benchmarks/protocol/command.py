@@ -30,10 +30,9 @@ import tyro
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
 from ...sandbox import SANDBOX
-from ..harness.frames import frame_of
+from ..harness.estimates import frame_of
 from ..harness.plots import write_png
-from ..harness.report import Figure, settings_table, text_table, write_report
-from ..harness.report_text import SIMULATION
+from ..harness.report import SIMULATION, Figure, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, versions

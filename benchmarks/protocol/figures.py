@@ -12,8 +12,7 @@ from matplotlib.figure import Figure as Drawing
 
 from ...statistics import Interval
 from ..harness.estimates import Estimate
-from ..harness.labels import place_labels
-from ..harness.plots import COLORS, titled
+from ..harness.plots import COLORS, place_labels, titled
 from .answers import RANKED
 from .live import EVAL, FRESH, LIVE
 from .pairs import ALL, SETS, UPSTREAM, WANTED

@@ -17,7 +17,7 @@ from scipy import stats
 
 from ...seeding import keyed_rng
 from ...statistics import wilson
-from ..harness.agreement import percentiles
+from ..harness.estimates import percentiles
 from ..harness.study import Row
 from .statistics import UNKNOWN, Array, make_row
 

@@ -20,7 +20,7 @@ from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...seeding import keyed_rng
 from ...statistics import win_rate
-from ..harness.agreement import FEWEST
+from ..harness.estimates import FEWEST
 from ..harness.study import Row
 from .pairs import pair_rows
 from .statistics import Array, agreement_rows, correlation_rows, make_row, placed, rate_row, source_rows

@@ -10,8 +10,7 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ..harness.report import Table, sentences
-from ..harness.verdicts import Verdict
+from ..harness.report import Table, Verdict, sentences
 from .figures import draw_judges, draw_live, draw_pairs, draw_sources, judge_name
 from .live import EVAL, FRESH, LIVE
 from .pairs import ALL, BAND_NAMES, SAME, SET_SIZE, UPSTREAM

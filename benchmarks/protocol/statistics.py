@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ...statistics import win_rate
-from ..harness.agreement import (
+from ..harness.estimates import (
     FEWEST,
     TAILS,
     Bootstrap,
     correlation,
     kendall_rows,
+    mean_known,
     pearson_rows,
     percentiles,
     spearman_rows,
 )
-from ..harness.estimates import mean_known
 from ..harness.study import Row
 
 Array = NDArray[np.float64]

@@ -25,7 +25,7 @@ import tyro
 
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...errors import DataError, did_you_mean
-from ..harness.frames import frame_of
+from ..harness.estimates import frame_of
 from ..harness.plots import write_png
 from ..harness.report import Figure, Table, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells

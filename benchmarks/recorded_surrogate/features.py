@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..harness.lists import LIST_ITEM, has_list
+from ..harness.evaluation import LIST_ITEM, has_list
 from .data import Array, Indices, Judged
 
 _WORD: Final = re.compile(r"[^\W_]+(?:'\w+)?")

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
 from ..harness.plots import COLORS, titled
-from ..harness.report import Table, sentences
-from ..harness.report_text import signed
-from ..harness.verdicts import Verdict
+from ..harness.report import Table, Verdict, sentences, signed
 from .data import NEAR, Judged
 from .models import BASELINE, CHOSEN, SURROGATES
 from .summary import JUDGE, LONGEST, NEAR_REFERENCE

@@ -16,8 +16,7 @@ import numpy as np
 from ...agents.best_of_n_analysis import best_of_k
 from ...seeding import keyed_rng
 from ...statistics import PERCENT, UNBOUNDED, interval
-from ..harness.agreement import percentiles
-from ..harness.estimates import mean_known
+from ..harness.estimates import mean_known, percentiles
 from ..harness.study import Row
 from .data import POOLS, Array, Judged, Mask
 from .models import BASELINE, BASELINES, CHOSEN

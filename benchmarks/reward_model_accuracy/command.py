@@ -25,12 +25,10 @@ from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.accuracy import against_gold, predicted, reliability
-from ..harness.frames import frame_of
-from ..harness.fresh_pairs import fresh_pairs
+from ..harness.estimates import frame_of
 from ..harness.plots import write_png
-from ..harness.report import Figure, text_table, write_report
-from ..harness.report_text import SIMULATION
+from ..harness.report import SIMULATION, Figure, text_table, write_report
+from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report as words

@@ -9,11 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from ..harness.accuracy import share_row
-from ..harness.frames import pivot
+from ..harness.estimates import pivot
 from ..harness.plots import COLORS, titled
-from ..harness.report import Table, sentences
-from ..harness.verdicts import Verdict
+from ..harness.report import Table, Verdict, sentences
+from ..harness.reward_models import share_row
 
 MEANINGS: Final = {
     "reward_model": "the surrogate reward model, trained on labels of p_sim^ann (25 % flips)",

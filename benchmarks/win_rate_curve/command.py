@@ -12,8 +12,7 @@ from ...data import load_dataset
 from ...errors import DataError
 from ...folders import check_model
 from ..harness.own_judge import judge_name
-from ..harness.provenance import Provenance
-from ..harness.report import settings_table, text_table, write_report
+from ..harness.report import Provenance, settings_table, text_table, write_report
 from ..harness.runner import Cell, follow, run_cells
 from ..harness.study import Row, Study, run_command, versions, write_csv
 from . import report as words

@@ -10,10 +10,7 @@ import pandas as pd
 
 from ...statistics import UNBOUNDED
 from ..harness.plots import Curve, Panel, draw, write_png
-from ..harness.provenance import Provenance
-from ..harness.report import Figure, Table, sentences
-from ..harness.report_text import interval_text, number, signed
-from ..harness.verdicts import Verdict
+from ..harness.report import Figure, Provenance, Table, Verdict, interval_text, number, sentences, signed
 from .summary import BOUNDS, UNITS, WIN_RATES, Choice, Comparison, at_choice
 
 NAMES = {

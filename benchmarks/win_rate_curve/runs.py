@@ -17,8 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from ... import agents
 from ...data.files import write_atomic
-from ..harness.answers import answer, sequence_kl
-from ..harness.evaluation import Judges, describe, evaluate, judges_of, subset
+from ..harness.evaluation import Judges, answer, describe, evaluate, judges_of, sequence_kl, subset
 from ..harness.own_judge import has_references
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
-from ..harness.estimates import Estimate
-from ..harness.frames import frame_of, pivot
+from ..harness.estimates import Estimate, frame_of, pivot
 from ..harness.study import Row
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")

@@ -7,7 +7,7 @@ from alpacafarm_env.benchmarks.annotators import figure, report
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
 from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, make_row, targets_of
 from alpacafarm_env.benchmarks.annotators.votes import Pairs
-from alpacafarm_env.benchmarks.harness.frames import frame_of
+from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.report import text_table
 
 

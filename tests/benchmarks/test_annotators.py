@@ -26,7 +26,7 @@ from alpacafarm_env.benchmarks.annotators.votes import (
     require_verdicts,
     self_agreement,
 )
-from alpacafarm_env.benchmarks.harness.lists import has_list
+from alpacafarm_env.benchmarks.harness.evaluation import has_list
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import judge

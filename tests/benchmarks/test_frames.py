@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alpacafarm_env.benchmarks.harness.frames import estimates, frame_of, pivot
+from alpacafarm_env.benchmarks.harness.estimates import estimates, frame_of, pivot
 
 ROWS = [{"seed": seed, "method": method, "gold": 10.0 * seed} for method in ("b", "a") for seed in (0, 1)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.harness.agreement import (
+from alpacafarm_env.benchmarks.harness.estimates import (
     Bootstrap,
     agreement,
     correlation,

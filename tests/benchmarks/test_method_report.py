@@ -5,8 +5,7 @@ from html import unescape
 import pytest
 from method_worlds import Facts, study
 
-from alpacafarm_env.benchmarks.harness.provenance import Provenance
-from alpacafarm_env.benchmarks.harness.report import render, text_table
+from alpacafarm_env.benchmarks.harness.report import Provenance, render, text_table
 from alpacafarm_env.benchmarks.method_ranking.figures import write_figures
 from alpacafarm_env.benchmarks.method_ranking.report import report_values
 from alpacafarm_env.benchmarks.method_ranking.summary import summarize

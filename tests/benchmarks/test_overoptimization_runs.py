@@ -331,7 +331,7 @@ def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, ow
 def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
     from alpacafarm_env.agents import LanguageModel
     from alpacafarm_env.agents.loop import keyed_generator
-    from alpacafarm_env.benchmarks.harness.answers import sequence_kl
+    from alpacafarm_env.benchmarks.harness.evaluation import sequence_kl
 
     policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=16)
     policy.add_reference()

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.harness.frames import frame_of
+from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.stored import file_name
 from alpacafarm_env.benchmarks.harness.study import Study
 from alpacafarm_env.benchmarks.protocol import answers as protocol_answers

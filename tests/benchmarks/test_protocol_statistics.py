@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.harness.agreement import Bootstrap, pearson_rows
+from alpacafarm_env.benchmarks.harness.estimates import Bootstrap, pearson_rows
 from alpacafarm_env.benchmarks.protocol.statistics import (
     agreement_rows,
     bounds_of,

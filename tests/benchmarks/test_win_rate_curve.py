@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alpacafarm_env.benchmarks.harness import answers
+from alpacafarm_env.benchmarks.harness import evaluation
 from alpacafarm_env.benchmarks.win_rate_curve import runs as win_rate_runs
 from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, make_plans, run
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
@@ -165,7 +165,7 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
     instructions = plan.dataset.instructions("eval")
 
     def texts(seed, split):
-        return answers.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
+        return evaluation.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
 
     assert texts(0, "eval") == texts(0, "eval")
     assert texts(0, "eval") != texts(1, "eval")
@@ -183,7 +183,7 @@ def test_kl_is_of_the_tempered_distributions(options):
     rollouts = policy.generate(
         instructions, generator=torch.Generator().manual_seed(0), temperature=0.7, max_new_tokens=5
     )
-    found = answers.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
+    found = evaluation.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
     with torch.no_grad():
         difference = policy.logprobs(rollouts, temperature=0.7) - policy.logprobs(
             rollouts, role="reference", temperature=0.7

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from alpacafarm_env.benchmarks.harness.provenance import Provenance
-from alpacafarm_env.benchmarks.harness.report import text_table
+from alpacafarm_env.benchmarks.harness.report import Provenance, text_table
 from alpacafarm_env.benchmarks.win_rate_curve import report
 from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, choose, compare, curves_of
 
