@@ -1,4 +1,4 @@
-"""Runs the cells of a study, in one process or several, with one progress report that a person can read meanwhile.
+"""Runs the cells of a study, in one process or several, with one progress report.
 
 Each of several processes has one torch thread: two processes of one thread finish sooner than one process of two, and
 a run's numbers do not depend on how many processes there are.
@@ -24,27 +24,26 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ...errors import AlpacaFarmError, CheckpointError
 from ...progress import SECONDS_IN_A_LOG
-from .stored import WHOLE, MissingCellsError, is_full
-from .study import Row, Study
+from .stored import WHOLE, is_full
+from .study import MissingCellsError, Row, Study
 
 if TYPE_CHECKING:
     from ...agents.processes import Processes
 
 WORTH_SHOWING = 0.1
-"""Share of the work that must be done before its pace says something: it begins with parts of another pace."""
+"""Share of the work that must be done before the time left is estimated from its pace."""
 START_S = 30.0
-"""Seconds for other shards to begin after this one: until then it waits for those that do not run."""
+"""Seconds that other shards have to start after this one, before it stops waiting for them."""
 _CLEAR = "\r\x1b[K"
 """Takes a terminal back to the start of its line and empties it."""
 
 
 def quiet() -> None:
-    """One torch thread in this process, and no bar for every model file that is read or written."""
+    """One torch thread in this process, and no progress bar for every model file that is read or written."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
     torch.set_num_threads(1)
-    # Such bars would bury the progress report.
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
@@ -57,33 +56,26 @@ class ProgressUpdate:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An error as text: errors themselves cannot always travel between processes."""
+class CellError(Exception):
+    """What failed in a cell, as text: errors themselves cannot always travel between processes.
 
-    summary: str
-    traceback: str = ""
-    """Of an error that is not told in words on purpose."""
-    full: bool = False
-    """Whether the disk is full, so that no other cell could be kept either."""
+    Attributes:
+        trace: The traceback, of an unexpected error.
+        full: Whether the disk is full, so that no other cell could be stored either.
+    """
+
+    def __init__(self, summary: str, trace: str = "", full: bool = False) -> None:
+        super().__init__(summary, trace, full)
+        self.summary, self.trace, self.full = summary, trace, full
 
     @classmethod
-    def of(cls, error: Exception) -> Self:
+    def of(cls, error: Exception) -> CellError:
         """What the error says."""
         if isinstance(error, CellError):
-            return cls(**vars(error.failure))
+            return error
         if isinstance(error, AlpacaFarmError):
             return cls(str(error), full=is_full(error))
-        told = "".join(traceback.format_exception(error))
-        return cls(f"{type(error).__name__}: {error}", told, is_full(error))
-
-
-class CellError(Exception):
-    """A cell failed in its process."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.summary)
-        self.failure = failure
+        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), is_full(error))
 
 
 ProgressFn = Callable[[ProgressUpdate], None]
@@ -93,12 +85,11 @@ Work = Callable[[ProgressFn], Sequence[Row]]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a study: the name it is stored under, what it does, and how long that takes beside the others."""
+    """One cell of a study: the name it is stored under, what it does, and its units of work."""
 
     key: str
     work: Work
     weight: int = 1
-    """Units of work, as its progress updates count them."""
 
     @classmethod
     def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
@@ -131,6 +122,7 @@ class Progress:
         self._units = dict(units)
         self._processes = processes
         self._stream = stream if stream is not None else sys.stderr
+        self._clear = _CLEAR if self._stream.isatty() else ""
         self._clock = clock
         self._start = self._began = self._printed = clock()
         self._first: dict[str, int] = {}
@@ -144,22 +136,24 @@ class Progress:
                 self._began = self._clock()
             self._first.setdefault(update.cell, update.done)
             self._done[update.cell] = update.done
-            clear = _CLEAR if self._stream.isatty() else ""
-            if update.text or (not clear and self._clock() - self._printed >= SECONDS_IN_A_LOG):
-                print(f"{clear}{self.status()} {update.text}".rstrip(), file=self._stream, flush=True)
+            if update.text or (not self._clear and self._clock() - self._printed >= SECONDS_IN_A_LOG):
+                self._print(f"{self.status()} {update.text}".rstrip())
                 self._printed = self._clock()
-            if clear:
-                print(f"{clear}{self.status()}", end="", file=self._stream, flush=True)
+            if self._clear:
+                self._print(self.status(), end="")
 
     def write(self, text: str) -> None:
         """Writes lines of something else."""
         with self._lock:
-            print(f"{_CLEAR if self._stream.isatty() else ''}{text}", file=self._stream, flush=True)
+            self._print(text)
 
     def end(self) -> None:
         """Leaves the last line of a terminal as it is, for what is written next."""
-        if self._stream.isatty():
+        if self._clear:
             print(file=self._stream, flush=True)
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        print(f"{self._clear}{text}", end=end, file=self._stream, flush=True)
 
     def status(self) -> str:
         """For instance "[ 34 %, 1:20 passed, about 2:40 left]"."""
@@ -169,9 +163,9 @@ class Progress:
         return f"[{share:4.0%}, {clock_text(self._clock() - self._start)} passed, {rest}]"
 
     def seconds_left(self) -> float:
-        """The pace so far, with the cells that are left spread over the processes; NaN before a tenth is done.
+        """The time of the fullest process, with the cells that are left spread over all of them at the pace so far.
 
-        The last cells may not fill all processes: the remaining time is that of the fullest one, not the average.
+        NaN before `WORTH_SHOWING` of the work is done.
         """
         worked = sum(self._done[cell] - first for cell, first in self._first.items())
         if not worked or worked < WORTH_SHOWING * (sum(self._units.values()) - sum(self._first.values())):
@@ -201,11 +195,10 @@ def run_cells(
     Args:
         study: Where they are stored. If it is a shard, its share of the cells is run.
         cells: All cells, whichever shard they are of.
-        processes: How many run at a time. With one the work is done in this process, and in its main thread: Ctrl-C
-            reaches no other.
+        processes: How many run at a time. A single one is this process, in its main thread: Ctrl-C reaches no other.
         world: Processes that `follow` and do each cell together with this one. A cell that fails ends the command,
             and with it the world: the others may be waiting within that cell.
-        last: Whether these are the study's last cells. Others may need these: before those, a shard waits for these.
+        last: Whether these are the study's last cells. If not, a shard waits for these, which later ones may need.
 
     Raises:
         CheckpointError: See above.
@@ -217,7 +210,6 @@ def run_cells(
     processes = 1 if joined else max(1, min(processes, len(own)))
     progress = Progress({cell.key: cell.weight for cell in own}, processes)
     running: set[BaseProcess] = set()
-    rows: dict[str, list[Row]] = {}
     reporting = threading.Lock()
 
     def work(cell: Cell) -> Sequence[Row]:
@@ -227,13 +219,13 @@ def run_cells(
 
     def settle(cell: Cell) -> None:
         try:
-            rows[cell.key] = study.cell(cell.key, partial(work, cell))
+            study.cell(cell.key, partial(work, cell))
             progress.update(ProgressUpdate(cell.key, cell.weight))  # the only update of a cell that was stored before
         except Exception as error:  # whatever stopped one cell, the others go on
             if joined or isinstance(error, (CheckpointError, CancelledError)) or is_full(error):
                 raise
             with reporting:
-                _report(study, cell.key, Failure.of(error), progress)
+                _report(study, cell.key, CellError.of(error), progress)
 
     try:
         if processes == 1:
@@ -247,8 +239,7 @@ def run_cells(
         joined.from_main("")
     study.write_manifest()
     _meet_other_shards(study, list(found), last)
-    stored = (rows.get(key) or study.rows(key) for key in found if key not in study.failed)
-    return [row for each in stored for row in each]
+    return [row for key in found if key not in study.failed for row in study.rows(key)]
 
 
 def follow(world: Processes, cells: Iterable[Cell]) -> int:
@@ -259,13 +250,13 @@ def follow(world: Processes, cells: Iterable[Cell]) -> int:
     return 0
 
 
-def _report(study: Study, key: str, failure: Failure, progress: Progress) -> None:
-    """Tells of a failed cell; the same cause often fails many, and is explained once."""
-    explained = failure.summary in study.failed.values()
-    study.failed[key] = failure.summary
-    progress.write(f"{study.name}: {key!r} failed: {failure.summary}")
-    if failure.traceback and not explained:
-        progress.write(failure.traceback)
+def _report(study: Study, key: str, error: CellError, progress: Progress) -> None:
+    """Reports a failed cell; the same cause often fails many, and is explained once."""
+    explained = error.summary in study.failed.values()
+    study.failed[key] = error.summary
+    progress.write(f"{study.name}: {key!r} failed: {error.summary}")
+    if error.trace and not explained:
+        progress.write(error.trace)
     study.write_manifest()
 
 
@@ -285,7 +276,7 @@ def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int,
 
 
 def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
-    """Returns when all cells are stored; where it may, it waits for those that other shards are running."""
+    """Returns when all cells are stored; between stages, waits for those that other shards are running."""
     shard = study.shard
     if shard == WHOLE:
         return
@@ -297,14 +288,13 @@ def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
             break
         to_come = at_work.issuperset(missing) or time.monotonic() < study.began + START_S
         if last or study.failed or not to_come:
-            told = f"{study.name}: shard {shard} has done its share of {len(keys)} cells; "
+            text = f"{study.name}: shard {shard} has done its share of {len(keys)} cells; missing are "
+            text += f"{shard.counts(missing)}. "
             if last:
-                told += f"missing are {shard.told(missing)}. The call that finds all of them stored writes the results."
+                text += "The call that finds all of them stored writes the results."
             else:
-                told += (
-                    f"others need all, and {shard.told(missing)} are missing. Run these shards, then this one again."
-                )
-            raise MissingCellsError(told, 1 if study.failed or not last else 0)
+                text += "Later cells need all of them: run these shards, then this one again."
+            raise MissingCellsError(text, 1 if study.failed or not last else 0)
         time.sleep(1)
     if last:
         study.await_results()
@@ -327,26 +317,18 @@ def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProces
             on_progress(message)
     except EOFError:
         process.join()
-        died = f"its process died without an answer, exit status {process.exitcode}"
         if process not in running:
             raise CancelledError from None  # it was ended with the command: no failure of the cell
-        raise CellError(Failure(died)) from None
+        raise CellError(f"its process died without an answer, exit status {process.exitcode}") from None
     finally:
         running.discard(process)
     process.join()
-    if isinstance(message, Failure):
+    if isinstance(message, CellError):
         if message.full:
             raise CheckpointError(f"{message.summary}. What is stored is kept: make room, and call again.")
-        raise CellError(message)
+        raise message
     rows: list[Row] = message
     return rows
-
-
-def _die_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _work_in_process(work: Work, sender: Connection) -> None:
@@ -357,4 +339,10 @@ def _work_in_process(work: Work, sender: Connection) -> None:
     try:
         sender.send(list(work(sender.send)))
     except Exception as error:  # noqa: BLE001 - the parent reports it
-        sender.send(Failure.of(error))
+        sender.send(CellError.of(error))
+
+
+def _die_with_the_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)

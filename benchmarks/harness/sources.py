@@ -1,7 +1,5 @@
 """What a study is made from, known by its content: other weights or data in the same folder are another study."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,15 +11,11 @@ from ...folders import Content, hash_folder, hash_model
 from ...sandbox.dataset import ASSETS
 
 Sources = Mapping[str, Callable[[], Content]]
-"""What users call a source ("--policy") -> its content as it is now."""
+"""What users call a source ("--policy") -> its present content."""
 
 
 def data_content(name: str, *, allow_overlap: bool = False) -> Content:
-    """The content of a dataset: "sandbox", a folder, or a hub name.
-
-    Raises:
-        DataError: There is no such dataset.
-    """
+    """The content of a dataset: "sandbox", a folder, or a hub name; DataError if there is none."""
     if name == "sandbox":
         return hash_folder(ASSETS / "data")
     folder = Path(name).expanduser()
@@ -32,27 +26,12 @@ def data_content(name: str, *, allow_overlap: bool = False) -> Content:
 
 
 def sandbox_sources() -> Sources:
-    """All that the package ships."""
+    """Everything the package ships."""
     models = {"policy": sandbox.POLICY, "reward model": sandbox.REWARD_MODEL, "clean": sandbox.REWARD_MODEL_CLEAN}
     return {
         "the sandbox's data": partial(data_content, "sandbox"),
         **{f"the sandbox's {name}": partial(hash_model, folder) for name, folder in models.items()},
     }
-
-
-def contents(sources: Sources) -> dict[str, Content]:
-    """The content of each source as it is now."""
-    return {name: content() for name, content in sources.items()}
-
-
-def changed(before: Mapping[str, Content], now: Mapping[str, Content]) -> list[str]:
-    """Which files of which sources differ: "model.safetensors of --policy"."""
-    return [
-        f"{file} of {name}"
-        for name in sorted({*before, *now})
-        for file in sorted({*before.get(name, {}), *now.get(name, {})})
-        if before.get(name, {}).get(file) != now.get(name, {}).get(file)
-    ]
 
 
 def judgements_digest(dataset: RecordedDataset) -> str:

@@ -1,8 +1,7 @@
-"""What every benchmark command shares: its options, resumable cells, atomic files, a manifest and the exit status.
+"""What every benchmark command shares: its options, resumable cells, the table, a manifest and the exit status.
 
-A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table. A
-finished cell is stored at once, so a command that was interrupted continues where it stopped when it is called again.
-`runner.run_cells` runs them.
+A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table.
+`runner.run_cells` runs them. A finished cell is stored at once: a command that was interrupted continues there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -26,39 +24,17 @@ from typing import Any, ClassVar, Self
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
-from ...folders import claim
-from .sources import Sources, changed, contents
-from .stored import (
-    ANOTHER_OUT,
-    MANIFEST,
-    WHOLE,
-    MissingCellsError,
-    Shape,
-    Shard,
-    cell_file,
-    differences,
-    is_full,
-    make_folder,
-    read_stored,
-    refuse_taken,
-    take_folder,
-    turn,
-)
+from ...folders import Content, claim
+from . import stored
+from .sources import Sources
+from .stored import ANOTHER_OUT, MANIFEST, WHOLE, Shard, cell_file, differences, read_stored
 
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
 PACKAGES = (
-    "alpacafarm-env",
-    "gymnasium",
-    "numpy",
-    "scipy",
-    "matplotlib",
-    "scikit-learn",
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
+    *("alpacafarm-env", "gymnasium", "numpy", "scipy", "matplotlib"),
+    *("scikit-learn", "torch", "transformers", "accelerate", "peft"),
 )
 
 
@@ -100,8 +76,8 @@ class StudyOptions:
         return self.out if self.out is not None else Path("results") / (f"{name}-quick" if self.quick else name)
 
     def refuse_taken(self, name: str) -> None:
-        """Refuses a folder that another call is writing: see `stored.refuse_taken`."""
-        refuse_taken(self.folder(name), self._shard)
+        """Refuses a folder that another call is writing, before anything is loaded."""
+        stored.refuse_taken(self.folder(name), self._shard)
 
     def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
@@ -118,21 +94,19 @@ class Study:
     Args:
         out: Output folder, created if missing.
         name: Name of the command.
-        config: JSON-able values that change a cell's rows. A folder that was made with another config is refused.
-        seeds: The seeds, recorded in the manifest. They may grow between calls: cells are keyed, finished ones are
-            kept.
-        sources: The models and data that cells are made from. A folder that was made from others is refused, wherever
-            they lie; so is a cell during which they change.
+        config: JSON-able values that change a cell's rows. A folder made with another config is refused.
+        seeds: Recorded in the manifest; they may grow between calls, and finished cells are kept.
+        sources: The models and data that cells are made from. A folder made from other content is refused, wherever
+            that lies; so is a cell during which the content changes.
         shard: Which of the cells this call runs.
 
     Attributes:
         failed: Cell of this call -> why it failed.
-        began: When it was made, by `time.monotonic`.
+        began: Time of construction by `time.monotonic`.
 
     Raises:
         CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
-            somebody else's files; another study is writing it; or it cannot be made, because `out` is a file, for
-            instance.
+            somebody else's files; another study is writing it; or it cannot be made.
     """
 
     def __init__(
@@ -148,21 +122,21 @@ class Study:
         self.out = Path(out)
         self.began = monotonic()
         self.shard = shard
-        refuse_taken(self.out, shard)
+        stored.refuse_taken(self.out, shard)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)
-        self._sources: Sources = sources or {}
-        self._contents = contents(self._sources)
-        self._shards: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.finished = False
+        self._sources: Sources = sources or {}
+        self._contents = self._current_contents()
+        self._shards: dict[str, int] = {}
         self._facts: dict[str, Any] = {}
-        self._claim = take_folder(self.out, name, shard)
+        self._claim = stored.take_folder(self.out, name, shard)
         try:
-            with turn(self.out, name):
+            with stored.turn(self.out, name):
                 self._check_manifest()
-                make_folder(self.out, "cells")
+                stored.make_folder(self.out / "cells")
                 self._write_manifest()
         except BaseException:
             self.close()
@@ -185,12 +159,12 @@ class Study:
 
     @property
     def done(self) -> list[str]:
-        """The cells that are stored, whichever call ran them, of those that were planned so far."""
-        stored = {path.name for path in (self.out / "cells").iterdir()}
-        return [key for key in self._shards if cell_file(self.out, key).name in stored]
+        """The planned cells that are stored, whichever call ran them."""
+        found = {path.name for path in (self.out / "cells").iterdir()}
+        return [key for key in self._shards if cell_file(self.out, key).name in found]
 
     def plan(self, keys: Sequence[str]) -> list[str]:
-        """Takes the study's next cells up, and returns those that this call is to run."""
+        """Adds the study's next cells, and returns those that this call is to run."""
         self._shards |= {key: place % self.shard.count for place, key in enumerate(keys)}
         return list(keys[self.shard.index :: self.shard.count])
 
@@ -203,13 +177,12 @@ class Study:
         """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
 
         Raises:
-            CheckpointError: The stored cell is damaged, or the study's sources are not what they were at its start; or
-                a shard that was called with other options is running it.
+            CheckpointError: The stored cell is damaged; the study's sources have changed since it began; or a shard
+                that was called with other options is running this cell.
         """
         path = cell_file(self.out, key)
         self._shards.setdefault(key, self.shard.index)
-        alone = self.shard == WHOLE
-        with nullcontext() if alone else claim(path.parent, self.name, lock=f".{path.stem}.lock"):
+        with claim(path.parent, self.name, lock=f".{path.stem}.lock"):
             if not path.exists():
                 self._refuse_changed()
                 # Through JSON first, so that what is hashed is what is read back.
@@ -219,20 +192,16 @@ class Study:
         return self.rows(key)
 
     def rows(self, key: str) -> list[Row]:
-        """The rows of a stored cell.
-
-        Raises:
-            CheckpointError: They are gone or damaged.
-        """
+        """The rows of a stored cell; CheckpointError if they are gone or damaged."""
         path = cell_file(self.out, key)
-        stored = read_stored(path, "sha256", "rows", shape={"rows": [dict]})
-        if _digest(stored["rows"]) != stored["sha256"]:
+        cell = read_stored(path, "sha256", "rows")
+        if _digest(cell["rows"]) != cell["sha256"]:
             raise CheckpointError(f"{path}: expected the rows that were stored, got others. Remove it and call again.")
-        return list(stored["rows"])
+        return list(cell["rows"])
 
     def await_results(self) -> None:
         """Waits until no other shard is writing the results, and keeps them from it until `close`."""
-        self._claim.enter_context(turn(self.out, self.name, "results"))
+        self._claim.enter_context(stored.turn(self.out, self.name, "results"))
 
     def write_table(self, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
         """Writes table.csv: `columns` (default: those of the first row) of every row; floats keep every digit."""
@@ -251,17 +220,15 @@ class Study:
 
     def write_manifest(self) -> None:
         """Writes manifest.json: name, complete or not, config, seeds, cells, facts, versions."""
-        with turn(self.out, self.name):
+        with stored.turn(self.out, self.name):
             self._write_manifest()
 
     def _write_manifest(self) -> None:
-        done, facts, failed = self.done, self._facts, self.failed
-        if self.shard != WHOLE and not self.finished:  # what other shards have to say is there alone
-            stored = read_stored(self.out / MANIFEST, shape={"cells": {"failed": dict}, "facts": dict})
-            facts = stored.get("facts", {}) | facts
-            others = stored.get("cells", {"failed": {}})["failed"].items()
-            own = self.shard.index
-            failed = {key: why for key, why in others if key not in done and self._shards.get(key) != own} | failed
+        done, failed = self.done, self.failed
+        if self.shard != WHOLE and not self.finished:  # only the manifest knows which cells of other shards failed
+            before = read_stored(self.out / MANIFEST, shape={"cells": {"failed": dict}}).get("cells", {"failed": {}})
+            others = {key: why for key, why in before["failed"].items() if self._shards.get(key) != self.shard.index}
+            failed = {key: why for key, why in others.items() if key not in done} | failed
         manifest = {
             "name": self.name,
             "complete": self.exit_status == 0,
@@ -269,24 +236,23 @@ class Study:
             "contents": self._contents,
             "seeds": self.seeds,
             "cells": {"done": done, "failed": failed},
-            "facts": facts,
+            "facts": self._facts,
             "versions": versions(),
         }
         write_atomic(self.out / MANIFEST, json.dumps(manifest, default=_plain, indent=1) + "\n")
 
     def _check_manifest(self) -> None:
-        objects: Shape = dict.fromkeys(("config", "contents", "versions"), dict)
-        stored = read_stored(self.out / MANIFEST, shape=objects, remedy=ANOTHER_OUT)
+        """Refuses a folder made with another config, package version or other sources."""
+        shape = dict.fromkeys(("config", "contents", "versions"), dict)
+        before = read_stored(self.out / MANIFEST, shape=shape, remedy=ANOTHER_OUT)
         made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
-        if "config" not in stored or (self.shard == WHOLE and not any(made)):
-            return  # a call that ended before it did anything; beside a shard another one may be about to
-        package, old, new = PACKAGES[0], stored.get("versions", {}), versions()
-        found = differences({**stored["config"], package: old.get(package)}, {**self.config, package: new.get(package)})
-        before = stored.get("contents", {})
-        if self._contents and not before:
-            found.append("it does not say from which models and data (an earlier version made it)")
-        else:
-            found += [f"other content: {', '.join(files)}"] if (files := changed(before, self._contents)) else []
+        if "config" not in before or (self.shard == WHOLE and not any(made)):
+            return  # a call that ended before it did anything; a shard's sibling may be about to
+        old, new, package = before.get("versions", {}), versions(), PACKAGES[0]
+        found = differences(
+            {**before["config"], package: old.get(package), **_flat(before.get("contents", {}))},
+            {**self.config, package: new.get(package), **_flat(self._contents)},
+        )
         if found:
             raise CheckpointError(
                 f"{self.out} holds a study made with other settings: {'; '.join(found)}. {ANOTHER_OUT}"
@@ -295,12 +261,28 @@ class Study:
             text = "was begun with other versions, so that digits may differ between its cells"
             warnings.warn(f"{self.out} {text}: {'; '.join(others)}.", stacklevel=3)
 
+    def _current_contents(self) -> dict[str, Content]:
+        return {name: content() for name, content in self._sources.items()}
+
     def _refuse_changed(self) -> None:
-        if files := changed(self._contents, contents(self._sources)):
+        if found := differences(_flat(self._contents), _flat(self._current_contents())):
             raise CheckpointError(
-                f"expected the models and data that the study began with, but this has changed: {', '.join(files)}. "
-                "Put back what was there and call again, or choose another --out."
+                f"expected the models and data that the study began with, but {'; '.join(found)}. Put back what was "
+                "there and call again, or choose another --out."
             )
+
+
+def _flat(contents: Mapping[str, Content]) -> Content:
+    """Named as users see it, "model.safetensors of --policy"."""
+    return {f"{file} of {name}": mark for name, content in contents.items() for file, mark in content.items()}
+
+
+class MissingCellsError(Exception):
+    """Cells of other shards are not stored yet: this call ends with the exit status `status`."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
@@ -308,7 +290,7 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
 
     Args:
         command: The body.
-        joins: Whether processes that torchrun starts may do it together; else they are refused.
+        joins: Whether several processes started by torchrun may run it together; else they are refused.
     """
     try:
         if not joins and environment_number("WORLD_SIZE", 1) > 1:
@@ -324,10 +306,10 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if not is_full(error):
+        if not stored.is_full(error):
             raise
-        said = f"error: {error.strerror} (errno {error.errno}). What is stored is kept: make room, and call again."
-        print(said, file=sys.stderr)
+        text = f"error: {error.strerror} (errno {error.errno}). What is stored is kept: make room, and call again."
+        print(text, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: what is stored is kept, the same command continues from there.", file=sys.stderr)
@@ -346,7 +328,7 @@ def versions() -> dict[str, str]:
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
-    """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell) beside `path` and renames.
+    """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell), atomically.
 
     A text that a spreadsheet would run as a formula gets an apostrophe in front, which makes it text there too.
 
@@ -355,7 +337,7 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
     """
     header = list(columns if columns is not None else rows[0] if rows else ())
     lines: list[str] = []
-    # Its own line ends are \r\n, since it quotes no other character of a text that ends a line for some reader.
+    # The writer ends its lines with \r\n, since only then it quotes every character that ends a line for some reader.
     writer = csv.writer(SimpleNamespace(write=lines.append))
     writer.writerow(header)
     for number, row in enumerate(rows):
@@ -366,7 +348,7 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = N
     return path
 
 
-def _digest(rows: Sequence[Row]) -> str:
+def _digest(rows: Any) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

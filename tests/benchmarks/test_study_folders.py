@@ -86,7 +86,7 @@ def test_a_cell_during_which_its_sources_change_is_not_kept(tmp_path, sources):
 def test_a_study_that_does_not_say_what_it_was_made_from_is_refused(tmp_path, sources):
     with Study(tmp_path / "out", "demo", {}) as study:
         study.cell("first", lambda: [{"x": 1}])
-    with pytest.raises(CheckpointError, match="models and data"):
+    with pytest.raises(CheckpointError, match="model.safetensors of --policy is new"):
         Study(tmp_path / "out", "demo", {}, sources=sources)
 
 
