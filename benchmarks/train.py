@@ -180,7 +180,7 @@ def _run(options: TrainOptions) -> int:
     if options.judge is not None and reward is not None:
         refuse_trained_on(options.judge, hash_model(reward))
     plan = options.plan(reward)
-    progress = Progress({plan.cell: plan.units}, 1)
+    progress = Progress({plan.cell: plan.units})
     rows = run_method(plan, progress.update)
     if not world.is_main:
         return 0
@@ -231,7 +231,7 @@ def reward_model(options: TrainOptions) -> str:
         return str(sandbox.REWARD_MODEL)
     plan = RewardPlan(options.feedback, options.seed, options.folder, options.quick)
     print("First the reward model on this feedback's labels:", file=sys.stderr)
-    run_reward_model(plan, Progress({plan.cell: plan.units}, 1).update)
+    run_reward_model(plan, Progress({plan.cell: plan.units}).update)
     return str(plan.folder)
 
 

@@ -29,7 +29,7 @@ CLEAR = 2.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over the seeds that have a value, with its standard error and 95 % t-interval."""
+    """A mean over the seeds that have a value, with its 95 % t-interval."""
 
     interval: Interval
     standard_error: float
@@ -37,13 +37,13 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Array, bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
-        """Of values [S], one a seed, NaN where a seed failed; `bounds` are those of `statistics.interval`."""
+        """Of values [S], one a seed, NaN where a seed failed; for `bounds` see `statistics.interval`."""
         known = values[np.isfinite(values)]
         if not len(known):
             return cls(Interval(math.nan, math.nan, math.nan, 0), math.nan)
         error = math.nan
         if len(known) > 1:
-            # Equal values have no spread; their computed mean may be off by a rounding, and would give them one.
+            # The computed mean of equal values may be off by a rounding, which would give them a spread.
             error = float(known.std(ddof=1) / math.sqrt(len(known))) if np.ptp(known) > 0 else 0.0
         return cls(interval(known, bounds=bounds), error)
 
@@ -59,32 +59,31 @@ class Estimate:
 
     @property
     def ratio(self) -> float:
-        """The mean in standard errors, with its sign; NaN where there is no error to divide by."""
+        """The mean in standard errors; NaN where there is no error to divide by."""
         return self.mean / self.standard_error if self.standard_error > 0 else math.nan
 
     @property
     def clear(self) -> bool:
-        """Whether the mean is more than two standard errors from 0; never for fewer than two seeds."""
+        """Whether the mean is more than `CLEAR` standard errors from 0; never for fewer than two seeds."""
         return abs(self.mean) > CLEAR * self.standard_error
 
 
 def mean_known(values: Array) -> Array:
-    """Mean over the first axis without NaN; NaN where nothing is known."""
+    """Mean over the first axis, NaN left out; NaN where nothing is known."""
     known = ~np.isnan(values)
     num = known.sum(axis=0)
     return np.asarray(np.where(num, np.nansum(values, axis=0) / np.maximum(num, 1), np.nan), dtype=np.float64)
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows of a table; None in a column of numbers is NaN."""
+    """The rows of a table, None as NaN."""
     return pd.DataFrame(rows).replace({None: np.nan}).infer_objects()
 
 
 def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values: str) -> pd.DataFrame:
     """One row for each value of `index`, one column for each of `columns`, in the order of the frame.
 
-    Raises:
-        ValueError: A combination of them is missing or stands there twice.
+    pandas alone would fill in missing combinations: ValueError for those, and for one that stands there twice.
     """
     keys = [*([index] if isinstance(index, str) else index), columns]
     counts = frame.groupby(keys, sort=False).size().unstack()
@@ -97,10 +96,7 @@ def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values:
 def estimates(
     frame: pd.DataFrame, by: Sequence[str], measure: str, bounds: tuple[float, float] = UNBOUNDED
 ) -> dict[tuple[Hashable, ...], Estimate]:
-    """The mean of a measure with its interval over the rows (one a seed) of each group; see `Estimate.of`.
-
-    NaN, a seed that failed, is left out and not counted in the estimate's `num`.
-    """
+    """`Estimate.of` a measure over the rows (one a seed) of each group."""
     groups = frame.groupby(list(by), sort=False, dropna=False)[measure]
     return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
 
@@ -114,7 +110,7 @@ TAILS = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A rank correlation in [-1, 1] with its 95 % interval; NaN bounds where nothing was resampled."""
+    """A rank correlation with its 95 % interval; NaN bounds where nothing was resampled."""
 
     value: float
     low: float = math.nan
@@ -123,11 +119,10 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Rank correlations of two rankings of the same methods."""
+    """Rank correlations of two rankings of the same methods; Kendall's is tau-b, which takes ties into account."""
 
     spearman: Coefficient
     kendall: Coefficient
-    """Kendall's tau-b, which takes ties into account."""
     methods: tuple[str, ...]
 
 
@@ -141,14 +136,13 @@ class Bootstrap:
     def of(cls, credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = RESAMPLES) -> Bootstrap:
         """Resamples the credits of each method: a sequence of [B], one a finished seed, NaN = no verdict.
 
-        Two calls with one seed draw the same instructions, and the same seeds of a method that has as many in both:
-        that is what keeps the two rankings of a resample on the same instructions.
+        Two calls with one seed draw the same instructions, and the same seeds of a method that has as many in both.
         """
         if not credits:
             return cls({})
         size = len(next(iter(credits.values()))[0])
         drawn = keyed_rng(seed, "method ranking", "instructions").integers(0, size, (num, size))
-        # How often each instruction was drawn: a resample is a row of weights, all of them one matrix product.
+        # How often each instruction was drawn: with resamples as rows of weights, all means are one matrix product.
         places = (drawn + size * np.arange(num)[:, None]).ravel()
         counts = np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
         found = {}
@@ -163,13 +157,10 @@ class Bootstrap:
 
 
 def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap) -> Agreement | None:
-    """Agreement of two win rates over the methods that have both; None for fewer than three methods.
+    """Agreement of two win rates by method, over the methods that have both; None for fewer than `FEWEST`.
 
-    Args:
-        one: Method -> win rate.
-        two: Method -> win rate, of another judge or published.
-        *bootstraps: The resamples of `one`, and of `two` if it has any; without a second `two` is taken as exact, and
-            without any there is no interval.
+    `bootstraps` are the resamples of `one`, and of `two` if it has any: without a second, `two` is taken as exact (such
+    as published numbers), and without any there is no interval.
     """
     names = tuple(name for name in one if name in two)
     if len(names) < FEWEST:
@@ -186,11 +177,10 @@ def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: B
 
 
 def correlation(figure: str, x: Array, y: Array) -> float:
-    """One of r2, spearman, kendall (tau-b) of x and y [M] by scipy; NaN where one of them is constant."""
+    """Correlation "r2", "spearman" or "kendall" (tau-b) of x and y [M]; NaN where one of them is constant."""
     from scipy import stats
 
-    # Where all are equal there is no ranking, which scipy would warn about.
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
+    if np.ptp(x) == 0 or np.ptp(y) == 0:  # scipy would warn
         return math.nan
     if figure == "r2":
         return float(stats.pearsonr(x, y).statistic) ** 2
@@ -201,7 +191,7 @@ def correlation(figure: str, x: Array, y: Array) -> float:
 
 def pearson_rows(x: Array, y: Array) -> Array:
     """Pearson's correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
-    # A constant row less its rounded mean would be crumbs, which correlate with anything.
+    # A constant row minus its rounded mean would be rounding errors, which correlate with anything.
     one, two = (
         np.where(np.ptp(values, axis=1, keepdims=True) > 0, values - values.mean(axis=1, keepdims=True), 0)
         for values in (x, y)
@@ -225,16 +215,15 @@ def kendall_rows(x: Array, y: Array) -> Array:
 
 
 def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
-    """Of the values that are known: the ends of their middle 95 %, or others in [0, 100]; NaN where none is known."""
+    """Percentiles, NaN left out: of the ends of the middle 95 %, or others in [0, 100]; NaN where nothing is known."""
     known = values[~np.isnan(values)]
     if not len(known):
         return [math.nan] * len(at)
-    found: list[float] = np.percentile(known, at).tolist()
-    return found
+    return [float(value) for value in np.percentile(known, at)]
 
 
 def _cosine(one: Array, two: Array) -> Array:
-    """Cosine of the angle between each row of one and of two; NaN where a row is zero."""
+    """Cosine of the angle between rows; NaN where a row is zero."""
     squares = (one**2).sum(axis=1) * (two**2).sum(axis=1)
     found = np.full(len(one), np.nan)
     np.divide((one * two).sum(axis=1), np.sqrt(squares), out=found, where=squares > 0)

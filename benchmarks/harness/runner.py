@@ -6,7 +6,6 @@ a run's numbers do not depend on how many processes there are.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -20,22 +19,19 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
 from ...errors import AlpacaFarmError, CheckpointError
-from ...progress import SECONDS_IN_A_LOG
+from ...progress import make_bar
 from .stored import WHOLE, is_full
 from .study import MissingCellsError, Row, Study
 
 if TYPE_CHECKING:
     from ...agents.processes import Processes
 
-WORTH_SHOWING = 0.1
-"""Share of the work that must be done before the time left is estimated from its pace."""
 START_S = 30.0
 """Seconds that other shards have to start after this one, before it stops waiting for them."""
-_CLEAR = "\r\x1b[K"
-"""Takes a terminal back to the start of its line and empties it."""
+_FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left]"
 
 
 def quiet() -> None:
@@ -103,78 +99,36 @@ class Cell:
 
 
 class Progress:
-    """Turns updates of several cells into lines with the share done, the time passed and the time left.
+    """A bar on stderr for several cells together: the share done, the time passed and the time left.
 
     Args:
         units: Cell -> its units of work.
-        processes: How many cells run at a time.
-        stream: Where to write. On a terminal a last line is kept up to date; elsewhere a line comes now and then.
-        clock: Seconds, for tests.
     """
 
-    def __init__(
-        self,
-        units: Mapping[str, int],
-        processes: int,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._units = dict(units)
-        self._processes = processes
-        self._stream = stream if stream is not None else sys.stderr
-        self._clear = _CLEAR if self._stream.isatty() else ""
-        self._clock = clock
-        self._start = self._began = self._printed = clock()
-        self._first: dict[str, int] = {}
-        self._done = dict.fromkeys(units, 0)
+    def __init__(self, units: Mapping[str, int]) -> None:
+        self._bar = make_bar(sum(units.values()), "", bar_format=_FORMAT, smoothing=0, show=bool(units))
+        self._done: dict[str, int] = {}
         self._lock = threading.Lock()  # each running cell has a thread of its own
 
     def update(self, update: ProgressUpdate) -> None:
-        """Records how far a cell is; its first update counts what an earlier call had done."""
+        """Records how far a cell is; its first update counts what an earlier call had done, at no pace."""
         with self._lock:
-            if not self._first:  # loading what a cell needs, once, says nothing of its pace
-                self._began = self._clock()
-            self._first.setdefault(update.cell, update.done)
+            if not self._done:
+                self._bar.start_t = self._bar.last_print_t = time.time()  # what a cell loads says nothing of its pace
+            if update.cell not in self._done:
+                self._bar.initial += update.done
+            self._bar.update(update.done - self._done.get(update.cell, 0))
             self._done[update.cell] = update.done
-            if update.text or (not self._clear and self._clock() - self._printed >= SECONDS_IN_A_LOG):
-                self._print(f"{self.status()} {update.text}".rstrip())
-                self._printed = self._clock()
-            if self._clear:
-                self._print(self.status(), end="")
+        if update.text:
+            self.write(f"{self._bar} {update.text}")
 
     def write(self, text: str) -> None:
-        """Writes lines of something else."""
-        with self._lock:
-            self._print(text)
+        """Writes lines above the bar."""
+        self._bar.write(text, file=sys.stderr)
 
     def end(self) -> None:
-        """Leaves the last line of a terminal as it is, for what is written next."""
-        if self._clear:
-            print(file=self._stream, flush=True)
-
-    def _print(self, text: str, end: str = "\n") -> None:
-        print(f"{self._clear}{text}", end=end, file=self._stream, flush=True)
-
-    def status(self) -> str:
-        """For instance "[ 34 %, 1:20 passed, about 2:40 left]"."""
-        share = sum(self._done.values()) / max(1, sum(self._units.values()))
-        left = self.seconds_left()
-        rest = "time left not known yet" if math.isnan(left) else f"about {clock_text(left)} left"
-        return f"[{share:4.0%}, {clock_text(self._clock() - self._start)} passed, {rest}]"
-
-    def seconds_left(self) -> float:
-        """The time of the fullest process, with the cells that are left spread over all of them at the pace so far.
-
-        NaN before `WORTH_SHOWING` of the work is done.
-        """
-        worked = sum(self._done[cell] - first for cell, first in self._first.items())
-        if not worked or worked < WORTH_SHOWING * (sum(self._units.values()) - sum(self._first.values())):
-            return math.nan
-        seconds_per_unit = (self._clock() - self._began) * min(self._processes, len(self._first)) / worked
-        loads = [0] * self._processes
-        for remaining in sorted((self._units[cell] - done for cell, done in self._done.items()), reverse=True):
-            loads[loads.index(min(loads))] += remaining
-        return seconds_per_unit * max(loads)
+        """Leaves the bar as it is, for what is written next."""
+        self._bar.close()
 
 
 def clock_text(seconds: float) -> str:
@@ -208,7 +162,7 @@ def run_cells(
     own = [found[key] for key in study.plan(list(found))]
     joined = world if world is not None and world.count > 1 else None
     processes = 1 if joined else max(1, min(processes, len(own)))
-    progress = Progress({cell.key: cell.weight for cell in own}, processes)
+    progress = Progress({cell.key: cell.weight for cell in own})
     running: set[BaseProcess] = set()
     reporting = threading.Lock()
 
