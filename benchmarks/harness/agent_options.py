@@ -1,6 +1,4 @@
-"""Options of commands that set fields of an agent's config."""
-
-from __future__ import annotations
+"""Command-line options that set fields of an agent's config."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +8,11 @@ from typing import Any, TypeVar
 from ...errors import AlpacaFarmError, DataError
 
 Config = TypeVar("Config")
-_OF_ONE_NAME = ("epochs", "learning_rate", "num_instructions", "rollout_batch_size", "minibatch_size")
-OPTIONS = {
-    "steps": "total_steps",
-    **{name: name for name in (*_OF_ONE_NAME, "batch_size", "sample_batch_size", "micro_batch_tokens")},
-}
+_SAME_NAME = (
+    *("epochs", "learning_rate", "num_instructions", "rollout_batch_size", "minibatch_size"),
+    *("batch_size", "sample_batch_size", "micro_batch_tokens"),
+)
+OPTIONS = {"steps": "total_steps"} | {name: name for name in _SAME_NAME}
 """Option -> the field of a config that it sets."""
 
 
@@ -25,11 +23,7 @@ def option_of(field: str) -> str:
 
 
 def with_options(config: Config, changed: tuple[tuple[str, float], ...]) -> Config:
-    """The config with other values of some fields.
-
-    Raises:
-        DataError: It has no such field, or cannot have that value.
-    """
+    """The config with other values of some fields; DataError if it has no such field, or cannot have that value."""
     given: Any = config
     known = {field.name for field in fields(given)}
     if foreign := [option_of(name) for name, _ in changed if name not in known]:

@@ -1,8 +1,7 @@
-"""Evaluation of a set of responses: what the proxy, the true reward, simulated judges and human raters say of each one.
+"""Evaluation of responses: what the proxy, the true reward, simulated judges and human raters say of each one.
 
-Every value is kept per response, so that other questions can be asked of the same verdicts later; `means` is the row of
-a table. A measure that the data's level does not have (gold outside the sandbox, for instance) is NaN throughout, never
-a guess.
+Every value is kept per response; `Evaluation.means` is the row of a table. A measure that the data's level does not
+have (gold outside the sandbox, for instance) is NaN throughout, never a guess.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from .report import number
 if TYPE_CHECKING:
     from ...agents import PPO, LanguageModel, Rollouts
 
-
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""
 WIN_RATES = ("win_rate_simulated", "win_rate_human")
-"""Those of them that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
+"""Those that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
 OWN_WIN_RATE = "win_rate"
 """The win rate by a judge of one's own, where there is one."""
+LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+_PUBLISHED_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Judges:
-    """Who scores: one oracle a measure, None for a measure that does not exist here (its values are then NaN)."""
+    """One oracle a measure; None for a measure that does not exist here (its values are then NaN)."""
 
     proxy: RewardOracle | None = None
     """The reward that training maximises, in its own units."""
@@ -48,7 +48,7 @@ class Judges:
     win_rate_human: RewardOracle | None = None
     """The same by the human raters (in the sandbox: 16 simulated ones)."""
     win_rate: RewardOracle | None = None
-    """Credit in [0, 1] by a judge of one's own, see `own_judge`; without one it is no measure at all."""
+    """Credit in [0, 1] by a judge of one's own; without one there is no such measure."""
 
     def items(self) -> tuple[tuple[str, RewardOracle | None], ...]:
         """(measure, oracle) in the order of `SCORES`, then one's own judge if there is one."""
@@ -72,9 +72,9 @@ def judges_of(
 
     Args:
         dataset: Whose references are to be beaten.
-        proxy: The oracle that stands for the training reward, as `make_oracle` takes it; None for none.
-        own: A judge of one's own, as `own_judge` reads it; None for none.
-        seed: Seeds the judges' draws, which are keyed on it and on the texts: equal responses get equal verdicts.
+        proxy: The oracle that stands for the training reward, as `make_oracle` takes it.
+        own: A judge of one's own, see `own_judge`.
+        seed: Keys the judges' draws, together with the texts: equal responses get equal verdicts.
     """
     reward = None if proxy is None else make_oracle(proxy, dataset=dataset, seed=seed)
     judged = None if own is None else make_own_judge(own, dataset, seed=seed)
@@ -86,7 +86,7 @@ def judges_of(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found for B responses, per response."""
+    """What was found for B responses."""
 
     instructions: tuple[str, ...]
     responses: tuple[str, ...]
@@ -95,17 +95,13 @@ class Evaluation:
     length: NDArray[np.int64]
     """[B] characters (Unicode code points)."""
     finished: NDArray[np.float64]
-    """[B] 1.0 where the response ended by itself, 0.0 where it was cut, NaN where it is not known."""
+    """[B] 1.0 where the response ended by itself, 0.0 where it was cut, NaN where that is unknown."""
 
     def __len__(self) -> int:
         return len(self.responses)
 
     def means(self) -> dict[str, float]:
-        """proxy, gold: means; win rates: percent; length: mean characters; finished: share in [0, 1].
-
-        Means are over the responses that have a verdict, NaN where none has. How many have none is not among them: the
-        method `unscored` counts those.
-        """
+        """Means over the responses with a verdict: win rates in percent, length in characters, finished in [0, 1]."""
         scores = {
             name: win_rate(values).win_rate if name in (*WIN_RATES, OWN_WIN_RATE) else _mean(values)
             for name, values in self.scores.items()
@@ -132,13 +128,7 @@ def evaluate(
     *,
     finished: Sequence[bool] | NDArray[np.bool_] | None = None,
 ) -> Evaluation:
-    """Scores B responses by every judge, one call a judge.
-
-    Args:
-        instructions: [B].
-        responses: [B].
-        judges: Who scores.
-        finished: [B] whether each response ended by itself, None if that is not known.
+    """Scores B responses by every judge, one call a judge; `finished` says which ended by themselves, if known.
 
     Raises:
         ValueError: The sequences differ in length.
@@ -152,7 +142,7 @@ def evaluate(
         name: nothing if oracle is None else judge(oracle, instructions, responses).scores
         for name, oracle in judges.items()
     }
-    ended = np.full(len(responses), np.nan) if finished is None else np.asarray(finished, dtype=np.float64)
+    ended = nothing if finished is None else np.asarray(finished, dtype=np.float64)
     length = np.array([len(response) for response in responses], dtype=np.int64)
     return Evaluation(tuple(instructions), tuple(responses), scores, length, ended)
 
@@ -181,10 +171,9 @@ def subset(num_items: int, num_wanted: int) -> list[int]:
     return [index * num_items // count for index in range(count)]
 
 
-def _mean(values: NDArray[Any]) -> float:
-    known = np.asarray(values, dtype=np.float64)
-    known = known[~np.isnan(known)]
-    return float(known.mean()) if len(known) else math.nan
+def has_list(response: str, *, published: bool = False) -> bool:
+    """Whether a line starts with a bullet or a number, or by the released analysis's definition also with a letter."""
+    return (_PUBLISHED_LIST if published else LIST_ITEM).search(response) is not None
 
 
 def answer(
@@ -216,8 +205,7 @@ def answer(
 def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 16384) -> Any:
     """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
 
-    The k1 estimator: its mean is an unbiased estimate of KL(policy || reference) of the two distributions that are
-    compared, those the evaluated responses come from. (At another temperature than the samples' it would be biased.)
+    The k1 estimator: its mean is an unbiased estimate of KL(policy || reference), at that temperature alone.
     Source: Schulman 2020, "Approximating KL divergence".
     """
     import torch
@@ -233,10 +221,7 @@ def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *
     return kl
 
 
-LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
-_PUBLISHED_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
-
-
-def has_list(response: str, *, published: bool = False) -> bool:
-    """Whether a line starts with a bullet or a number, or by the released analysis's definition also with a letter."""
-    return (_PUBLISHED_LIST if published else LIST_ITEM).search(response) is not None
+def _mean(values: NDArray[Any]) -> float:
+    known = np.asarray(values, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else math.nan

@@ -1,12 +1,9 @@
-"""A judge of one's own, `--judge`: whose win rate against the data's references is measured beside all else.
+"""A judge of one's own, `--judge`, whose win rate against the data's references is measured next to everything else.
 
 It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a JSON object with the oracle's keywords:
 {"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}; or `module:Name`, an oracle or a
-judge. An oracle that gives a reward and no win rate prefers the response of higher reward: its win rate is the share of
-responses that it scores above the reference (0.5 for equal scores).
+judge. An oracle that gives a reward and no win rate prefers the response of higher reward (0.5 for equal ones).
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping
@@ -27,11 +24,11 @@ from ...plugins import source_hash
 _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
 ) | {"attempt_timeout_s", "deadline_s"}
-"""Keywords of a pool that may change while a study goes on: they decide no verdict."""
+"""Keywords of a pool that decide no verdict, so they may change while a study goes on."""
 
 
 def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
-    """The oracle that `--judge` stands for: credits in [0, 1] against the references of the dataset's eval split.
+    """The oracle of `--judge`: credits in [0, 1] against the references of eval.
 
     Raises:
         DataError: There is no such oracle, it cannot be made here, or eval has no references.
@@ -53,12 +50,7 @@ def judge_name(text: str, dataset: Dataset) -> str:
 
 
 def read_judge(text: str) -> Spec:
-    """The name or mapping that `--judge` holds.
-
-    Raises:
-        DataError: It begins like a JSON object and is none.
-        UnknownNameError: There is no such module or attribute.
-    """
+    """The name or mapping that `--judge` holds; DataError if it begins like a JSON object and is none."""
     if not text.lstrip().startswith("{"):
         return {"judge": text} if is_own(text) and only_compares(text) else text
     try:
@@ -71,7 +63,7 @@ def read_judge(text: str) -> Spec:
 
 
 def has_references(dataset: Dataset, split: str) -> bool:
-    """Whether the responses to a split have something to beat."""
+    """Whether a split has references to beat."""
     try:
         return bool(dataset.references(split))
     except DataError:
@@ -79,15 +71,12 @@ def has_references(dataset: Dataset, split: str) -> bool:
 
 
 def judge_settings(text: str | None) -> Any:
-    """What of `--judge` decides its verdicts, JSON-able; where a reward model lies does not, see `judge_content`."""
+    """What decides the verdicts of `--judge`, JSON-able, apart from files: see `judge_content`."""
     return None if text is None else _deciding(read_judge(text))
 
 
 def judge_content(text: str) -> Content:
-    """The content of the files behind `--judge`, also of an ensemble's members.
-
-    A reward model's, a pool's prompts, and the source of what is one's own.
-    """
+    """The content of the files behind `--judge`, also of an ensemble's members: weights, prompts, own source code."""
     found = _contents(read_judge(text))
     if len(found) == 1:
         return found[0]
@@ -95,11 +84,7 @@ def judge_content(text: str) -> Content:
 
 
 def refuse_trained_on(text: str, reward_model: Content) -> None:
-    """Refuses a judge that is, or has as a member, the reward model that training maximises.
-
-    Raises:
-        DataError: It does.
-    """
+    """DataError if the judge is, or has as a member, the reward model that training maximises."""
     if reward_model in _contents(read_judge(text)):
         raise DataError("--judge: expected a reward model held out, got that of --reward-model.")
 

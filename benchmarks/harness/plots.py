@@ -1,6 +1,4 @@
-"""Curves over training with confidence bands across seeds, drawn by matplotlib without a display."""
-
-from __future__ import annotations
+"""Curves over training with confidence bands across seeds, and labelled scatter plots, by matplotlib alone."""
 
 import io
 import math
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,32 +22,30 @@ from .estimates import Estimate
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
-
 MOST_TICKS = 10
+LABEL_SIZE = 8.0
+DISTANCES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0)
+"""Points between a mark and the nearest edge of its label, in the order in which they are tried."""
+ANGLES = [2 * math.pi * turn / 16 for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)]
+"""Right, left, above, below and so on: the order in which readers look for a label."""
+NEAR = 14.0
+"""Beyond this many points a thin line leads from a label to its mark."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One measure of several seeds.
+    """One measure of S seeds at K evaluations: `x` and `values` are [S, K], `bounds` those of `statistics.interval`.
 
-    `x` and `values` are [S, K]: S seeds, K evaluations. Seeds are drawn thin, their mean bold; the band is the 95 %
-    t-interval of the mean over the seeds. Where x differs between seeds (KL) the bold line stands at the mean x.
+    Seeds are drawn thin, their mean bold; the band is the 95 % t-interval of the mean. Where x differs between seeds
+    (KL) the bold line stands at the mean x.
     """
 
     label: str
     x: Array
     values: Array
     bounds: tuple[float, float] = UNBOUNDED
-    """What a mean can be, see `statistics.interval`."""
-
-    def __post_init__(self) -> None:
-        if self.values.ndim != 2 or self.x.shape != self.values.shape or not self.values.size:
-            raise ValueError(
-                f"curve {self.label!r}: expected x and values of one shape [seeds, evaluations], "
-                f"got {self.x.shape} and {self.values.shape}"
-            )
 
 
 @dataclass(frozen=True)
@@ -69,14 +66,13 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
-    """One row of panels. `title` says what is shown; `note`, in small print below, by whom it was judged and n.
+    """One row of panels with a title; `note`, in small print below, says by whom it was judged and n.
 
-    Curves that hold no finite value (a judge that the level does not have) are left out, and said so on the panel.
+    Curves without a finite value (a judge that the level does not have) are left out, and the panel says so.
     """
     # Figure, not pyplot: no global state, no backend to choose, nothing to close.
     figure = Figure(figsize=(1.2 + 4.6 * len(panels), 4.4), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, panel in zip(axes, panels, strict=True):
+    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axis, panel)
     return titled(figure, title, note)
 
@@ -101,18 +97,16 @@ def png(figure: Figure) -> bytes:
 
 
 def write_png(path: Path, figure: Figure) -> bytes:
-    """Writes the figure beside `path`, renames it, and returns its bytes (for a report)."""
+    """Writes the figure atomically and returns its bytes (for a report)."""
     data = png(figure)
     write_atomic(path, data)
     return data
 
 
 def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array, Array, Array]:
-    """Mean, low and high [K] of values [S, K]: 95 % t-interval over the seeds; NaN where a seed has no value.
+    """Mean, low and high [K] of values [S, K]: 95 % t-interval over the seeds; for `bounds` see `statistics.interval`.
 
-    `bounds` are those of `statistics.interval`.
-
-    With one seed there is no interval: low and high are NaN.
+    All are NaN where a seed has no value; low and high with a single seed.
     """
     rows = [interval(column, bounds=bounds) if np.isfinite(column).all() else None for column in values.T]
     table = np.array([(row.mean, row.low, row.high) if row else (np.nan,) * 3 for row in rows], dtype=np.float64)
@@ -130,23 +124,18 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.axvline(mark, color="#333333", linestyle=":", linewidth=1, label=panel.marks_label if index == 0 else None)
     if missing:
         axis.set_title("no value at this level: " + ", ".join(missing), fontsize=8, color="#aa0000")
-    axis.set_xlabel(panel.xlabel)
-    axis.set_ylabel(panel.ylabel)
+    axis.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.whole_x:
         steps = np.unique(np.concatenate([curve.x.ravel() for curve in panel.curves]))
         axis.xaxis.set_major_locator(FixedLocator(steps.tolist(), nbins=MOST_TICKS))
-    _cut_at_bounds(axis, panel.curves)
+    bounds = {curve.bounds for curve in panel.curves}
+    if len(bounds) == 1 and np.isfinite(ends := bounds.pop()).all():  # the axis ends where a share ends
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, ends[0]), min(high, ends[1]))
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
     if axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8, frameon=False)
-
-
-def _cut_at_bounds(axis: Axes, curves: Sequence[Curve]) -> None:
-    """Ends the y axis where a share or percentage ends."""
-    (low, high), bounds = axis.get_ylim(), {curve.bounds for curve in curves}
-    if len(bounds) == 1 and np.isfinite(ends := bounds.pop()).all():
-        axis.set_ylim(max(low, ends[0]), min(high, ends[1]))
 
 
 def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
@@ -162,15 +151,7 @@ def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
     axis.plot(x, mean, color=color, linewidth=2, marker="o", markersize=3.5, label=curve.label, clip_on=False)
 
 
-LABEL_SIZE = 8.0
-DISTANCES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0)
-"""Points between a mark and the nearest edge of its label, as they are tried."""
-NEAR = 14.0
-"""Beyond this many points a thin line leads from a label to its mark."""
-
-
-@dataclass(frozen=True)
-class _Spot:
+class _Spot(NamedTuple):
     """A mark in pixels, with the boxes of its mark and bars."""
 
     x: float
@@ -179,7 +160,7 @@ class _Spot:
 
 
 def place_labels(figure: Figure, axis: Axes, points: Mapping[str, tuple[Estimate, Estimate]]) -> None:
-    """Writes each label beside its point where it covers no other label, no mark, bar or diagonal.
+    """Writes each label next to its point where it covers no other label, no mark, bar or diagonal.
 
     The nearest such place; the most crowded points choose first. Where it is far, a thin line leads back to the point.
     If nothing is free within the largest distance, the place that covers least is taken.
@@ -191,29 +172,23 @@ def place_labels(figure: Figure, axis: Axes, points: Mapping[str, tuple[Estimate
     frame = axis.get_window_extent()
     taken = [box for spot in spots.values() for box in spot.boxes] + _diagonal(axis, frame)
     crowding = {
-        name: sorted(math.hypot(spot.x - other.x, spot.y - other.y) for other in spots.values())[1:4]
+        name: sum(sorted(math.hypot(spot.x - other.x, spot.y - other.y) for other in spots.values())[1:4])
         for name, spot in spots.items()
     }
-    for name in sorted(spots, key=lambda name: sum(crowding[name])):
-        spot = spots[name]
+    for name in sorted(spots, key=crowding.__getitem__):
         text = figure.text(0, 0, name, transform=None, fontsize=LABEL_SIZE, va="bottom")
-        size = text.get_window_extent()
-        best, distance = _free_place(spot, size.width, size.height, taken, frame, scale)
+        best, distance = _free_place(spots[name], text.get_window_extent(), taken, frame, scale)
         text.set_position((best.x0, best.y0))
         taken.append(best)
         if distance > NEAR:
-            _lead(axis, spot, best)
+            _lead(axis, spots[name], best)
 
 
-def _free_place(
-    spot: _Spot, width: float, height: float, taken: Sequence[Bbox], frame: Bbox, scale: float
-) -> tuple[Bbox, float]:
-    """The box of a label, and how many points it is from its mark."""
-    best: tuple[float, Bbox, float] | None = None
+def _free_place(spot: _Spot, size: Bbox, taken: Sequence[Bbox], frame: Bbox, scale: float) -> tuple[Bbox, float]:
+    """The box of a label of this size, and how many points it is from its mark."""
+    width, height, tried = size.width, size.height, []
     for distance in DISTANCES:
-        for turn in range(16):
-            # Right, left, above, below and so on: angles in the order in which readers look for a label.
-            angle = 2 * math.pi * (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)[turn] / 16
+        for angle in ANGLES:
             dx, dy = math.cos(angle), math.sin(angle)
             x = spot.x + dx * distance * scale + (dx - 1) * width / 2
             y = spot.y + dy * distance * scale + (dy - 1) * height / 2
@@ -221,11 +196,9 @@ def _free_place(
             covered = sum(_overlap(box, other) for other in taken) + (width * height - _overlap(box, frame))
             if covered <= 1e-6 * width * height:
                 return box, distance
-            if best is None or covered < best[0]:
-                best = (covered, box, distance)
-    if best is None:
-        raise ValueError("expected a distance to try, got none")
-    return best[1], best[2]
+            tried.append((covered, box, distance))
+    _, best, distance = min(tried, key=lambda place: place[0])
+    return best, distance
 
 
 def _diagonal(axis: Axes, frame: Bbox) -> list[Bbox]:
@@ -237,21 +210,16 @@ def _diagonal(axis: Axes, frame: Bbox) -> list[Bbox]:
 
 def _lead(axis: Axes, spot: _Spot, box: Bbox) -> None:
     nearest = (min(max(spot.x, box.x0), box.x1), min(max(spot.y, box.y0), box.y1))
-    axis.annotate(
-        "",
-        (spot.x, spot.y),
-        xytext=nearest,
-        xycoords="figure pixels",
-        textcoords="figure pixels",
-        arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
-    )
+    line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+    pixels = "figure pixels"
+    axis.annotate("", (spot.x, spot.y), xytext=nearest, xycoords=pixels, textcoords=pixels, arrowprops=line)
 
 
 def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
     """Mark and bars of a point, each as a box with a margin."""
     dx, dy = np.nan_to_num([x.standard_error, y.standard_error])
     corners = axis.transData.transform([(x.mean, y.mean), (x.mean - dx, y.mean - dy), (x.mean + dx, y.mean + dy)])
-    (cx, cy), (x0, y0), (x1, y1) = ((float(a), float(b)) for a, b in corners)
+    (cx, cy), (x0, y0), (x1, y1) = corners.tolist()
     mark, bar = 3.5 * scale, 1.5 * scale
     boxes = (
         Bbox.from_extents(cx - mark, cy - mark, cx + mark, cy + mark),

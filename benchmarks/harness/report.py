@@ -1,11 +1,8 @@
 """Self-contained HTML reports and the sentences of a study: templates, filled with tables, figures and numbers.
 
 A study keeps what it says in `report.html.j2`, which extends `harness/report.html.j2`, and in `findings.txt.j2`, a
-sentence a line. Everything that comes in is escaped: a response that contains markup is shown, never run. No script, no
-external resource.
+sentence a line. Everything that comes in is escaped: a response that contains markup is shown, never run.
 """
-
-from __future__ import annotations
 
 import base64
 import json
@@ -21,20 +18,22 @@ from ...data.files import write_atomic
 from ...statistics import Interval
 from .estimates import Coefficient
 
+SIMULATION = (
+    "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
+    "GPT-4, Davinci003 or people."
+)
 
-def decimals(unit: str) -> int:
-    """Digits after the point that are worth reading."""
-    return {"%": 1, "characters": 0}.get(unit, 2)
 
-
-def number(value: float, unit: str = "") -> str:
-    """A number for people; "–" for NaN."""
-    return "–" if math.isnan(value) else f"{_rounded(value, unit):.{decimals(unit)}f}"
+def number(value: float, unit: str = "", sign: str = "") -> str:
+    """A number with the digits that are worth reading in its unit ("%", "characters" or another); "–" for NaN."""
+    decimals = {"%": 1, "characters": 0}.get(unit, 2)
+    # Adding zero turns a negative zero into a positive one.
+    return "–" if math.isnan(value) else f"{round(value, decimals) + 0.0:{sign}.{decimals}f}"
 
 
 def signed(value: float, unit: str = "") -> str:
-    """A difference for people, with its sign; "–" for NaN."""
-    return "–" if math.isnan(value) else f"{_rounded(value, unit):+.{decimals(unit)}f}"
+    """A difference, with its sign; "–" for NaN."""
+    return number(value, unit, "+")
 
 
 def interval_text(value: Interval, unit: str) -> str:
@@ -45,30 +44,32 @@ def interval_text(value: Interval, unit: str) -> str:
 
 def coefficient_text(value: Coefficient) -> str:
     """For instance "0.95 [0.90, 0.98]"; the value alone without an interval."""
-    text = number(value.value)
-    return text if math.isnan(value.low) else f"{text} [{number(value.low)}, {number(value.high)}]"
+    return interval_text(Interval(value.value, value.low, value.high, 1), "")
 
 
-def _rounded(value: float, unit: str) -> float:
-    return round(value, decimals(unit)) + 0.0  # the sum turns a negative zero into a positive one
-
-
-SIMULATION = (
-    "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
-    "GPT-4, Davinci003 or people."
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parents[1]),
+    autoescape=select_autoescape(["html.j2"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
+_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text, "coefficient": coefficient_text}
+_TEMPLATES.globals["SIMULATION"] = SIMULATION
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the numbers that say so."""
+    """Whether a claim holds, and the numbers that its sentence shows. The sentence is a line of the study's template.
+
+    Attributes:
+        id: Names the claim: "clean_labels_suffice".
+        holds: None where what was measured does not decide it.
+    """
 
     id: str
-    """Names the claim: "clean_labels_suffice"."""
     holds: bool | None
-    """None: what was measured does not decide it."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    """What its sentence shows."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Provenance:
     num_seeds: int
     temperature: float
     temperature_note: str = ""
-    """Whose temperature is another one."""
+    """Names what has another temperature."""
     judge: str = ""
     """The judge of one's own behind the column win_rate; "" for none."""
 
@@ -102,11 +103,9 @@ class Provenance:
     def label(self, split: str = "eval") -> str:
         """Level, split, n, seeds and interval, in one line."""
         count = self.num_eval if split == "eval" else self.num_val
-        seeds = (
-            "1 seed, no interval"
-            if self.num_seeds == 1
-            else f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
-        )
+        seeds = f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
+        if self.num_seeds == 1:
+            seeds = "1 seed, no interval"
         kind = "sandbox (simulation)" if self.sandbox else self.level
         temperature = f"temperature {self.temperature:g}{self.temperature_note}"
         return f"Level: {kind}; {split}, n = {count} instructions, {temperature}; {seeds}."
@@ -126,17 +125,6 @@ class Provenance:
         )
 
 
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parents[1]),
-    autoescape=select_autoescape(["html.j2"]),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text, "coefficient": coefficient_text}
-_TEMPLATES.globals["SIMULATION"] = SIMULATION
-
-
 @dataclass(frozen=True)
 class Table:
     """A table of plain text; line breaks in a cell are kept."""
@@ -148,13 +136,11 @@ class Table:
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.header):
-                raise ValueError(
-                    f"row {index}: expected {len(self.header)} cells {self.header}, got {len(row)}: {row!r}"
-                )
+                raise ValueError(f"row {index}: expected {len(self.header)} cells {self.header}, got {row!r}")
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column whether every cell reads as a number, perhaps with an interval or a unit; right-aligned."""
+        """For each column whether every cell reads as a number, perhaps with an interval or a unit; right-aligned."""
         columns = ([row[i] for row in self.rows] for i in range(len(self.header)))
         return [
             any(cells) and all(len(cell) <= 40 and cell[:1] in "+-−0123456789–" for cell in cells if cell)
@@ -168,10 +154,6 @@ class Figure:
 
     png: bytes
     caption: str
-
-    def __post_init__(self) -> None:
-        if not self.png.startswith(b"\x89PNG\r\n\x1a\n"):
-            raise ValueError(f"expected the bytes of a PNG image, got {self.png[:16]!r}")
 
     @property
     def base64(self) -> str:
@@ -193,22 +175,20 @@ def text_table(table: Table) -> str:
     """The table for a terminal: columns of equal width."""
     rows = [table.header, *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def settings_table(settings: Mapping[str, Any], caption: str = "") -> Table:
     """Names and values, nested ones as JSON."""
-    rows = [
-        (name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in settings.items()
-    ]
-    return Table(("name", "value"), rows, caption)
+    texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in settings.values()]
+    return Table(("name", "value"), list(zip(settings, texts, strict=True)), caption)
 
 
 def write_report(
     path: Path, title: str, sections: Sequence[Section] = (), template: str = "harness/report.html.j2", **values: Any
 ) -> Path:
-    """Writes one HTML file (UTF-8; beside `path`, then renamed) and returns its path.
+    """Writes one HTML file (UTF-8, atomically) and returns its path.
 
     Args:
         path: The file.
@@ -222,7 +202,7 @@ def write_report(
 
 
 def sentences(template: str, **values: Any) -> list[str]:
-    """The lines of a template that say something."""
+    """The lines of a filled template that are not blank."""
     lines = (" ".join(line.split()) for line in render(template, **values).splitlines())
     return [line for line in lines if line]
 
@@ -231,7 +211,7 @@ def render(template: str, **values: Any) -> str:
     """A template of the benchmarks' folders filled in; what UTF-8 cannot hold becomes "?".
 
     Raises:
-        jinja2.UndefinedError: It names a value that is not there.
+        jinja2.UndefinedError: It names a value that is missing.
     """
     text = _TEMPLATES.get_template(template).render(**values)
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")

@@ -1,4 +1,4 @@
-"""Reward models of the sandbox: trained from the SFT policy, calibrated so that 0 is an SFT response's mean score."""
+"""Reward models of the sandbox: trained and calibrated, and their accuracy on fresh preference pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ...oracles import RewardModel
 from ...oracles.base import judge
 from ...sandbox import dataset as texts
 from ...sandbox import tasks
-from ...sandbox.dataset import Sandbox
 from ...seeding import keyed_rng
 from ...statistics import wilson
 from .study import Row
@@ -27,23 +26,28 @@ from .study import Row
 if TYPE_CHECKING:
     from ...agents import LanguageModel, RewardModelingConfig
 
+Array = NDArray[np.float64]
+
 MAX_RESPONSE_TOKENS: Final = 64
+LAST_FILE: Final = "tokenizer_config.json"
+"""Of a saved model's folder: files are put in place in the order of their names, so with this one all are there."""
+CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Edges of the bins of confidence."""
 
 
 @dataclass(frozen=True)
 class FreshPairs:
-    """n pairs of samples of unequal gold, and what was drawn to get them."""
+    """n pairs of samples of unequal gold. Pairs of equal gold, which have no right answer, are only counted."""
 
     instructions: tuple[str, ...]
     a: tuple[str, ...]
     b: tuple[str, ...]
-    gap: NDArray[np.float64]
+    gap: Array
     """[n] gold of b minus gold of a; never 0."""
     num_equal: int
-    """Pairs of equal gold (equal texts among them) that were drawn in between and have no right answer."""
 
 
-def fresh_instructions(data: Sandbox, seed: int) -> Iterator[Instruction]:
+def fresh_instructions(data: texts.Sandbox, seed: int) -> Iterator[Instruction]:
     """Endlessly: instructions that stand in no split and were not given before, in the training splits' mix."""
     seen = {str(instruction) for split in data.splits for instruction in data.instructions(split)}
     share_with_input = np.mean([bool(instruction.input) for instruction in data.instructions("preference")])
@@ -59,15 +63,8 @@ def fresh_instructions(data: Sandbox, seed: int) -> Iterator[Instruction]:
         yield row
 
 
-def fresh_pairs(data: Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
-    """Samples a policy twice at temperature 1 on fresh instructions until there are `num` pairs of unequal gold.
-
-    Args:
-        data: Whose splits are to be avoided.
-        policy: Folder of the policy.
-        seed: Keys instructions and samples.
-        num: Pairs wanted, 1 or more.
-    """
+def fresh_pairs(data: texts.Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
+    """Samples a policy twice at temperature 1 on fresh instructions until there are `num` pairs of unequal gold."""
     from ...agents import LanguageModel
     from ...agents.loop import keyed_generator
 
@@ -79,9 +76,9 @@ def fresh_pairs(data: Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
     while len(pairs) < num:
         missing = num - len(pairs)
         batch = tuple(islice(stream, missing + missing // 4 + 8))  # some more than are missing: some have equal gold
-        texts = model.generate(batch, generator=generator, num_samples=2).texts
-        gaps = gold.score(batch, texts[1::2]) - gold.score(batch, texts[::2])
-        for pair in zip(batch, texts[::2], texts[1::2], gaps.tolist(), strict=True):
+        samples = model.generate(batch, generator=generator, num_samples=2).texts
+        gaps = gold.score(batch, samples[1::2]) - gold.score(batch, samples[::2])
+        for pair in zip(batch, samples[::2], samples[1::2], gaps.tolist(), strict=True):
             if len(pairs) == num:
                 break
             if pair[-1] == 0:
@@ -90,10 +87,6 @@ def fresh_pairs(data: Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
                 pairs.append(pair)
     instructions, a, b, gap = zip(*pairs, strict=True)
     return FreshPairs(instructions, a, b, np.array(gap), num_equal)
-
-
-LAST_FILE: Final = "tokenizer_config.json"
-"""Of a saved model's folder: files are put in place in the order of their names, so with this one all are there."""
 
 
 def sample(
@@ -119,7 +112,7 @@ def fit(
     num_samples: int = 1,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, float]:
-    """Trains a reward model from a policy's trunk, calibrates it and saves it.
+    """Trains a reward model from a policy's trunk, calibrates it so that 0 is an SFT response's mean score, saves it.
 
     Args:
         policy: Folder of the SFT policy.
@@ -130,8 +123,8 @@ def fit(
         seed: Of the training.
         out: Folder for metrics and checkpoints.
         sft: Folder of the policy whose answers set the scale, if it is another one.
-        num_samples: Of its answers to each instruction. With 2 or more a unit of reward is their standard deviation
-            within an instruction; with 1, that of all answers.
+        num_samples: Answers to each instruction. With 2 or more a unit of reward is their standard deviation within an
+            instruction; with 1, that of all answers.
         on_progress: Called with the share of the steps that is done.
 
     Returns:
@@ -155,12 +148,6 @@ def fit(
     return {**metrics, "sft/mean": mean, "sft/std": std}
 
 
-Array = NDArray[np.float64]
-
-CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Edges of the bins of confidence."""
-
-
 def hits(chance: Array, label: Array) -> Array:
     """1 where P(b preferred) [n] is on the label's side [n] of 0.5, 0.5 where either is a tie, 0 elsewhere."""
     return np.asarray((1 + np.sign(chance - 0.5) * np.sign(label - 0.5)) / 2)
@@ -169,7 +156,7 @@ def hits(chance: Array, label: Array) -> Array:
 def predicted(folder: Path, pairs: FreshPairs) -> Array:
     """P(b preferred) by a reward model, [n]."""
     oracle = RewardModel(folder, device="cpu")
-    a, b = (judge(oracle, pairs.instructions, texts).scores for texts in (pairs.a, pairs.b))
+    a, b = (judge(oracle, pairs.instructions, responses).scores for responses in (pairs.a, pairs.b))
     # Scores come in standard deviations of SFT's; the probabilities a model was trained to give are in its own units.
     std = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("alpacafarm_reward_std", 1.0)
     return np.asarray(expit((b - a) * float(std)))
@@ -180,28 +167,28 @@ def against_gold(name: str, chance: Array, gap: Array) -> list[Row]:
     correct, size = hits(chance, (gap > 0).astype(np.float64)), np.abs(gap)
     quartile = np.digitize(size, np.quantile(size, (0.25, 0.5, 0.75)))
     groups = {"all": quartile >= 0} | {f"gap quartile {k + 1}": quartile == k for k in range(4)}
-    return [
-        _row(name, "gold", subset, correct[rows], mean_gold_gap=float(size[rows].mean()))
-        for subset, rows in groups.items()
-        if rows.any()
-    ]
+    return _rows(name, "gold", correct, groups, "mean_gold_gap", size)
 
 
 def reliability(name: str, chance: Array, label_judge: str, label: Array) -> list[Row]:
     """Agreement with a judge's labels [n] by the confidence max(p, 1 - p) of P(b preferred) [n]."""
-    correct, confidence = hits(chance, label), np.maximum(chance, 1 - chance)
+    confidence = np.maximum(chance, 1 - chance)
     place = np.digitize(confidence, CONFIDENCES[1:-1])
     bins = {f"confidence {low} to {high}": place == k for k, (low, high) in enumerate(pairwise(CONFIDENCES))}
+    return _rows(name, label_judge, hits(chance, label), bins, "confidence", confidence)
+
+
+def _rows(
+    name: str, against: str, correct: Array, groups: dict[str, NDArray[np.bool_]], measure: str, values: Array
+) -> list[Row]:
+    """A row for each group of pairs that is not empty, with the mean of the measure."""
     return [
-        _row(name, label_judge, subset, correct[rows], confidence=float(confidence[rows].mean()))
-        for subset, rows in bins.items()
+        {"judge": name, "against": against, "subset": subset, "mean_gold_gap": None, "confidence": None}
+        | {measure: float(values[rows].mean())}
+        | share_row(float(correct[rows].sum()), int(rows.sum()))
+        for subset, rows in groups.items()
         if rows.any()
     ]
-
-
-def _row(name: str, against: str, subset: str, correct: Array, **means: float) -> Row:
-    facts = {"judge": name, "against": against, "subset": subset, "mean_gold_gap": None, "confidence": None}
-    return {**facts, **means, **share_row(float(correct.sum()), len(correct))}
 
 
 def share_row(num_correct: float, num: int) -> Row:

@@ -69,13 +69,6 @@ def test_png_is_reproducible(tmp_path):
     assert write_png(tmp_path / "a.png", draw([panel()], "t", "n")) == (tmp_path / "a.png").read_bytes() == first
 
 
-def test_shapes_are_checked():
-    with pytest.raises(
-        ValueError, match=r"expected x and values of one shape \[seeds, evaluations\], got \(3, 3\) and \(2, 3\)"
-    ):
-        Curve("c", STEPS, VALUES[:2])
-
-
 @pytest.mark.parametrize("every", [5, 1])
 def test_ticks_of_what_counts_stand_at_evaluated_steps(every):
     x = np.arange(0.0, 31, every) * np.ones((2, 1))
