@@ -7,8 +7,6 @@ the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labe
 if the sources, configurations or packages have changed since, it starts over.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing
@@ -49,9 +47,8 @@ ARCHITECTURE: Final[dict[str, Any]] = {
 }
 REWARD_MODELS = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder -> the judge that labels its preferences."""
-
 STAMP_FILE: Final = "stamp.sha256"
-"""In the folder of a build: `stamp()` of what its assets were built from."""
+MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,12 @@ def build_texts(folder: Path) -> None:
         records = [{"instruction": row.instruction, "input": row.input} for row in rows]
         if split == "eval":
             records = [{**record, "dataset": row.source} for record, row in zip(records, rows, strict=True)]
-            outputs = [{**record, "output": texts.reference(row)} for record, row in zip(records, rows, strict=True)]
-            texts.write_rows(
-                folder / "davinci003_stand_in.jsonl.gz",
-                [{**output, "generator": "davinci003_stand_in"} for output in outputs],
-            )
+            name = "davinci003_stand_in"
+            outputs = [
+                {**record, "output": texts.reference(row), "generator": name}
+                for record, row in zip(records, rows, strict=True)
+            ]
+            texts.write_rows(folder / f"{name}.jsonl.gz", outputs)
         texts.write_rows(folder / f"{split}.jsonl.gz", records)
 
 
@@ -134,11 +132,7 @@ def build_reward_model(out: Path, name: str) -> None:
 
 
 def build_reward_models(out: Path) -> None:
-    """Trains the reward models that are missing, each in a process of its own.
-
-    Raises:
-        AlpacaFarmError: A training failed.
-    """
+    """Trains the reward models that are missing, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     missing = [name for name in REWARD_MODELS if not (out / "assets" / name / LAST_FILE).is_file()]
     workers = [context.Process(target=build_reward_model, args=(out, name)) for name in missing]
@@ -150,66 +144,66 @@ def build_reward_models(out: Path) -> None:
         raise AlpacaFarmError("A reward model's training failed; its error is above. Call again to resume.")
 
 
-def stamp() -> str:
-    """SHA-256 of all that decides the result: seed, configurations, packages, and the sources that read them."""
-    folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
-    own = [Path(__file__), Path(reward_models.__file__)]
-    sources = [*own, *(path for folder in folders for path in sorted(folder.glob("*.py")))]
-    settings = {
+def settings() -> dict[str, Any]:
+    """What the assets come from, sources aside."""
+    return {
         "seed": texts.SEED,
         "architecture": ARCHITECTURE,
         "sft": asdict(SFTConfig.sandbox()),
         "reward_modeling": asdict(RewardModelingConfig.sandbox()),
-        "template": asdict(TEMPLATE),
         "versions": versions(),
+    }
+
+
+def stamp() -> str:
+    """SHA-256 of everything that decides the result: seed, configurations, packages, and the sources that read them."""
+    folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
+    own = [Path(__file__), Path(reward_models.__file__)]
+    sources = [*own, *(path for folder in folders for path in sorted(folder.glob("*.py")))]
+    content = {
+        **settings(),
+        "template": asdict(TEMPLATE),
         "sources": [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources],
     }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(out: Path) -> None:
-    """Stamps `out`; what an earlier call with another stamp left there is removed, for none of it can be trusted.
+    """Stamps `out`; removes what an earlier call with another stamp left there.
 
     Raises:
-        AlpacaFarmError: There is something in the way that has no stamp, so that it may be anybody's.
+        AlpacaFarmError: Something without a stamp is there, so it may be anybody's.
     """
     file, current = out / STAMP_FILE, stamp()
     left = [folder for folder in (out / "assets", out / "work") if folder.exists()]
-    if not file.is_file():
-        if left:
-            raise AlpacaFarmError(
-                f"{out}: expected no folder, or one of an earlier build, got {' and '.join(path.name for path in left)}"
-                f" without a file {STAMP_FILE}. Remove them or give another folder with --out."
-            )
-    elif file.read_text(encoding="utf-8").strip() == current:
+    if left and not file.is_file():
+        raise AlpacaFarmError(
+            f"{out}: expected no folder, or one of an earlier build, got {' and '.join(path.name for path in left)} "
+            f"without a file {STAMP_FILE}. Remove them or give another folder with --out."
+        )
+    if file.is_file() and file.read_text(encoding="utf-8").strip() == current:
         return
-    elif left:
+    if left:
         print(f"{out} was built from other sources, settings or packages: starting over.", flush=True)
-        for folder in left:
-            shutil.rmtree(folder)
+    for folder in left:
+        shutil.rmtree(folder)
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(file, current + "\n")
 
 
 def build(options: BuildOptions) -> Path:
-    """Runs every stage that is not done yet; returns the folder of assets.
-
-    Raises:
-        AlpacaFarmError: The folder holds something else, or a training failed.
-    """
+    """Runs every stage that is not done yet; returns the folder of assets."""
     prepare(options.out)
     torch.set_num_threads(options.threads)
     assets, work = options.out / "assets", options.out / "work"
     data, policy, pairs = texts.Sandbox(assets / "data"), assets / "policy", assets / "data" / "pairs.jsonl.gz"
+    models = [assets / name / LAST_FILE for name in REWARD_MODELS]
     # Each stage with the files that are there once it is done.
     stages: dict[str, tuple[list[Path], Callable[[], None]]] = {
         "texts": ([assets / "data" / "eval.jsonl.gz"], lambda: build_texts(assets / "data")),
         "policy": ([policy / LAST_FILE], lambda: build_policy(data, policy, work)),
         "pairs": ([pairs], lambda: build_pairs(data, policy, pairs)),
-        "reward models": (
-            [assets / name / LAST_FILE for name in REWARD_MODELS],
-            lambda: build_reward_models(options.out),
-        ),
+        "reward models": (models, lambda: build_reward_models(options.out)),
     }
     for number, (name, (results, stage)) in enumerate(stages.items(), start=1):
         start = time.monotonic()
@@ -223,24 +217,15 @@ def build(options: BuildOptions) -> Path:
 
 def hashes(assets: Path) -> dict[str, str]:
     """File -> SHA-256 of every asset but the manifest."""
-    files = sorted(path for path in assets.rglob("*") if path.is_file() and path.name != "manifest.json")
+    files = sorted(path for path in assets.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {path.relative_to(assets).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def write_manifest(assets: Path) -> None:
-    """How the assets came about: seed, configs, versions, hashes, and the command that rebuilds them."""
-    manifest = {
-        "command": "python -m alpacafarm_env.benchmarks.build_sandbox --install",
-        "seed": texts.SEED,
-        "sizes": texts.SIZES,
-        "architecture": ARCHITECTURE,
-        "sft": asdict(SFTConfig.sandbox()),
-        "reward_modeling": asdict(RewardModelingConfig.sandbox()),
-        "labels": REWARD_MODELS,
-        "versions": versions(),
-        "files": hashes(assets),
-    }
-    write_atomic(assets / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    """How the assets came about, with their hashes and the command that rebuilds them."""
+    command = "python -m alpacafarm_env.benchmarks.build_sandbox --install"
+    made = {"sizes": texts.SIZES, "labels": REWARD_MODELS, "files": hashes(assets)}
+    write_atomic(assets / MANIFEST, json.dumps({"command": command, **settings(), **made}, indent=2) + "\n")
 
 
 def compare(assets: Path, shipped: Path) -> list[str]:
@@ -250,7 +235,7 @@ def compare(assets: Path, shipped: Path) -> list[str]:
 
 
 def install(assets: Path, shipped: Path) -> None:
-    """Puts a copy of the assets in place of the shipped ones; the copy is whole before the old ones go."""
+    """Replaces the shipped assets by a copy of these; the copy is whole before the old ones go."""
     beside, old = (shipped.with_name(f".{shipped.name}.{suffix}") for suffix in ("new", "old"))
     for leftover in (beside, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -281,9 +266,8 @@ def build_and_compare(options: BuildOptions) -> int:
 
 def main(args: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    options = tyro.cli(
-        BuildOptions, args=args, description=__doc__, prog="python -m alpacafarm_env.benchmarks.build_sandbox"
-    )
+    prog = "python -m alpacafarm_env.benchmarks.build_sandbox"
+    options = tyro.cli(BuildOptions, args=args, description=__doc__, prog=prog)
 
     def work() -> int:
         with claim(options.out, "build_sandbox"):

@@ -7,10 +7,6 @@ a judgement that could not be parsed is unscored and left out of n, as AlpacaEva
 published leaderboard too, the two are compared.
 """
 
-from __future__ import annotations
-
-import csv
-import gzip
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +16,7 @@ from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import tyro
 from gymnasium.vector import AutoresetMode
 from matplotlib.figure import Figure as Drawing
@@ -33,7 +30,7 @@ from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
 from ..tables import format_cell, format_table
 from .harness import plots, report
 from .harness.runner import Cell, run_cells
-from .harness.study import Row, StudyOptions, run_command
+from .harness.study import Row, Study, StudyOptions, run_command
 
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
@@ -56,16 +53,21 @@ class LeaderboardOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A leaderboard beside the published one."""
+    """A leaderboard against the published one.
+
+    Attributes:
+        num_models: In both.
+        differences: Column -> max |difference| over these models, in the column's unit.
+        num_length_controlled: Of them, those with a published length-controlled win rate.
+        correlation: Pearson's, of the minimal length-controlled fit with that; NaN for fewer than three.
+        mean_difference: Mean |difference| of the two, in points.
+    """
 
     num_models: int
     differences: Mapping[str, float]
-    """Column -> max |difference| over the models in both, in the column's unit."""
     num_length_controlled: int
     correlation: float
-    """Pearson correlation of the minimal length-controlled fit with the published one; NaN for fewer than three."""
     mean_difference: float
-    """Mean |difference| of the two, in points."""
 
     @property
     def reproduced(self) -> bool:
@@ -75,13 +77,10 @@ class Comparison:
 
 
 def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
-    """Steps a generator's stored responses through the environment, one slot an instruction.
+    """Steps a generator's stored responses through the environment; the credits [eval instructions], NaN if unscored.
 
-    The oracle replays this generator's judgements only: of a few texts that several generators share the judge, which
-    was stochastic, preferred one and not the other.
-
-    Returns:
-        The credits [number of eval instructions] in [0, 1]; NaN where the environment said `scored = False`.
+    The oracle replays this generator's judgements only: the judge was stochastic, and of a few texts that several
+    generators share it preferred one and not the other.
     """
     instructions = dataset.instructions("eval")
     env = gym.make_vec(
@@ -95,9 +94,7 @@ def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
     try:
         shown, _ = env.reset(options={"instruction_ids": [instruction.id for instruction in instructions]})
         if tuple(shown) != instructions:
-            raise DataError(
-                f"{generator}: expected the environment to show the eval instructions in order, got others."
-            )
+            raise DataError(f"{generator}: expected the eval instructions in order, got others.")
         _, rewards, _, _, infos = env.step(dataset.outputs(generator))
         return np.where(infos["scored"], rewards, np.nan)
     finally:
@@ -110,34 +107,31 @@ def replayed_rows(dataset: RecordedDataset, generator: str) -> list[Row]:
     return [leaderboard_row(generator, replay(dataset, generator), outputs, references)]
 
 
-def published_table(path: Path) -> dict[str, dict[str, float]]:
-    """A published leaderboard by generator; an empty cell is absent.
-
-    Raises:
-        DataError: The file is no leaderboard.
-    """
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+def published_table(path: Path) -> pd.DataFrame:
+    """A published leaderboard by generator; an empty cell is NaN. DataError if the file is no leaderboard."""
     try:
-        return {row[""]: {column: float(row[column]) for column in COLUMNS[1:] if row[column]} for row in rows}
+        return pd.read_csv(path, index_col=0, dtype=str)[list(COLUMNS[1:])].astype(float)
     except (KeyError, ValueError) as error:
         raise DataError(
             f"{path}: expected the columns {', '.join(COLUMNS[1:])} with numbers, got {error!r}."
         ) from error
 
 
-def compare(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) -> Comparison:
+def compare(rows: Sequence[Row], published: pd.DataFrame) -> Comparison:
     """Compares the rows with the published ones of the same generators."""
-    both = [(row, published[row["generator"]]) for row in rows if row["generator"] in published]
-    differences = {
-        column: max((abs(row[column] - other[column]) for row, other in both), default=float("nan"))
-        for column in ("win_rate", "standard_error", *COUNTS, "avg_length")
-    }
-    key = "length_controlled_winrate"
-    pairs = np.array([(row[key], other[key]) for row, other in both if key in other]).reshape(-1, 2)
-    correlation = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
-    distance = float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else float("nan")
-    return Comparison(len(both), differences, len(pairs), correlation, distance)
+    ours = pd.DataFrame(rows).set_index("generator")
+    both = [name for name in ours.index if name in published.index]
+    ours, theirs = ours.loc[both], published.loc[both]
+    columns = ["win_rate", "standard_error", *COUNTS, "avg_length"]
+    differences = (ours[columns] - theirs[columns]).abs().max(skipna=False)
+    pairs = pd.concat([ours[COLUMNS[-1]], theirs[COLUMNS[-1]]], axis=1).dropna().to_numpy()
+    return Comparison(
+        num_models=len(both),
+        differences=differences.astype(float).to_dict(),
+        num_length_controlled=len(pairs),
+        correlation=float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan"),
+        mean_difference=float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else float("nan"),
+    )
 
 
 def draw(rows: Sequence[Row], note: str) -> Drawing:
@@ -145,22 +139,11 @@ def draw(rows: Sequence[Row], note: str) -> Drawing:
     figure = Drawing(figsize=(8.5, 1.8 + 0.24 * len(rows)), dpi=150, layout="constrained")
     axis = figure.subplots()
     places = np.arange(len(rows))[::-1]
-    axis.barh(
-        places,
-        [row["win_rate"] for row in rows],
-        xerr=[1.96 * row["standard_error"] for row in rows],
-        color="#a6c8e0",
-        error_kw={"elinewidth": 1, "capsize": 2},
-        label="win rate, 95 % interval",
-    )
-    axis.plot(
-        [row["length_controlled_winrate"] for row in rows],
-        places,
-        "D",
-        color="#d55e00",
-        markersize=4,
-        label="length-controlled (minimal fit)",
-    )
+    table = pd.DataFrame(rows)
+    caps, name = {"elinewidth": 1, "capsize": 2}, "win rate, 95 % interval"
+    axis.barh(places, table.win_rate, xerr=1.96 * table.standard_error, color="#a6c8e0", error_kw=caps, label=name)
+    name = "length-controlled (minimal fit)"
+    axis.plot(table.length_controlled_winrate, places, "D", color="#d55e00", markersize=4, label=name)
     axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_yticks(places, [f"{row['generator']}  (n = {row['n_total']})" for row in rows], fontsize=8)
     axis.set(xlim=(0, 100), ylim=(-0.8, len(rows) - 0.2), xlabel="win rate against the reference, %")
@@ -174,7 +157,7 @@ def _rank(row: Row) -> tuple[bool, float, str]:
 
 
 def describe(dataset: RecordedDataset, rows: Sequence[Row]) -> str:
-    """What the numbers are: judge, reference, level and n."""
+    """Judge, reference, level and n."""
     totals = [row["n_total"] for row in rows]
     size = len(dataset.instructions("eval"))
     return (
@@ -210,35 +193,36 @@ def run(options: LeaderboardOptions) -> int:
         rows = sorted(run_cells(study, cells), key=_rank)
         if not rows:
             return study.exit_status
-        note = describe(dataset, rows)
-        lines = [LENGTH_CONTROL + "."]
-        source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-        comparison = compare(rows, published_table(source)) if source.exists() else None
-        if comparison is not None:
-            lines = describe_comparison(comparison, source)
-        unjudged = [name for name in dataset.generators if name not in dataset.judged]
-        if unjudged:
-            lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
-        print("\n".join([format_table(COLUMNS, rows), note, *lines]))
-        study.write_table(rows, COLUMNS)
-        png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
-        table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
-        figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
-        report.write_report(
-            study.out / "report.html",
-            "Recorded leaderboard",
-            [report.Section("Leaderboard", [note, *lines], table, [figure])],
-        )
-        study.note(
-            judge=dataset.judge,
-            reference=dataset.reference,
-            level=dataset.level,
-            quick=options.quick,
-            num_generators=len(rows),
-            comparison=vars(comparison) if comparison is not None else None,
-        )
-        status = study.finish()
-        return status if comparison is None or comparison.reproduced else 1
+        return write_results(study, dataset, rows, quick=options.quick)
+
+
+def write_results(study: Study, dataset: RecordedDataset, rows: Sequence[Row], *, quick: bool) -> int:
+    """Compares, prints and writes table, figure, report and manifest; returns the exit status."""
+    note = describe(dataset, rows)
+    lines = [LENGTH_CONTROL + "."]
+    source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
+    comparison = compare(rows, published_table(source)) if source.exists() else None
+    if comparison is not None:
+        lines = describe_comparison(comparison, source)
+    if unjudged := [name for name in dataset.generators if name not in dataset.judged]:
+        lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
+    print("\n".join([format_table(COLUMNS, rows), note, *lines]))
+    study.write_table(rows, COLUMNS)
+    png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
+    table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
+    figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
+    section = report.Section("Leaderboard", [note, *lines], table, [figure])
+    report.write_report(study.out / "report.html", "Recorded leaderboard", [section])
+    study.note(
+        judge=dataset.judge,
+        reference=dataset.reference,
+        level=dataset.level,
+        quick=quick,
+        num_generators=len(rows),
+        comparison=vars(comparison) if comparison is not None else None,
+    )
+    status = study.finish()
+    return status if comparison is None or comparison.reproduced else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from alpacafarm_env.benchmarks import leaderboard
@@ -171,14 +172,15 @@ def test_comparison_by_hand():
         {"generator": name, "win_rate": rate, "standard_error": 1.0, "avg_length": 7, **counts, COLUMNS[-1]: rate - 5}
         for name, rate in (("a", 50.0), ("b", 60.0), ("c", 80.0), ("unpublished", 1.0))
     ]
-    published = {row["generator"]: {**row, COLUMNS[-1]: row["win_rate"]} for row in rows[:3]}
+    published = pd.DataFrame(rows[:3]).set_index("generator")
+    published[COLUMNS[-1]] = published.win_rate
     result = compare(rows, published)
     assert (result.num_models, result.num_length_controlled, result.reproduced) == (3, 3, True)
     assert result.correlation == pytest.approx(1)
     assert result.mean_difference == pytest.approx(5)
-    published["b"]["standard_error"] += 1e-6
+    published.loc["b", "standard_error"] += 1e-6
     assert not compare(rows, published).reproduced
-    assert not compare(rows, {}).reproduced
+    assert not compare(rows, published[:0]).reproduced
 
 
 @pytest.mark.skipif(
