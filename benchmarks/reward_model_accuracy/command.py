@@ -3,12 +3,11 @@
     python -m alpacafarm_env.benchmarks.reward_model_accuracy [--num 2000] [--quick] [--seeds N] [--out DIR]
 
 The pairs are new: instructions that stand in no split, each answered twice by the shipped SFT policy at temperature 1.
-A pair of equal gold has no right answer and is drawn again; the share of such pairs is reported. The surrogate was
-trained on the labels of p_sim^ann (25 % flips), the clean reward model on gold's own. On the same pairs stands how
-often the judges' labels are right, so that it can be seen what a reward model was given to learn from.
+A pair of equal gold has no right answer and is drawn again; the share of such pairs is reported. The judges are asked
+about the same pairs: their labels are what a reward model was given to learn from.
 
 Calibration: a reward model says P(b preferred) = sigmoid(score(b) - score(a)), in the units it was trained in. Its
-reliability is that probability beside the share of pairs on which the label of its own training judge agrees.
+reliability compares that with the share of pairs on which the label of its own training judge agrees.
 """
 
 from __future__ import annotations
@@ -19,19 +18,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import pandas as pd
 import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.estimates import frame_of
-from ..harness.plots import write_png
-from ..harness.report import SIMULATION, Figure, text_table, write_report
-from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability
+from ..harness.estimates import frame_of, pivot
+from ..harness.plots import COLORS, titled, write_png
+from ..harness.report import SIMULATION, Figure, Table, Verdict, sentences, text_table, write_report
+from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
-from . import report as words
 
 NAME = "reward_model_accuracy"
 COLUMNS = (
@@ -41,7 +43,19 @@ COLUMNS = (
 TRAINED_ON: Final = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder of a reward model -> the judge whose labels it was trained on."""
 JUDGES: Final = ("gold", "sim_eval", "sim_ann", "sim_gpt4", "human")
+MEANINGS: Final = {
+    "reward_model": "the surrogate reward model, trained on labels of p_sim^ann (25 % flips)",
+    "reward_model_clean": "the same model trained on gold's own labels",
+    "gold": "labels of the true reward, right by definition",
+    "sim_eval": "labels of p_sim^eval, the pool of 13 simulated annotators",
+    "sim_ann": "labels of p_sim^ann, the same with 25 % flips",
+    "sim_gpt4": "labels of p_sim^GPT-4, one greedy simulated annotator",
+    "human": "labels of simulated human raters, one of 16 for each pair",
+}
+"""Who is measured, in the order of the tables."""
 NUM_QUICK: Final = 400
+TARGET: Final = 80.0
+"""The accuracy in percent that clean labels should lead to."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,7 @@ def run(options: AccuracyOptions) -> int:
     sources["data"] = partial(hash_folder, assets / "data")
     with options.study(NAME, {"num": num}, sources=sources) as study:
         cells = [Cell.silent(f"seed {seed}", partial(measure, assets, num, seed)) for seed in range(options.seeds)]
-        rows = run_cells(study, cells)
-        if rows:
+        if rows := run_cells(study, cells):
             write_results(study, rows)
             return study.finish()
         return study.exit_status
@@ -97,19 +110,131 @@ def run(options: AccuracyOptions) -> int:
 def write_results(study: Study, rows: Sequence[Row]) -> None:
     """Table, figures, report and manifest, and the summary on stdout."""
     frame = frame_of(rows)
-    together, note = words.pooled(frame), words.label(frame)
-    tables = {"accuracy": words.accuracy_table(together, note), "reliability": words.reliability_table(together, note)}
-    found = words.findings(together)
+    together, note = pooled(frame), label(frame)
+    tables = {"accuracy": accuracy_table(together, note), "reliability": reliability_table(together, note)}
+    found = findings(together)
     print("\n".join([*(f"{text_table(table)}\n" for table in tables.values()), note, SIMULATION, *found]))
     study.write_table(rows, COLUMNS)
     figures = [
         Figure(write_png(study.out / f"{name}.png", drawing), f"{title}. {note}")
-        for name, (title, drawing) in words.draw(together, note).items()
+        for name, (title, drawing) in draw(together, note).items()
     ]
-    values: dict[str, Any] = {**tables, "figures": figures, "findings": found, "meanings": words.MEANINGS}
+    values: dict[str, Any] = {**tables, "figures": figures, "findings": found, "meanings": MEANINGS}
     title = "Accuracy of the sandbox's reward models"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(level="sandbox", reference="gold", judges=words.MEANINGS, label=note, findings=found)
+    study.note(level="sandbox", reference="gold", judges=MEANINGS, label=note, findings=found)
+
+
+def label(rows: pd.DataFrame) -> str:
+    """Level, n, seeds, interval and the share of pairs without a right answer, in one line."""
+    draws = rows[rows.subset == "all"].drop_duplicates("seed")
+    num, equal = draws.n.sum(), draws.num_equal.sum()
+    return (
+        f"Level: sandbox (simulation); n = {num} fresh pairs, seeds: {len(draws)}; Wilson 95 % intervals. "
+        f"{100 * equal / (equal + num):.1f} % of the pairs drawn had equal gold and were drawn again."
+    )
+
+
+def pooled(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each (judge, against, subset), in percent: the pairs of all seeds together."""
+
+    def pool(group: pd.DataFrame) -> pd.Series[Any]:
+        means = {name: np.average(group[name], weights=group.n) for name in ("mean_gold_gap", "confidence")}
+        return pd.Series({**share_row(group.num_correct.sum(), int(group.n.sum())), **means})
+
+    found = rows.groupby(["judge", "against", "subset"], sort=False)[list(rows.columns)].apply(pool).reset_index()
+    found[["accuracy", "low", "high", "confidence"]] *= 100
+    return found.astype({"n": int})
+
+
+def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
+    """Accuracy against gold in percent with its interval: of all pairs, and by quartile of |gold gap|."""
+    against = rows.dropna(subset="mean_gold_gap")
+    cells = pivot(against.assign(cell=_shares(against).agg(" ".join, axis=1)), "judge", "subset", "cell")
+    # Every judge is asked about the same pairs, so the counts of the first hold for all.
+    first = against[against.judge == against.judge.iloc[0]]
+    header = [f"{row.subset} (n = {row.n}, mean {row.mean_gold_gap:.2f})" for row in first.itertuples()]
+    lines = [(name, *cells.loc[name]) for name in MEANINGS]
+    return Table(("accuracy, %", *header), lines, f"{caption} mean: of |gold gap|.")
+
+
+def reliability_table(rows: pd.DataFrame, caption: str) -> Table:
+    """How sure a reward model was, and how often the labels of its training judge agreed."""
+    header = ("reward model", "labels of", "pairs", "mean confidence, %", "agreement, %", "95 % interval", "n")
+    own = rows.dropna(subset="confidence")
+    columns = [
+        own[["judge", "against", "subset"]],
+        own.confidence.map("{:.1f}".format),
+        _shares(own),
+        own.n.astype(str),
+    ]
+    return Table(header, pd.concat(columns, axis=1).to_numpy().tolist(), caption)
+
+
+def _shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Share and interval as text, a column each."""
+    interval = [f"[{row.low:.1f}, {row.high:.1f}]" for row in rows.itertuples()]
+    return pd.DataFrame({"share": rows.accuracy.map("{:.1f}".format), "interval": interval}, index=rows.index)
+
+
+def findings(rows: pd.DataFrame) -> list[str]:
+    """What the numbers say, in sentences."""
+    errors = calibration_errors(rows)
+    total = rows[rows.subset == "all"].set_index("judge")
+    reached = Verdict("clean_labels_suffice", bool(total.accuracy["reward_model_clean"] >= TARGET), {"target": TARGET})
+    models = {name: total.loc[name] for name in errors}
+    return sentences(f"{NAME}/findings.txt.j2", models=models, meanings=MEANINGS, verdict=reached, errors=errors)
+
+
+def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
+    """Model -> expected calibration error: mean over the pairs of |mean confidence - agreement| of their bin, in %."""
+    own = rows.dropna(subset="confidence")
+    return {
+        str(model): float(np.average((bins.confidence - bins.accuracy).abs(), weights=bins.n))
+        for model, bins in own.groupby("judge", sort=False)
+    }
+
+
+def draw(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
+    """File name -> (title, drawing)."""
+    drawings = {
+        "accuracy": ("Accuracy against gold, by the size of the gold gap", _draw_accuracy),
+        "reliability": ("Confidence and agreement with the training judge's labels", _draw_reliability),
+    }
+    result = {}
+    for name, (title, fill) in drawings.items():
+        figure = Drawing(figsize=(8.5, 4.6), dpi=150, layout="constrained")
+        axis = figure.subplots()
+        fill(axis, rows)
+        axis.grid(color="#eeeeee")
+        axis.set_axisbelow(True)
+        axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        result[name] = (title, titled(figure, title, note))
+    return result
+
+
+def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
+    quartiles = rows[rows.mean_gold_gap.notna() & (rows.subset != "all")]
+    for place, (name, color) in enumerate(zip(MEANINGS, COLORS, strict=True)):
+        own = quartiles[quartiles.judge == name]
+        # Judges side by side at each quartile, so that their intervals can be told apart.
+        _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, color, name)
+    axis.axhline(50, color="#888888", linestyle="--", linewidth=1)
+    axis.set_xticks([1, 2, 3, 4])
+    axis.set(xlabel="quartile of |gold gap|, smallest first", ylabel="pairs ordered as gold orders them (%)")
+
+
+def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
+    models = rows.dropna(subset="confidence").groupby("judge", sort=False)
+    for (model, own), color in zip(models, COLORS, strict=False):
+        _draw_shares(axis, own.confidence, own, color, f"{model}\n(labels of {own.against.iloc[0]})")
+    axis.plot([50, 100], [50, 100], color="#888888", linestyle="--", linewidth=1, label="calibrated")
+    axis.set(xlabel="mean confidence, max(p, 1 - p) (%)", ylabel="pairs on which the label agrees (%)")
+
+
+def _draw_shares(axis: Axes, x: pd.Series[float], rows: pd.DataFrame, color: str, name: str) -> None:
+    reach = (rows.accuracy - rows.low, rows.high - rows.accuracy)
+    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker="o", markersize=3.5, linewidth=1.2, label=name)
 
 
 def main(args: Sequence[str] | None = None) -> int:

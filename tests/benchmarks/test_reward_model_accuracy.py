@@ -10,7 +10,6 @@ import pytest
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.reward_models import against_gold, fresh_instructions, hits, reliability
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
-from alpacafarm_env.benchmarks.reward_model_accuracy import report as reward_model_report
 from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main
 from alpacafarm_env.sandbox import tasks
 from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
@@ -40,14 +39,14 @@ def test_reliability_is_by_confidence_on_either_side():
     assert low["confidence"] == pytest.approx(0.55)
     assert high["confidence"] == pytest.approx((0.95 + 0.95 + 1) / 3)
     # 2 pairs at |.55 - .5|, 3 at |.9667 - 1|
-    errors = reward_model_report.calibration_errors(reward_model_report.pooled(frame_of([low, high])))
+    errors = reward_model_accuracy.calibration_errors(reward_model_accuracy.pooled(frame_of([low, high])))
     assert errors == {"model": pytest.approx(100 * (2 * 0.05 + 3 * (1 - 2.9 / 3)) / 5)}
 
 
 def test_pooling_weighs_draws_by_their_pairs():
     few = against_gold("judge", np.full(8, 0.9), np.full(8, 1.0))
     many = against_gold("judge", np.full(24, 0.1), np.full(24, 2.0))
-    (row,) = reward_model_report.pooled(frame_of([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])).itertuples()
+    (row,) = reward_model_accuracy.pooled(frame_of([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])).itertuples()
     assert (row.subset, row.accuracy, row.n, row.mean_gold_gap) == ("all", 25, 32, 1.75)
     assert (row.low, row.high) == tuple(100 * bound for bound in wilson(8, 32))
 
@@ -70,14 +69,14 @@ def test_fresh_instructions_stand_in_no_split_and_are_readable():
 
 
 def test_the_command_measures_models_and_judges_on_the_same_pairs(tmp_path, capsys):
-    arguments = ["--out", str(tmp_path), "--num", "40", "--seeds", "2"]
+    arguments = ["--out", str(tmp_path), "--num", "32", "--seeds", "2"]
     assert main(arguments) == 0
     with (tmp_path / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(COLUMNS)
     total = {(row["seed"], row["judge"]): row for row in rows if row["subset"] == "all"}
-    assert len(total) == 2 * len(reward_model_report.MEANINGS)
-    assert {row["n"] for row in total.values()} == {"40"}
+    assert len(total) == 2 * len(reward_model_accuracy.MEANINGS)
+    assert {row["n"] for row in total.values()} == {"32"}
     assert [float(total[seed, "gold"]["accuracy"]) for seed in "01"] == [1, 1]
     assert {row["against"] for row in rows if row["confidence"]} == set(TRAINED_ON.values())
     for row in rows:
@@ -85,8 +84,8 @@ def test_the_command_measures_models_and_judges_on_the_same_pairs(tmp_path, caps
     accuracy = {name: np.mean([float(total[seed, name]["accuracy"]) for seed in "01"]) for name in TRAINED_ON}
     printed = capsys.readouterr().out
     assert all(f"Right on {100 * value:.1f} %" in printed for value in accuracy.values())
-    assert "n = 80 fresh pairs" in printed
-    assert accuracy["reward_model_clean"] > 0.6  # 80 pairs: far above a coin, whatever the draw
+    assert "n = 64 fresh pairs" in printed
+    assert accuracy["reward_model_clean"] > 0.6  # 64 pairs: far above a coin, whatever the draw
     assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
     manifest = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["complete"] is True
