@@ -31,7 +31,7 @@ def held_out(own_models, tmp_path):
 
 @pytest.fixture
 def options(own_data, own_models, tmp_path):
-    """Two short steps of eight responses, one seed, in this process."""
+    """One short step of eight responses, one seed, in this process."""
     return WinRateCurveOptions(
         out=tmp_path / "out",
         seeds=1,
@@ -41,7 +41,7 @@ def options(own_data, own_models, tmp_path):
         preset="sandbox",
         rollout_batch_size=8,
         minibatch_size=4,
-        steps=2,
+        steps=1,
         evaluate_every=1,
         num_val=4,
         num_eval=9,
@@ -60,7 +60,7 @@ def test_a_reward_model_held_out_gives_the_share_above_the_reference(options, ow
     out = options.out
     table = read(out / "table.csv")
     assert list(table[0])[-1] == "win_rate"
-    stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00002.json").read_text())["eval"]
+    stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())["eval"]
     data, oracle = load_dataset(own_data), RewardModel(held_out)
     base = dict(zip(data.instructions("eval"), data.references("eval"), strict=True))
     asked = [next(each for each in base if each == text) for text in stored["instructions"]]  # with their input apart

@@ -57,14 +57,6 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
     assert "[100%" in told
 
 
-def test_a_stored_cell_is_not_run_again(tmp_path):
-    run_cells(Study(tmp_path, "s", {}), work(a=2))
-    study = Study(tmp_path, "s", {})
-    rows = run_cells(study, [Cell("a", fail), *work(b=1)])
-    assert [row["cell"] for row in rows] == ["a", "a", "b"]
-    assert study.finish() == 0
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path, capsys, processes):
     study = Study(tmp_path, "s", {})
@@ -75,17 +67,12 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path, capsys, proces
     assert "no luck" in capsys.readouterr().err
 
 
-def test_a_process_that_is_killed_is_told_and_silences_no_other(tmp_path):
+def test_a_killed_process_and_an_error_that_cannot_travel_are_reported_and_silence_no_other(tmp_path):
     study = Study(tmp_path, "s", {})
-    rows = run_cells(study, [Cell("bad", die), *work(good=200)], processes=2)
+    rows = run_cells(study, [Cell("bad", die), Cell("worse", refuse), *work(good=200)], processes=2)
     assert len(rows) == 200
-    assert study.failed == {"bad": "its process died without an answer, exit status -9"}
-
-
-def test_an_error_that_cannot_travel_is_told_all_the_same(tmp_path):
-    study = Study(tmp_path, "s", {})
-    assert run_cells(study, [Cell("bad", refuse), Cell("worse", fail)], processes=2) == []
-    assert study.failed == {"bad": "StubbornError: one and two", "worse": "RuntimeError: no luck"}
+    killed = "its process died without an answer, exit status -9"
+    assert study.failed == {"bad": killed, "worse": "StubbornError: one and two"}
 
 
 @pytest.mark.parametrize("processes", [1, 2])

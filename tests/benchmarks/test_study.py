@@ -1,25 +1,32 @@
-"""Studies: cells are run once and survive an interruption, files are whole or absent, the status tells the truth."""
+"""Studies: cells run once and survive an interruption, a folder is one study's alone, the status tells the truth."""
 
 import csv
 import json
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
-import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import alpacafarm_env
+from alpacafarm_env import sandbox
+from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study, StudyOptions, run_command, versions, write_csv
 from alpacafarm_env.benchmarks.leaderboard import LeaderboardOptions
 from alpacafarm_env.benchmarks.recorded_surrogate.command import SurrogateOptions
+from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.folders import hash_folder, hash_model
 
 CONFIG = {"learning_rate": 0.1, "steps": 3}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parents[1])}
 
 
 def manifest(out):
@@ -78,9 +85,9 @@ def test_a_failing_cell_is_named_and_the_others_still_run(tmp_path, capsys):
     assert retry.finish() == 0
 
 
-def begin(folder, config):
+def begin(folder, config, sources=None):
     """A study with one finished cell."""
-    with Study(folder, "demo", config) as study:
+    with Study(folder, "demo", config, sources=sources) as study:
         study.cell("first", lambda: [{"x": 1}])
 
 
@@ -110,31 +117,22 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path, capsys, below):
 
 def test_a_full_disk_ends_in_a_sentence(tmp_path):
     """A limit on the size of files, as a full disk: in a cell's file, where the manifest still fits."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
+    script = """
 import resource, sys
-from pathlib import Path
 from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
 def command():
-    with Study(Path(sys.argv[1]), "demo", {}) as study:
+    with Study(sys.argv[1], "demo", {}) as study:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
         works = {"a": lambda: [{"x": 1}], "b": lambda: [{"x": "y" * 30_000}], "c": lambda: [{"x": 2}]}
         run_cells(study, [Cell.silent(key, work) for key, work in works.items()])
         return study.finish()
 
 sys.exit(run_command(command))
-""",
-        encoding="utf-8",
-    )
+"""
     run = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        [sys.executable, "-c", script, tmp_path / "out"], capture_output=True, text=True, check=False, env=ENVIRONMENT
     )
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
@@ -142,34 +140,22 @@ sys.exit(run_command(command))
     assert [path.stem for path in (tmp_path / "out" / "cells").iterdir()] == ["a"]
 
 
-def test_damaged_files_are_named(tmp_path):
-    study = Study(tmp_path, "demo", CONFIG)
-    run(study, {"a": lambda: [{"x": 1}]})
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"rows": 1}', '{"rows": [1]}', '{"rows": []}', '{"rows": [{"x": 2}]}']
+)
+def test_a_damaged_cell_is_named(tmp_path, content):
+    begin(tmp_path, CONFIG)
     (cell,) = (tmp_path / "cells").iterdir()
-    cell.write_text("{")
-    study.close()
-    with Study(tmp_path, "demo", CONFIG) as again, pytest.raises(CheckpointError, match="a.json"):
-        run(again, {"a": lambda: [{"x": 1}]})
-    (tmp_path / "manifest.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        Study(tmp_path, "demo", CONFIG)
+    whole = json.loads(cell.read_text())
+    cell.write_text(json.dumps(whole | json.loads(content)) if "rows" in content else content)
+    with Study(tmp_path, "demo", CONFIG) as again, pytest.raises(CheckpointError, match=r"first\.json"):
+        run(again, {"first": list})
 
 
-@pytest.mark.parametrize("rows", ["1", "[1]", "[]", '[{"a": 1}]', '[{"x": 2}]'])
-def test_stored_rows_that_are_not_what_was_stored_are_named(tmp_path, rows):
-    with Study(tmp_path, "demo", CONFIG) as study:
-        run(study, {"a": lambda: [{"x": 1}]})
-    (cell,) = (tmp_path / "cells").iterdir()
-    cell.write_text(json.dumps(json.loads(cell.read_text()) | {"rows": json.loads(rows)}))
-    with Study(tmp_path, "demo", CONFIG) as again, pytest.raises(CheckpointError, match="a.json"):
-        again.cell("a", list)
-
-
-@pytest.mark.parametrize("field", ["config", "contents", "versions"])
-def test_a_manifest_of_another_shape_is_named(tmp_path, field):
-    with Study(tmp_path, "demo", CONFIG) as study:
-        run(study, {"a": lambda: [{"x": 1}]})
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest(tmp_path), field: None}))
+@pytest.mark.parametrize("change", [{"config": None}, {"contents": None}, {"versions": None}, None])
+def test_a_damaged_manifest_is_named(tmp_path, change):
+    begin(tmp_path, CONFIG)
+    (tmp_path / "manifest.json").write_text(json.dumps(change and manifest(tmp_path) | change))
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         Study(tmp_path, "demo", CONFIG)
 
@@ -182,46 +168,24 @@ def test_keys_with_any_character_get_files_of_their_own(tmp_path):
     assert len(list((tmp_path / "cells").iterdir())) == len(keys)
 
 
-def test_an_interrupted_command_continues(tmp_path):
-    script = textwrap.dedent("""
-        import os, signal, sys
-        from functools import partial
-        from pathlib import Path
-        from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
-        from alpacafarm_env.benchmarks.harness.study import Study, run_command
-        out, interrupt = Path(sys.argv[1]), sys.argv[2] == "yes"
+def test_an_interrupted_command_continues(tmp_path, capsys):
+    calls = []
 
+    def command(interrupt):
         def work(seed):
-            with open(out.parent / "calls.txt", "a") as file:
-                file.write(f"{seed} ")
+            calls.append(seed)
             if seed == 2 and interrupt:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             return [{"seed": seed}]
 
-        def command():
-            study = Study(out, "demo", {})
-            rows = run_cells(study, [Cell.silent(str(seed), partial(work, seed)) for seed in range(4)])
-            study.write_table(rows)
+        with Study(tmp_path, "demo", {}) as study:
+            study.write_table(run(study, {str(seed): partial(work, seed) for seed in range(4)}))
             return study.finish()
 
-        sys.exit(run_command(command))
-    """)
-    (tmp_path / "run.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parent.parent)}
-    runs = [
-        subprocess.run(
-            [sys.executable, tmp_path / "run.py", tmp_path / "out", interrupt],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
-        for interrupt in ("yes", "no")
-    ]
-    assert [run.returncode for run in runs] == [130, 0], runs[0].stderr
-    assert "the same command continues" in runs[0].stderr
-    assert (tmp_path / "calls.txt").read_text() == "0 1 2 2 3 "
-    assert (tmp_path / "out" / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
+    assert [run_command(partial(command, interrupt)) for interrupt in (True, False)] == [130, 0]
+    assert "the same command continues" in capsys.readouterr().err
+    assert calls == [0, 1, 2, 2, 3]
+    assert (tmp_path / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
 
 
 def test_tables_keep_every_digit(tmp_path):
@@ -274,3 +238,138 @@ def test_options(tmp_path):
         with pytest.raises(ValueError, match="--seeds: expected 1, got 3: whatever is drawn here is always the same"):
             options(seeds=3)
     assert {"python", "platform", "numpy"} <= versions().keys()
+
+
+def content_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def sources(tmp_path):
+    shutil.copytree(sandbox.POLICY, tmp_path / "policy")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "eval.jsonl").write_text('{"instruction": "a"}\n')
+    return {
+        "--policy": partial(hash_model, tmp_path / "policy"),
+        "--dataset": partial(hash_folder, tmp_path / "data"),
+    }
+
+
+def edit(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/prompt_template.json", "data/eval.jsonl"])
+def test_other_content_in_the_same_folders_is_refused_by_name(tmp_path, sources, name):
+    out = tmp_path / "out"
+    begin(out, {}, sources)
+    before = content_of(out)
+    edit(tmp_path / name)
+    folder, _, file = name.partition("/")
+    option = {"policy": "--policy", "data": "--dataset"}[folder]
+    with pytest.raises(CheckpointError, match=f"{file} of {option}"):
+        Study(out, "demo", {}, seeds=[0, 1], sources=sources)
+    assert content_of(out) == before
+
+
+def test_the_same_content_elsewhere_goes_on(tmp_path, sources):
+    begin(tmp_path / "out", {}, sources)
+    (tmp_path / "policy").rename(tmp_path / "moved")
+    moved = {**sources, "--policy": partial(hash_model, tmp_path / "moved")}
+    with Study(tmp_path / "out", "demo", {}, sources=moved) as study:
+        assert run(study, {"first": pytest.fail}) == [{"x": 1}]
+
+
+def test_a_cell_during_which_its_sources_change_is_not_kept(tmp_path, sources):
+    weights = tmp_path / "policy" / "model.safetensors"
+    content = weights.read_bytes()
+
+    def work():
+        edit(weights)
+        return [{"x": 2}]
+
+    with Study(tmp_path / "out", "demo", {}, sources=sources) as study:
+        with pytest.raises(CheckpointError, match=r"model\.safetensors of --policy"):
+            run(study, {"a": lambda: [{"x": 1}], "b": work, "c": lambda: pytest.fail("started")})
+        assert study.done == ["a"]
+    weights.write_bytes(content)
+    with Study(tmp_path / "out", "demo", {}, sources=sources) as study:
+        assert run(study, {"b": lambda: [{"x": 3}]}) == [{"x": 3}]
+
+
+def test_a_study_that_does_not_say_what_it_was_made_from_is_refused(tmp_path, sources):
+    begin(tmp_path / "out", {})
+    with pytest.raises(CheckpointError, match="model.safetensors of --policy is new"):
+        Study(tmp_path / "out", "demo", {}, sources=sources)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (reward_model_accuracy.main, ["--num", "8"]),
+        (lambda arguments: run_command(lambda: train.run(train.parse(arguments))), ["sft", "--quick"]),
+    ],
+)
+@pytest.mark.parametrize("theirs", ["table.csv", "config.json", "manifest.json"])
+def test_somebody_else_s_folder_is_refused(tmp_path, capsys, command, arguments, theirs):
+    (tmp_path / theirs).write_text(json.dumps({"name": "an app"}))
+    before = content_of(tmp_path)
+    assert command([*arguments, "--out", str(tmp_path)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert content_of(tmp_path) == before
+
+
+def test_an_empty_out_is_no_way_into_the_working_directory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "thesis.tex").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert reward_model_accuracy.main(["--num", "8", "--out", ""]) == 2
+    assert "thesis.tex" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", [".gitignore", "ledger.sqlite"])
+def test_a_folder_with_hidden_files_or_a_ledger_alone_is_empty(tmp_path, name):
+    (tmp_path / name).touch()
+    Study(tmp_path, "demo", {}).close()
+
+
+def test_of_two_studies_at_once_the_second_is_refused_and_told_of_the_first(tmp_path, capsys):
+    script = """
+import sys, time
+from alpacafarm_env.benchmarks.harness.study import Study
+with Study(sys.argv[1], "demo", {}):
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", script, tmp_path / "out"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as first:
+        assert first.stdout.readline() == "begun\n"
+        before = content_of(tmp_path / "out")
+        assert run_command(lambda: Study(tmp_path / "out", "demo", {}).exit_status) == 2
+        assert f"process {first.pid}" in capsys.readouterr().err
+        assert content_of(tmp_path / "out") == before
+        first.kill()
+    with Study(tmp_path / "out", "demo", {}) as second:
+        run(second, {"a": lambda: [{"x": 1}]})
+
+
+def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):
+    Study(tmp_path, "demo", {"steps": 1}).close()
+    begin(tmp_path, {"steps": 2})
+    with pytest.raises(CheckpointError, match="steps"):
+        Study(tmp_path, "demo", {"steps": 3})
+
+
+def test_cells_of_another_version_of_the_package_are_not_mixed_in(tmp_path, monkeypatch):
+    found = {"alpacafarm-env": "1.0", "torch": "2.12"}
+    monkeypatch.setattr("alpacafarm_env.benchmarks.harness.study.versions", lambda: dict(found))
+    for _ in range(2):
+        begin(tmp_path, {})
+    found["torch"] = "2.13"
+    with pytest.warns(UserWarning, match="torch"):
+        Study(tmp_path, "demo", {}).close()
+    found["alpacafarm-env"] = "2.0"
+    with pytest.raises(CheckpointError, match="alpacafarm-env"):
+        Study(tmp_path, "demo", {})
