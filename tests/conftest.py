@@ -1,13 +1,12 @@
 """Shared by all tests: no network, and a small data set and oracles that need nothing but numpy."""
 
-import ipaddress
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
 
-# The models of the tests are tiny: a second torch thread gains nothing, and beside any other load it costs a lot. Read
-# when torch and its subprocesses start, so it comes before the imports.
+# For tiny models a second torch thread gains nothing. Read when torch and its subprocesses start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
@@ -18,8 +17,7 @@ from alpacafarm_env.errors import did_you_mean
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 from alpacafarm_env.oracles.base import Constant
 
-# A shell without job control starts what it puts in the background with SIGINT ignored, and every subprocess inherits
-# that: tests that interrupt themselves or a command could only fail there.
+# A shell without job control ignores SIGINT in what it puts in the background, and subprocesses inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -28,13 +26,11 @@ settings.register_profile("deterministic", derandomize=True, deadline=None, data
 settings.load_profile("deterministic")
 
 
-def _is_loopback(host: object) -> bool:
-    if host in ("localhost", "", None):
-        return True
-    try:
-        return ipaddress.ip_address(str(host)).is_loopback
-    except ValueError:
-        return False
+def _refuse_remote(host: object) -> None:
+    """RuntimeError unless the host is this machine."""
+    name = host.decode() if isinstance(host, bytes) else str(host or "localhost")
+    if name != "localhost" and not re.fullmatch(r"127(\.\d+){3}|::1", name):
+        raise RuntimeError(f"Tests must not use the network, but this one connects to {name!r}.")
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +39,12 @@ def _no_network(monkeypatch):
     connect, getaddrinfo = socket.socket.connect, socket.getaddrinfo
 
     def guarded_connect(self, address):
-        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
-            raise RuntimeError(f"Tests must not use the network, but this one connects to {address!r}.")
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse_remote(address[0])
         return connect(self, address)
 
     def guarded_getaddrinfo(host, *args, **kwargs):
-        if not _is_loopback(host.decode() if isinstance(host, bytes) else host):
-            raise RuntimeError(f"Tests must not use the network, but this one looks up {host!r}.")
+        _refuse_remote(host)
         return getaddrinfo(host, *args, **kwargs)
 
     monkeypatch.setattr(socket.socket, "connect", guarded_connect)

@@ -13,8 +13,6 @@ from alpacafarm_env.folders import claim
 from alpacafarm_env.sandbox import dataset
 from alpacafarm_env.templates import PromptTemplate
 
-MODELS = ("policy", *REWARD_MODELS)
-
 
 def write_model(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,22 +43,17 @@ def test_texts_equal_the_shipped_ones(tmp_path):
         assert dataset.read_rows(tmp_path / name) == dataset.read_rows(dataset.ASSETS / "data" / name)
 
 
-def test_a_finished_build_runs_nothing_again(tmp_path, stages):
+def test_only_what_is_unfinished_is_built_again(tmp_path, stages):
+    """Any model, also the first of the two reward models that train side by side."""
     build_sandbox.build(BuildOptions(out=tmp_path))
     assert stages == ["texts", "policy", "pairs", "reward_models"]
     assets = build_sandbox.build(BuildOptions(out=tmp_path))
     assert len(stages) == 4
     assert json.loads((assets / "manifest.json").read_text())["files"] == hashes(assets)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_an_unfinished_model_is_built_again(tmp_path, stages, name):
-    """Any one of them, also the first of the two reward models that train side by side."""
-    assets = build_sandbox.build(BuildOptions(out=tmp_path))
-    (assets / name / "tokenizer_config.json").unlink()
-    stages.clear()
-    build_sandbox.build(BuildOptions(out=tmp_path))
-    assert stages == ["policy" if name == "policy" else "reward_models"]
+    for name in ("policy", *REWARD_MODELS):
+        (assets / name / "tokenizer_config.json").unlink()
+        build_sandbox.build(BuildOptions(out=tmp_path))
+    assert stages[4:] == ["policy", "reward_models", "reward_models"]
 
 
 def test_another_stamp_starts_over(tmp_path, stages, monkeypatch, capsys):
@@ -85,16 +78,14 @@ def test_another_stamp_starts_over(tmp_path, stages, monkeypatch, capsys):
 def test_the_stamp_covers_settings_and_sources(tmp_path, monkeypatch):
     found = {build_sandbox.stamp()}
     assert found == {build_sandbox.stamp()}
-    with monkeypatch.context() as patch:
-        patch.setattr(dataset, "SEED", 1)
-        found.add(build_sandbox.stamp())
-    with monkeypatch.context() as patch:
-        patch.setattr(build_sandbox, "TEMPLATE", PromptTemplate("{instruction}{input}", "{instruction}"))
-        found.add(build_sandbox.stamp())
-    for config in ("SFTConfig", "RewardModelingConfig"):
+    changes = [(dataset, "SEED", 1)]
+    changes.append((build_sandbox, "TEMPLATE", PromptTemplate("{instruction}{input}", "{instruction}")))
+    for config in (build_sandbox.SFTConfig, build_sandbox.RewardModelingConfig):
+        changed = replace(config.sandbox(), epochs=77)
+        changes.append((config, "sandbox", lambda changed=changed: changed))
+    for change in changes:
         with monkeypatch.context() as patch:
-            changed = replace(getattr(build_sandbox, config).sandbox(), epochs=77)
-            patch.setattr(getattr(build_sandbox, config), "sandbox", lambda changed=changed: changed)
+            patch.setattr(*change)
             found.add(build_sandbox.stamp())
     for package in (build_sandbox.sandbox, build_sandbox.agents):
         copy = tmp_path / package.__name__
@@ -132,16 +123,15 @@ def test_compare_names_what_differs(tmp_path):
     assert compare(ours, theirs) == ["new.json", "policy/model.safetensors", "policy/old.json"]
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_install_replaces_everything(tmp_path, before):
+def test_install_replaces_everything(tmp_path):
     ours, shipped = tmp_path / "ours", tmp_path / "package" / "assets"
-    write_model(ours / "policy")
     shipped.parent.mkdir()
-    if before:
-        write_model(shipped / "forgotten")
-    install(ours, shipped)
-    assert hashes(shipped) == hashes(ours)
-    assert [path.name for path in shipped.parent.iterdir()] == ["assets"]
+    for name in ("policy", "another"):  # nothing is there, then what was installed before
+        write_model(ours / name)
+        install(ours, shipped)
+        assert hashes(shipped) == hashes(ours)
+        assert [path.name for path in shipped.parent.iterdir()] == ["assets"]
+        shutil.rmtree(ours)
 
 
 def test_the_command_says_whether_the_result_equals_the_shipped_one(tmp_path, stages, monkeypatch, capsys):

