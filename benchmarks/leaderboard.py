@@ -127,7 +127,7 @@ def compare(rows: Sequence[Row], published: pd.DataFrame) -> Comparison:
     pairs = pd.concat([ours[COLUMNS[-1]], theirs[COLUMNS[-1]]], axis=1).dropna().to_numpy()
     return Comparison(
         num_models=len(both),
-        differences=differences.astype(float).to_dict(),
+        differences={column: float(differences[column]) for column in columns},
         num_length_controlled=len(pairs),
         correlation=float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan"),
         mean_difference=float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else float("nan"),
