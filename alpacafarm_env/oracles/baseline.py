@@ -1,9 +1,9 @@
 """A reward less what it gives to fixed answers: without the part of a score that preferences do not decide.
 
-Preferences compare answers to one instruction, so a reward model that is trained on them is determined up to a constant
-for each instruction. That constant does not matter to who is best among answers to one instruction, but it differs from
-one reward model to the next, and where several are combined by their minimum or variance it stands before what they
-disagree on about the answer. Source: Eisenstein et al. 2023 (arXiv 2312.09244), who remove it in training.
+A reward model trained on preferences is determined up to a constant for each instruction. That constant does not
+matter to who is best on one instruction, but it differs between reward models, and hides what they disagree on about
+the answer where several are combined by their minimum or variance.
+Source: Eisenstein et al. 2023 (arXiv 2312.09244), who remove it in training.
 """
 
 from __future__ import annotations
@@ -12,46 +12,33 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .base import NoDeepCopy, RewardOracle, Verdicts, judge
+from .base import DetailedOracle, RewardOracle, Verdicts, judge
 
 
-class BaselineSubtracted(NoDeepCopy):
+class BaselineSubtracted(DetailedOracle):
     """score(x, y) - mean over k of score(x, y_k(x)), where the y_k(x) are fixed answers to the instruction x.
 
     Args:
-        oracle: Scores all of them. It must be deterministic; the fixed answers to an instruction are scored once,
-            or again where there was no verdict on one.
+        oracle: Deterministic; the fixed answers to an instruction are scored once, or again where there was no verdict.
         answers: A function of instructions [B] that returns the fixed answers to each: B lists of K answers, such as
-            samples of the SFT policy. The more, the better the level is known; an instruction of an empty list has no
-            level.
-        name: The oracle's name; the oracle's own by default.
+            samples of the SFT policy. An instruction of an empty list has no level.
+        name: The oracle's own by default.
     """
 
     def __init__(
-        self,
-        oracle: RewardOracle,
-        answers: Callable[[Sequence[str]], Sequence[Sequence[str]]],
-        *,
-        name: str | None = None,
+        self, oracle: RewardOracle, answers: Callable[[Sequence[str]], Sequence[Sequence[str]]], name: str | None = None
     ) -> None:
         self.oracle, self.name = oracle, name or oracle.name
         self._answers = answers
         self._levels: dict[str, float] = {}
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """The differences [B]; NaN where the oracle has no verdict on the response or on a fixed answer.
 
         Raises:
             TypeError: `answers` returned texts instead of lists of texts.
             ValueError: It did not return one list for each instruction.
         """
-        return self.judge(instructions, responses).scores
-
-    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """The same with the oracle's details of the responses; asks it once about them and once about new levels."""
         found = judge(self.oracle, instructions, responses)
         if new := list({str(x): x for x in instructions if str(x) not in self._levels}.values()):
             known = zip(map(str, new), self._measure(new), strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnknownNameError, did_you_mean
-from .base import UNSCORED_REASON, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, judge
+from .base import UNSCORED_REASON, DetailedOracle, PreferenceOracle, RewardOracle, Verdicts, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
 DEFAULT_WEIGHT: Final = 0.5
@@ -23,8 +23,8 @@ DEFAULT_WEIGHT: Final = 0.5
 NO_VERDICT = "no verdict"
 
 
-class Ensemble(NoDeepCopy):
-    """Scores a response by all members and makes one score of theirs.
+class Ensemble(DetailedOracle):
+    """Scores a response by all members and combines their scores.
 
     | combine | score | in the source |
     |---|---|---|
@@ -32,23 +32,22 @@ class Ensemble(NoDeepCopy):
     | "min" | the lowest of them | worst-case optimization, WCO |
     | "uwo" | mean - weight * variance | uncertainty-weighted optimization, UWO |
 
-    The variance is that of the population, the mean of squared distances from the mean. Members should score on one
-    scale: nothing here rescales them. A response that one member has no verdict on has none (NaN).
+    The variance is that of the population. Members should score on one scale: nothing here rescales them. A response
+    that one member has no verdict on has none (NaN).
 
-    Details are `disagreement`, the standard deviation over the members (population); each member's score, under
-    "score:" and its name; and `unscored_reason`, "" where there is a score. Of the members' own details, costs
-    (`cost_*`) are summed, yes-or-no ones are true if they are for any member, and any other stays one for each member,
-    under its key, ":" and the member's name.
+    Details are `disagreement`, the population's standard deviation over the members; each member's score, under
+    "score:" and its name; and `unscored_reason`. Of the members' own details, costs (`cost_*`) are summed, booleans are
+    true if they are for any member, and any other stays one for each member, under its key, ":" and the member's name.
 
     Source: Coste, Anwar, Kirk, Krueger 2023 (arXiv 2310.02743), with a weight of 0.5 for best-of-n and 0.1 for PPO. (In
-    their code the variance is divided by the number of members for best-of-n, as in the paper and here, and by one
-    less for PPO.)
+    their code the variance is divided by the number of members for best-of-n, as in the paper and here, and by one less
+    for PPO.)
 
     Args:
-        members: One or more oracles. Each is asked once a batch. Those that share a name are numbered: "a#1", "a#2".
+        members: Each is asked once a batch. Those that share a name are numbered: "a#1", "a#2".
         combine: One of the table.
         weight: Of the variance, 0 or more; 0.5 by default. With "uwo" only.
-        name: The oracle's name; "ensemble:mean", "ensemble:min" or "ensemble:uwo" and the weight by default.
+        name: "ensemble:", `combine` and the weight by default.
 
     Raises:
         UnknownNameError: There is no such way to combine.
@@ -80,12 +79,8 @@ class Ensemble(NoDeepCopy):
         self.member_names = _numbered([member.name for member in self.members])
         self.name = name or f"ensemble:{combine}{f'{self.weight:g}' if combine == 'uwo' else ''}"
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the combined score of each response, [B]; NaN where a member has no verdict."""
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with details; asks each member once."""
+        """The combined score of each response, [B]; NaN where a member has no verdict."""
         answers = [judge(member, instructions, responses) for member in self.members]
         scores = [answer.scores for answer in answers]
         # Added up member by member: a row's sum must not round differently with the size of its batch.
@@ -102,7 +97,7 @@ class Ensemble(NoDeepCopy):
         return Verdicts(combined, own | self._told(answers) | own)  # first, and whatever members call theirs
 
     def _told(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:
-        """What the members told beside their scores."""
+        """The members' own details."""
         reasons = np.full(len(answers[0].scores), "", object)
         told: dict[str, NDArray[Any]] = {UNSCORED_REASON: reasons}
         for name, answer in zip(self.member_names, answers, strict=True):
@@ -113,12 +108,12 @@ class Ensemble(NoDeepCopy):
                 if key == UNSCORED_REASON:
                     continue
                 values = np.asarray(detail)
-                if key.startswith("cost_"):
-                    told[key] = told[key] + values if key in told else values
-                elif values.dtype == np.bool_:
-                    told[key] = told[key] | values if key in told else values
-                else:
+                if not key.startswith("cost_") and values.dtype != np.bool_:
                     told[f"{key}:{name}"] = values
+                elif key in told:
+                    told[key] = told[key] + values if key.startswith("cost_") else told[key] | values
+                else:
+                    told[key] = values
         return told
 
 
