@@ -9,7 +9,7 @@ import pytest
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
-from alpacafarm_env.oracles import Constant, Ensemble, OracleError, Verdicts, judge, make_oracle
+from alpacafarm_env.oracles import Constant, Ensemble, Verdicts, judge, make_oracle
 
 ASKED = ["i", "j", "k", "l"]
 ANSWERED = ["w", "x", "y", "z"]
@@ -98,15 +98,6 @@ def test_what_the_members_tell_is_told_and_does_not_replace_the_ensembles_own_de
     }
 
 
-def test_ensembles_nest():
-    inner = Ensemble(members()[:2], "min", name="inner")
-    verdicts = judge(Ensemble([inner, members()[2]]), ASKED, ANSWERED)
-    assert verdicts.scores.tolist() == [(1 + 6) / 2, 2.0, -1.5, -0.25]
-    assert verdicts.details["score:inner"].tolist() == [1.0, 2.0, -3.0, 0.5]
-    assert verdicts.details["score:a:inner"].tolist() == SCORES[0]
-    assert verdicts.details["disagreement:inner"].tolist() == [0.5, 0.0, 1.5, 0.0]
-
-
 @pytest.mark.parametrize("combine", ["mean", "min", "uwo"])
 def test_a_rows_score_does_not_round_with_its_batch(combine):
     """Bit-equal, for numpy adds up an array's rows in another order than a single one."""
@@ -117,12 +108,6 @@ def test_a_rows_score_does_not_round_with_its_batch(combine):
 
     for size in (1, 2, 7):
         np.testing.assert_array_equal(combined(size), combined(300)[:size], strict=True)
-
-
-def test_a_wrong_answer_names_the_member():
-    for wrong in (Given([0.0, math.inf], "broken"), Given([0.0], "broken")):
-        with pytest.raises(OracleError, match="'broken'"):
-            judge(Ensemble([Constant(), wrong]), ["i", "j"], ["x", "y"])
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,6 @@ def test_a_task_read_by_hand():
     )
 
 
-def test_what_is_given_already_is_not_asked_for_again():
-    task = tasks.read("Continue the traits of a lion with four more.\n\nItems: brave, golden")
-    assert task.expected == {"proud", "roaring", "majestic", "fierce"}
-    assert task.count == 4
-
-
 @pytest.mark.parametrize(
     "text",
     [
