@@ -24,9 +24,7 @@ def load_template(
 ) -> PromptTemplate:
     """Returns the template of a model: `named` ("alpaca" or a template), else the folder's own, else its tokenizer's.
 
-    Raises:
-        UnknownNameError: There is no template of that name.
-        DataError: The folder has no template and none is named, or its template cannot be used.
+    Raises UnknownNameError or DataError if there is no such template, none at all, or it cannot be used.
     """
     if named is not None:
         return named_template(named)

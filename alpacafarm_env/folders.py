@@ -202,7 +202,9 @@ def _lock(path: Path, owner: str, wait: bool) -> int:
                 )
             if _is_still(handle, path):
                 os.ftruncate(handle, 0)
-                os.write(handle, _describe(owner).encode())
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                place = f"process {os.getpid()} on {socket.gethostname()}, since {since}: {shlex.join(sys.argv)}"
+                os.write(handle, f"{owner} ({place})".encode())
                 return handle
         except BaseException:
             os.close(handle)
@@ -233,11 +235,6 @@ def _taken(folder: Path, lock: str) -> CheckpointError:
     return CheckpointError(
         f"{folder} is being written by {writer or 'another process'}. {advice}, or choose another folder."
     )
-
-
-def _describe(owner: str) -> str:
-    now = datetime.now().astimezone().isoformat(" ", "seconds")
-    return f"{owner} (process {os.getpid()} on {socket.gethostname()}, since {now}: {shlex.join(sys.argv)})"
 
 
 @cache

@@ -33,13 +33,10 @@ def load_config(path: str | PathLike[str]) -> Any:
 
 
 def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
-    """Returns the longest prompt and the longest response, in tokens.
+    """Returns the longest prompt and the longest response, in tokens; ValueError unless both are positive.
 
     None becomes what fits, AlpacaFarm's limit at most: the rest of the `positions` beside a number that is given, and
     without any three quarters of them for the prompt. `positions` is infinity if not known.
-
-    Raises:
-        ValueError: A number is not positive, or leaves nothing for the other one.
     """
     prompt, response = max_prompt_tokens, max_response_tokens
     if prompt is None:
@@ -60,11 +57,7 @@ def load_model(
 ) -> tuple[Any, set[str]]:
     """Returns a model and the names of the parameters that the folder lacks, which transformers has drawn at random.
 
-    Args:
-        kind: One of transformers' auto classes.
-        path: Folder or hub name.
-        new: Parameters that may be lacking, such as the head of a classifier made of a language model.
-        **options: Go to transformers.
+    `new` are parameters that may be lacking, such as the head of a classifier made of a language model.
     """
     import transformers
 

@@ -77,10 +77,7 @@ def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.
     """Credits of output_2, [B] in [0, 1], from preferences in AlpacaFarm's coding.
 
     1 = output_1 preferred, 2 = output_2, between = 1 + P(output_2 preferred). A tie is 1.5, or 0 in files older than
-    2024; None and NaN are no verdict.
-
-    Raises:
-        ValueError: A value is neither 0 nor in [1, 2].
+    2024; None and NaN are no verdict. Raises ValueError for any other value.
     """
     values = np.array([np.nan if value is None else value for value in preferences], dtype=np.float64)
     faulty = ~(np.isnan(values) | (values == 0) | ((values >= 1) & (values <= 2)))
@@ -93,10 +90,7 @@ def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.
 def win_rate(credits: ArrayLike) -> WinRateSummary:
     """Win rate of `credits` [B]; NaN is left out, as AlpacaEval's describe_head2head does.
 
-    A credit above 0.5 is a win, below a loss, exactly 0.5 a draw.
-
-    Raises:
-        ValueError: `credits` is not one-dimensional or a value lies outside [0, 1].
+    A credit above 0.5 is a win, below a loss, exactly 0.5 a draw; ValueError for one outside [0, 1].
     """
     values = _credits(credits)
     scored = values[~np.isnan(values)]
@@ -138,8 +132,7 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
     close to it near 50 %, several points off for much stronger or weaker generators.
     Source: Dubois et al. 2024 (arXiv 2404.04475), without difficulty and regularisation.
 
-    Raises:
-        ValueError: Shapes differ, a credit lies outside [0, 1], or a length is not finite.
+    Raises ValueError if shapes differ, a credit lies outside [0, 1], or a length is not finite.
     """
     from scipy.optimize import minimize
 
@@ -175,8 +168,7 @@ def interval(values: ArrayLike, *, bounds: tuple[float, float] = UNBOUNDED) -> I
     bounds. An interval wholly beyond a bound is left as it is. Values that all equal the same bound give an interval of
     no width: with few seeds that says little about others.
 
-    Raises:
-        ValueError: No value, or one that is not finite or outside two finite bounds.
+    Raises ValueError for no value, or one that is not finite or outside two finite bounds.
     """
     from scipy import stats
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .data.files import write_atomic
 from .errors import DataError
 from .instructions import Instruction
 
@@ -27,8 +28,7 @@ _PLACEHOLDER = re.compile(r"\{(instruction|input)\}")
 class PromptTemplate:
     """Two texts with the placeholders `{instruction}` and, in the one for instructions with an input, `{input}`.
 
-    Raises:
-        DataError: A text lacks a placeholder it needs, or has one it may not have.
+    Raises DataError if a text lacks a placeholder it needs, or has one it may not have.
     """
 
     with_input: str
@@ -109,12 +109,9 @@ class PromptTemplate:
 
     def save(self, folder: str | Path) -> None:
         """Writes `prompt_template.json`, replacing an older one in one rename."""
-        path = Path(folder) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         content = {"prompt_inputs": self.with_input, "prompt_noinputs": self.without_input}
-        beside = path.with_name(path.name + ".partial")
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_atomic(Path(folder) / FILE_NAME, json.dumps(content, indent=2) + "\n")
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False) -> list[list[int]]:

@@ -116,12 +116,6 @@ class EnsembleReward(_Single[ObsType, ActType]):
     """Rewards by several oracles at once, such as reward models that differ in their seed (see `oracles.Ensemble`).
 
     `info` also holds `disagreement`, the standard deviation over the members, and each member's score, "score:<name>".
-
-    Args:
-        env: An AlpacaFarm environment.
-        oracles: The members, each any oracle.
-        combine: "mean"; "min", the worst case; or "uwo", the mean less `weight` times the variance.
-        weight: With "uwo" only; 0.5 by default.
     """
 
     def __init__(
@@ -139,11 +133,9 @@ class EnsembleReward(_Single[ObsType, ActType]):
 class AnnotatorReward(_Single[ObsType, ActType]):
     """Rewards by verdicts of noisy annotators, 1 where the response is preferred to the reference.
 
-    Args:
-        env: An AlpacaFarm environment.
-        judge: "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
-            `{"judge": "sim_eval", "flip": 0.175}`; LLM annotators behind a server, `{"pool": "ann", "base_url": url}`;
-            or a `PreferenceOracle`.
+    `judge` is "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
+    `{"judge": "sim_eval", "flip": 0.175}`; LLM annotators behind a server, `{"pool": "ann", "base_url": url}`; or a
+    `PreferenceOracle`.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_ann") -> None:
@@ -170,8 +162,7 @@ class GoldReward(_Single[ObsType, ActType]):
 class AddScore(Reported, _Single[ObsType, ActType]):
     """Reports a second oracle's score under `info[key]`, next to a reward that stays bit-identical.
 
-    Gold's key is "gold_reward" by default; another oracle's score needs a key that says what it is, or it is a
-    ValueError.
+    Gold's key is "gold_reward" by default; another oracle's score needs a key that says what it is (ValueError).
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, key: str | None = None, oracle: OracleSpec = "gold") -> None:

@@ -60,18 +60,11 @@ class Split:
 
 
 class RowDataset:
-    """A dataset over checked rows, one list a split.
+    """A dataset over checked rows: `records` are, by split, where they come from and the records.
 
-    Args:
-        name: How reports name it.
-        records: Split -> (where the records come from, the records).
-        allow_overlap: Permits an instruction in two splits or twice in one, where a policy would be evaluated on what
-        it
-            was trained on. Several demonstrations of sft, or several pairs, may share an instruction in any case; the
-            same one twice may not.
-
-    Raises:
-        DataError: A faulty or a repeated record; one error counts all of one file.
+    An instruction in two splits, or twice in one, is an error, as a policy would be evaluated on what it was trained
+    on; `allow_overlap` permits it. Several demonstrations of sft, or several pairs, may share an instruction in any
+    case; the same one twice may not. One DataError counts all faulty or repeated records of one file.
     """
 
     level = "live"
@@ -166,11 +159,8 @@ def merged(row: Mapping[str, Any]) -> str:
 class FolderDataset(RowDataset):
     """A folder of data files named by split: sft, preference, unlabeled, val, eval (or eval_instructions).
 
-    A file `davinci003` holds the references of eval, joined by instruction, never by position. Files of other names are
-    left alone.
-
-    Raises:
-        DataError: No such folder, no split in it, two files for one split, faulty rows, references that do not match.
+    A file `davinci003` holds the references of eval, joined by instruction, never by position. Other files are left
+    alone. Raises DataError for no folder, no split, two files for one split, faulty rows, references that do not match.
     """
 
     def __init__(self, path: str | Path, *, allow_overlap: bool = False) -> None:
@@ -189,11 +179,7 @@ class FolderDataset(RowDataset):
 
 
 def data_files(path: Path) -> dict[str, Path]:
-    """The data files of a folder by their name without suffixes.
-
-    Raises:
-        DataError: No such folder, or two files that differ only in format.
-    """
+    """The data files of a folder by their name without suffixes; DataError if two differ only in format."""
     if not path.is_dir():
         raise DataError(f"{path}: expected a folder with data files, got no such folder.")
     found: dict[str, Path] = {}
@@ -211,8 +197,7 @@ def data_files(path: Path) -> dict[str, Path]:
 def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval split") -> tuple[str, ...]:
     """The outputs of a file, joined to `instructions` by their text; `of` says in errors where those are from.
 
-    Raises:
-        DataError: A faulty row, or an instruction that is there twice, foreign or missing.
+    Raises DataError for a faulty row, or an instruction that is there twice, foreign or missing.
     """
     rows = check_rows(read_records(path), DEMONSTRATION, str(path))
     known = set(map(str, instructions))

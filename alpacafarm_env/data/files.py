@@ -30,12 +30,9 @@ def stem_of(path: Path) -> str | None:
 
 
 def read_records(path: Path) -> list[object]:
-    """The records of a file, in order.
+    """The records of a file, in order: a `Fault` for one that cannot be read, a `BLANK` for a blank line of JSON Lines.
 
-    A record that cannot be read is a `Fault`, a blank line of JSON Lines a `BLANK`, for `check_rows`.
-
-    Raises:
-        DataError: The file is missing, of another format, too large, damaged, or not a list of records as a whole.
+    Raises DataError if the file is missing, of another format, too large, damaged, or no list of records as a whole.
     """
     stem = stem_of(path)
     if stem is None:

@@ -25,18 +25,11 @@ ALPACA_FARM_FILES = {
 
 
 class HubDataset(RowDataset):
-    """A dataset of the Hugging Face hub, through the optional package `datasets`.
+    """A dataset of the Hugging Face hub ("owner/name"), through the optional package `datasets`.
 
     `tatsu-lab/alpaca_farm` is read from the hub's own Parquet copy, since `datasets` no longer runs loading scripts.
-    Any other dataset has to name its splits sft, preference, unlabeled, val or eval.
-
-    Args:
-        name: "owner/name".
-        revision: Branch, tag or commit; pin a commit for a result that is to be repeated.
-        allow_overlap: See `RowDataset`.
-
-    Raises:
-        DataError: `datasets` is missing, the hub does not deliver, or the rows are faulty.
+    Any other dataset has to name its splits sft, preference, unlabeled, val or eval. `revision` is a branch, tag or
+    commit: pin a commit for a result that is to be repeated.
     """
 
     def __init__(self, name: str, *, revision: str | None = None, allow_overlap: bool = False) -> None:
@@ -73,11 +66,7 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
     """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), or a hub name "owner/name".
 
     Each is read once a process; a dataset is returned as it is. Build `HubDataset` yourself to give a revision.
-    `allow_overlap` is that of `RowDataset`.
-
-    Raises:
-        DataError: No such folder, or what the dataset's class raises.
-        UnknownNameError: The name is none of the three.
+    `allow_overlap` is that of `RowDataset`. Raises DataError or UnknownNameError if the name is none of the three.
     """
     if not isinstance(name, str | os.PathLike):
         if isinstance(name, Dataset):

@@ -47,10 +47,8 @@ JUDGEMENT = (INDEX, Field("generator", TEXT, is_text), Field("preference", "a nu
 class RecordedDataset(FolderDataset):
     """A folder of published responses and recorded judgements; its only split is eval.
 
-    Raises:
-        DataError: A file is missing, a row faulty, an instruction unknown or missing, or the reference responses are
-        not
-            those the judgements were made against (their sha256 is pinned).
+    Raises DataError for a missing file, a faulty row, an instruction unknown or missing, or other reference responses
+    than those the judgements were made against (their sha256 is pinned).
     """
 
     level = "recorded"
@@ -88,12 +86,7 @@ class RecordedDataset(FolderDataset):
         return tuple(sorted(self._judgements))
 
     def outputs(self, generator: str) -> tuple[str, ...]:
-        """A generator's responses, aligned with `instructions("eval")`.
-
-        Raises:
-            UnknownNameError: No outputs of that generator.
-            DataError: Its file is faulty or does not match the instructions.
-        """
+        """A generator's responses, aligned with `instructions("eval")`."""
         if generator not in self._output_files:
             raise did_you_mean("generator", generator, self.generators)
         if generator not in self._outputs:

@@ -104,11 +104,7 @@ def kind_of(records: Iterable[object]) -> str:
 
 
 def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) -> list[Row]:
-    """The records with exactly `fields`, defaults filled in; blank lines are left out.
-
-    Raises:
-        DataError: One error for all faulty records of `source`: their number, and the first ones in detail.
-    """
+    """The records with exactly `fields`, defaults filled in, without blank lines; one DataError for all faulty ones."""
     rows: list[Row] = []
     faults: list[Fault] = []
     for number, record in enumerate(records, start=1):

@@ -23,20 +23,17 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
 
     The task of AlpacaFarm (Dubois et al. 2023, arXiv 2305.14387).
 
-    * Action space: `UnicodeText`, a response of 0 to 2**20 code points, without lone surrogates. Nothing is ever cut.
+    * Action space: `UnicodeText`, a response of 0 to 2**20 code points, without lone surrogates, never cut.
     * Observation space: `UnicodeText`, an `Instruction`, a str that also carries `.instruction`, `.input`, `.id`,
       `.split_name` and `.source`; after a step the same one.
     * Rewards: for annotators and comparisons the probability, in [0, 1], that the response is preferred to the
-    reference;
-      for reward models an unbounded score. A reward is real or `step` raises, see `on_unscored`.
+      reference; for reward models an unbounded score.
     * Starting state: an instruction drawn uniformly, with replacement, by the environment's own generator, which no
-    oracle
-      or wrapper uses. `reset(options={"instruction_id": i})` asks a given instruction and draws nothing.
-    * Episode end: every step terminates. If `step` raises because of the response or the oracle, the episode stays open
-      and `step` can be called again.
+      oracle or wrapper uses. `reset(options={"instruction_id": i})` asks a given instruction and draws nothing.
+    * Episode end: every step terminates. If `step` raises because of the response or the oracle, it can be called
+    again.
     * Information: at reset `instruction_id` (int), `split` (str); at step also `response` (str), `response_length`
-    (int,
-      code points), `oracle` (str, who decided), `scored` (bool), `reward_components` ({oracle: reward}), and the
+      (int, code points), `oracle` (str, who decided), `scored` (bool), `reward_components` ({oracle: reward}), and the
       oracle's details.
     * Rendering: in mode "rgb_array" a picture, uint8 [480, 640, 3], with Latin, Greek and Cyrillic letters; others are
       boxes, and a text that is too long loses its middle, marked "[...]". Mode "ansi" cuts nothing.
@@ -51,8 +48,8 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     | `render_mode` | None | "ansi": `render` returns a str; "rgb_array": it is drawn; "human": reset and step print |
     | `on_unscored` | "raise" | no verdict: "raise" `UnscoredError`, or "truncate" the episode |
 
-    With on_unscored="truncate" a response without a verdict ends the episode by truncation, with reward NaN and
-    `info["scored"]` False: not a zero, which would be a statement about the response.
+    Truncated, a response without a verdict has reward NaN and `info["scored"]` False: not a zero, which would be a
+    statement about the response.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": list(RENDER_MODES), "render_fps": 1}  # type: ignore[misc]
@@ -65,12 +62,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         render_mode: str | None = None,
         on_unscored: str = "raise",
     ) -> None:
-        """See the table above.
-
-        Raises:
-            UnknownNameError: The split, the oracle, the render mode or the value of `on_unscored` does not exist.
-            DataError: The data set cannot be read or the split is empty.
-        """
+        """Raises UnknownNameError for a wrong name, DataError for data that cannot be read or an empty split."""
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
@@ -95,8 +87,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         """Scores the response `action` and ends the episode.
 
         Raises:
-            InvalidResponseTypeError: The response is not a string.
-            InvalidResponseError: It is too long or holds a lone surrogate.
+            InvalidResponseTypeError, InvalidResponseError: The response is outside the action space.
             UnscoredError: The oracle gives no verdict, unless on_unscored="truncate".
             ResetNeeded: There is no open episode.
         """
@@ -111,11 +102,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
         return self._instruction, reward, scored, not scored, info
 
     def render(self) -> str | Frame | None:
-        """The episode so far: a text in mode "ansi", a picture in mode "rgb_array", printed in "human".
-
-        Raises:
-            ResetNeeded: There is no episode yet.
-        """
+        """The episode so far: a text in mode "ansi", a picture in mode "rgb_array", printed in "human"."""
         shown = self._rendered()
         return shown[0] if shown else None
 

@@ -83,12 +83,8 @@ class Scoring:
     def leave_out(self, instruction_ids: Iterable[int]) -> None:
         """Draws these instructions no more, such as those that are too long for a model.
 
-        By its id, an instruction that is left out can still be asked. Slots that have begun to draw begin a new stream
-        from their generators.
-
-        Raises:
-            UnknownNameError: No instruction of the split has the id.
-            DataError: No instruction remains, or the ids of the split are not unique.
+        By its id each can still be asked. Slots that have begun to draw begin a new stream from their generators.
+        Raises UnknownNameError for an unknown id, DataError if no instruction remains.
         """
         self._leave({self.find_instruction(id) for id in instruction_ids})
 
@@ -96,10 +92,8 @@ class Scoring:
     def leaving_out(self, positions: Collection[int]) -> Iterator[None]:
         """While this context is open, the instructions at these positions of `instructions` are not drawn.
 
-        Slots that have begun to draw begin a new stream, now and at the end.
-
-        Raises:
-            DataError: No instruction remains.
+        Slots that have begun to draw begin a new stream, now and at the end. Raises DataError if no instruction
+        remains.
         """
         before = self.drawn
         self._leave(positions)
@@ -160,11 +154,8 @@ class Scoring:
     ) -> tuple[NDArray[np.float64], Columns]:
         """Asks the deciding oracle for one batch, then those that only report: one call each.
 
-        Returns:
-            Rewards, float64 [B], NaN where the oracle gave no verdict; and the step's info, B rows.
-
-        Raises:
-            UnscoredError: A response gets no verdict and the environment was made with on_unscored="raise".
+        Returns rewards, float64 [B], NaN where the oracle gave no verdict, and the step's info, B rows. Raises
+        UnscoredError for a response without verdict unless on_unscored="truncate".
         """
         oracle = self._deciding if self._deciding is not None else self.oracle
         verdicts = judge(oracle, instructions, responses)
@@ -207,9 +198,7 @@ class Scoring:
     def find_instruction(self, instruction_id: object) -> int:
         """The position within the split of the instruction with this id.
 
-        Raises:
-            UnknownNameError: No instruction of the split has it.
-            DataError: The ids of the split are not unique.
+        Raises UnknownNameError if no instruction has it, DataError if the ids of the split are not unique.
         """
         try:
             return self._positions[operator.index(instruction_id)]  # type: ignore[arg-type]  # TypeError is caught
@@ -249,12 +238,7 @@ def check_options(given: Iterable[str], known: Sequence[str]) -> None:
 
 
 def check_response(response: object, slot: int | None = None) -> str:
-    """The response itself, once it is known to lie in the action space; `slot` is its place in a batch.
-
-    Raises:
-        InvalidResponseTypeError: It is not a string.
-        InvalidResponseError: It is longer than `MAX_TEXT_LENGTH` code points or holds a lone surrogate.
-    """
+    """The response itself, once it is known to lie in the action space; `slot` is its place in a batch."""
     if isinstance(response, str) and len(response) <= MAX_TEXT_LENGTH and find_surrogate(response) < 0:
         return response
     where = "" if slot is None else f" in slot {slot}"

@@ -39,23 +39,19 @@ class TokenEnv(InstructionEnv):
     The same instructions, oracles and reward wrappers as `InstructionEnv`, in the form Stable-Baselines3 can take. It
     recomputes the whole context for every token: right for small models, teaching and comparison.
 
-    * Action space: `Discrete(V)`, the next token, V the size of the tokenizer. The end-of-sequence token ends the
-    response.
-    * Observation space: `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with L =
-      max_prompt_tokens + max_response_tokens: the prompt, the response so far, then padding on the right, where the
+    * Action space: `Discrete(V)`, the next token, V the size of the tokenizer.
+    * Observation space: `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with
+      L = max_prompt_tokens + max_response_tokens: the prompt, the response so far, then padding on the right, where the
       mask is 0. The last real token is at `attention_mask.sum() - 1`.
     * Rewards: 0 until the end, then the oracle's score of the decoded response (special tokens left out).
     * Starting state: an instruction as in `InstructionEnv`, rendered by the `prompt_template.json` next to the
-    tokenizer,
-      or by the tokenizer's `chat_template`.
+      tokenizer, or by the tokenizer's `chat_template`.
     * Episode end: the end-of-sequence token, or the last of `max_response_tokens`. The limit too is a *termination*:
-    the
-      reward is final, and an algorithm that bootstraps from the value of a truncated state would add to it. Use a
+      the reward is final, and an algorithm that bootstraps from the value of a truncated state would add to it. Use a
       discount of 1. After an `UnscoredError` the last token is not taken: `step` can be called again.
     * Information: always `instruction_id` and `split`; at the end also all that `InstructionEnv` reports, and
       `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit).
-      Whether a
-      reward model could read it all is another matter: `reward_input_truncated`.
+      Whether a reward model could read it all is another matter: `reward_input_truncated`.
 
     | argument | default | meaning (others are those of `InstructionEnv`) |
     |---|---|---|
@@ -85,14 +81,7 @@ class TokenEnv(InstructionEnv):
         render_mode: str | None = None,
         on_unscored: str = "raise",
     ) -> None:
-        """See the tables of the two classes.
-
-        Raises:
-            UnknownNameError: As in `InstructionEnv`.
-            DataError: The data set or the tokenizer cannot be read, or the tokenizer has no end-of-sequence token.
-            CheckpointError: The config.json next to the tokenizer cannot be read.
-            ValueError: A limit is not positive, or leaves none of the model's positions for the other one.
-        """
+        """Raises DataError for a tokenizer that cannot be read or lacks EOS, ValueError for limits without room."""
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
         folder = Path(tokenizer) if tokenizer is not None else import_module("alpacafarm_env.sandbox").POLICY
         self.tokenizer = _load_tokenizer(folder)
@@ -143,13 +132,7 @@ class TokenEnv(InstructionEnv):
     def step(  # type: ignore[override]
         self, action: int | np.integer[Any]
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Appends one token; scores the response if that ends it.
-
-        Raises:
-            InvalidAction: The action is no token of the tokenizer.
-            UnscoredError: The oracle gives no verdict, unless on_unscored="truncate".
-            ResetNeeded: There is no open episode.
-        """
+        """Appends one token; scores the response if that ends it. An action that is no token is an InvalidAction."""
         if self._response is None:
             raise ResetNeeded("The response has ended, or none was begun: call reset() before step().")
         response = [*self._response, self._check_token(action)]

@@ -64,17 +64,15 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         on_unscored: str = "raise",
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
-        """Args as in `InstructionEnv`, with the number of slots and an `AutoresetMode` or its value ("SameStep", ...).
-
-        Raises:
-            UnknownNameError: The split, the oracle, the render mode or one of the other names does not exist.
-            ValueError: `num_envs` is not positive.
-        """
+        """As `InstructionEnv`, with the number of slots and an `AutoresetMode` or its value ("SameStep", ...)."""
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
         if num_envs < 1:
             raise ValueError(f"Expected num_envs of at least 1, got {num_envs!r}.")
         self.num_envs = num_envs
-        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            raise did_you_mean("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode]) from None
         # The class's metadata must not learn one instance's mode.
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}  # type: ignore[misc]
         self.single_observation_space = UnicodeText()
@@ -106,12 +104,8 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
     ) -> tuple[tuple[Instruction, ...], dict[str, Any]]:
         """Asks every slot, or those of `reset_mask`, an instruction; see the class for the options.
 
-        Slot i is seeded `seed + i`, or by its entry of a list; None goes on with the streams.
-
-        Raises:
-            UnknownNameError: An option or an instruction id does not exist.
-            ValueError: An option or the seeds have the wrong shape.
-            ResetNeeded: The first reset leaves slots out.
+        Slot i is seeded `seed + i`, or by its entry of a list; None goes on with the streams. Raises UnknownNameError
+        or ValueError for wrong options, ResetNeeded if the first reset leaves slots out.
         """
         options = options or {}
         check_options(options, ("num_generations", "instruction_ids", "reset_mask"))
@@ -125,16 +119,10 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         return self._observations, self._reset_infos(slots)
 
     def step(self, actions: Sequence[str]) -> StepResult:
-        """Scores one response per slot by one oracle call.
+        """Scores one response per slot by one oracle call; errors as of `InstructionEnv.step`.
 
-        Returns:
-            Observations (tuple of B instructions), rewards (float64 [B]), terminations, truncations (bool [B]), infos.
-
-        Raises:
-            InvalidResponseTypeError: The responses are not a sequence of strings.
-            InvalidResponseError: Their number is wrong, or one is too long or holds a lone surrogate.
-            UnscoredError: The oracle gives no verdict on one, unless on_unscored="truncate".
-            ResetNeeded: A slot has no open episode (in mode NEXT_STEP: there was no reset at all).
+        Returns observations (tuple of B instructions), rewards (float64 [B]), terminations, truncations (bool [B]),
+        infos.
         """
         self._check_ready()
         slots = np.flatnonzero(self._open)  # all of them, but in mode NEXT_STEP
@@ -153,8 +141,9 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
                 oracle = infos["oracle"][slots[0]]
                 for slot, response, reward in zip(slots.tolist(), responses, scores.tolist(), strict=True):
                     self._show(slot, Episode(self._observations[slot], response, reward, oracle))
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = self._final_infos(infos)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:  # in which all episodes have just ended
+            ended, final_obs = np.ones(self.num_envs, dtype=np.bool_), np.array(self._observations, dtype=object)
+            infos = {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
             waiting = slots
         if self.autoreset_mode is not AutoresetMode.DISABLED and waiting.size:
             self._ask(waiting, self._draw(waiting))
@@ -251,16 +240,3 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
     def _reset_infos(self, slots: Slots) -> dict[str, Any]:
         asked = [self._observations[i] for i in slots.tolist()]
         return scatter(instruction_columns(asked, self.split), slots, self.num_envs)
-
-    def _final_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Where SAME_STEP keeps what was said about the episodes that just ended, which are all of them."""
-        ended = np.ones(self.num_envs, dtype=np.bool_)
-        final_obs = np.array(self._observations, dtype=object)
-        return {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
-
-
-def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        raise did_you_mean("autoreset_mode", mode, [m.value for m in AutoresetMode]) from None

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..seeding import keyed_uniforms
 from .base import (
@@ -32,6 +32,8 @@ from .base import (
     place,
     unscored,
 )
+
+Batch = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
@@ -62,14 +64,8 @@ class WinRate(DetailedOracle):
         references = [self.references.get(instruction) for instruction in instructions]
         missing = np.array([reference is None for reference in references], bool)
         same = np.array([r == reference for r, reference in zip(responses, references, strict=True)], bool)
-        verdicts = _ask_some(
-            self._judge,
-            instructions,
-            [reference or "" for reference in references],
-            responses,
-            rows=~(missing | same),
-            otherwise=np.where(missing, np.nan, 0.5),
-        )
+        batch = instructions, [reference or "" for reference in references], responses
+        verdicts = _ask_some(self._judge, batch, ~(missing | same), np.where(missing, np.nan, 0.5))
         told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
         reasons = np.where(told == "", NO_VERDICT, told)
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
@@ -96,17 +92,10 @@ class HigherReward(NoDeepCopy):
 class Flip(DetailedJudge):
     """AlpacaFarm's label noise: with probability 2p the verdict is a fair coin and the judge is not asked.
 
-    The same as flipping a binary verdict with probability p, for a share 2p fewer calls. Identical responses stay 0.5.
-    Adds the detail `noised`. Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
-
-    Args:
-        judge: Gives the verdicts of the rows without noise.
-        p: Probability that a verdict is flipped, from 0 to 0.5.
-        seed: Picks the coins.
-        draws: Draws the noise instead, as `annotators.draws.AlpacaFarmDraws` does; `seed` is not used then.
-
-    Raises:
-        ValueError: `p` is not within 0 and 0.5.
+    The same as flipping a binary verdict with probability p, from 0 to 0.5, for a share 2p fewer calls. Identical
+    responses stay 0.5. Adds the detail `noised`. `draws` replaces the coins of `seed`, as
+    `annotators.draws.AlpacaFarmDraws` does.
+    Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
     """
 
     def __init__(
@@ -129,8 +118,7 @@ class Flip(DetailedJudge):
         same = np.array([x == y for x, y in zip(a, b, strict=True)], bool)
         coin = self._coins(instructions, a, b)
         noised = ~(np.isnan(coin) | same)
-        rows, otherwise = ~(noised | same), np.where(same, 0.5, coin)
-        verdicts = _ask_some(self._judge, instructions, a, b, rows=rows, otherwise=otherwise)
+        verdicts = _ask_some(self._judge, (instructions, a, b), ~(noised | same), np.where(same, 0.5, coin))
         # A judge that adds noise itself says so too.
         return verdicts.with_detail("noised", noised | verdicts.details.get("noised", False))
 
@@ -138,10 +126,10 @@ class Flip(DetailedJudge):
         """What replaces the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
         if self._draws is not None:
             return self._draws.noise(list(zip(instructions, a, b, strict=True)), self.p) - 1
-        pairs = _unordered(a, b)
-        u = keyed_uniforms(self.seed, self._stream, _rows(instructions, pairs))
+        rows = _unordered(instructions, a, b)
+        u = keyed_uniforms(self.seed, self._stream, rows)
         # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
-        b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
+        b_is_first = np.array([first == text for (_, first, _), text in zip(rows, b, strict=True)], bool)
         return np.where(u < 2 * self.p, np.where(b_is_first, u < self.p, u >= self.p), np.nan)
 
 
@@ -150,12 +138,8 @@ class BothOrders(DetailedJudge):
 
     Details are those of the order (a, b), except that costs (`cost_*`) are summed, booleans have to hold in both, and
     the reason of a missing verdict may be the other order's. `orders_agree` says whether both orders prefer the same
-    response, None where one has no verdict.
-
-    Raises:
-        ValueError: The judge shuffles each pair itself (`draws_order`, as the sandbox's do): asking it again in the
-        other
-            order would be the same question, paid for twice.
+    response, None where one has no verdict. Raises ValueError for a judge that shuffles each pair itself
+    (`draws_order`, as the sandbox's do): the other order would be the same question, paid for twice.
     """
 
     def __init__(self, judge: PreferenceOracle) -> None:
@@ -191,10 +175,7 @@ def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
 class Pool(DetailedJudge):
     """A pool of annotators: each pair goes to one of them, drawn uniformly by (seed, instruction, unordered pair).
 
-    Each annotator is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
-
-    Raises:
-        ValueError: The pool is empty or two members share a name.
+    Each is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
     """
 
     def __init__(self, annotators: Sequence[PreferenceOracle], *, name: str = "pool", seed: int = 0) -> None:
@@ -211,13 +192,13 @@ class Pool(DetailedJudge):
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
         """P(b preferred) by the annotator drawn for each pair, [B]."""
-        drawn = keyed_uniforms(self.seed, "annotator", _rows(instructions, _unordered(a, b)))
+        drawn = keyed_uniforms(self.seed, "annotator", _unordered(instructions, a, b))
         member = np.floor(drawn * len(self.annotators)).astype(np.int64)
         scores = np.full(len(instructions), np.nan)
         details: dict[str, NDArray[Any]] = {}
         for index, annotator in enumerate(self.annotators):
             rows = member == index
-            verdicts = compare(annotator, _take(instructions, rows), _take(a, rows), _take(b, rows))
+            verdicts = compare(annotator, *_take((instructions, a, b), rows))
             scores[rows] = verdicts.scores
             for key, values in place(verdicts.details, rows, self.blank).items():
                 details[key] = np.where(rows, values, details[key]) if key in details else values
@@ -225,31 +206,22 @@ class Pool(DetailedJudge):
         return Verdicts(scores, details).with_detail("annotator", names[member])
 
 
-def _ask_some(
-    judge: PreferenceOracle,
-    instructions: Sequence[str],
-    a: Sequence[str],
-    b: Sequence[str],
-    *,
-    rows: NDArray[np.bool_],
-    otherwise: NDArray[np.float64],
-) -> Verdicts:
+def _ask_some(judge: PreferenceOracle, batch: Batch, rows: NDArray[np.bool_], otherwise: ArrayLike) -> Verdicts:
     """Asks the judge about some rows; the others have their verdict already."""
     if rows.all():
-        return compare(judge, instructions, a, b)
-    verdicts = compare(judge, _take(instructions, rows), _take(a, rows), _take(b, rows))
+        return compare(judge, *batch)
+    verdicts = compare(judge, *_take(batch, rows))
     scores = np.array(otherwise, np.float64)
     scores[rows] = verdicts.scores
     return Verdicts(scores, place(verdicts.details, rows, blank_of(judge)))
 
 
-def _take(texts: Sequence[str], rows: NDArray[np.bool_]) -> list[str]:
-    return [texts[row] for row in np.flatnonzero(rows).tolist()]
+def _take(batch: Batch, rows: NDArray[np.bool_]) -> Batch:
+    chosen = np.flatnonzero(rows).tolist()
+    instructions, a, b = ([texts[row] for row in chosen] for texts in batch)
+    return instructions, a, b
 
 
-def _unordered(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    return [(x, y) if x <= y else (y, x) for x, y in zip(a, b, strict=True)]
-
-
-def _rows(instructions: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    return [(instruction, *pair) for instruction, pair in zip(instructions, pairs, strict=True)]
+def _unordered(*batch: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Each row's instruction and pair, the pair in sorted order."""
+    return [(x, a, b) if a <= b else (x, b, a) for x, a, b in zip(*batch, strict=True)]

@@ -57,10 +57,8 @@ def only_compares(name: str) -> bool:
 def plan_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Callable[[], Any]:
     """Checks `module:Name`, or {"name": it, and keywords}, and returns what makes it; `given`: `dataset` and `seed`.
 
-    Raises:
-        UnknownNameError: There is no such module or attribute, or it takes no such keyword.
-        TypeError: It is no oracle, and no class or function that could make one; a keyword is missing; or there are
-            keywords for an object. What is returned raises it too, or OracleError for an error within the call.
+    Raises UnknownNameError or TypeError for what can be no oracle or judge, or wrong keywords; what is returned raises
+    TypeError for what is none, OracleError for an error within the call.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name")

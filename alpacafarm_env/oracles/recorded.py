@@ -8,38 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .base import UNSCORED_REASON, DetailedJudge, DetailedOracle, Verdicts, unscored
+
+if TYPE_CHECKING:
+    from ..data.recorded import RecordedDataset
 
 NEVER_JUDGED = "this response was never judged: a recorded oracle only replays stored judgements"
 NO_CLEAR_VERDICT = "judged, but without one clear verdict (none was given, or the stored ones differ)"
 NO_REFERENCE_IN_PAIR = "neither response is the instruction's reference: only such pairs were judged"
 
 
-class RecordedDataset(Protocol):
-    """A dataset that comes with judgements of responses to the instructions of its eval split."""
-
-    def recorded_verdicts(self, generator: str = ..., /) -> Mapping[tuple[str, str], float]:
-        """Credits by (instruction, response), NaN = judged without one clear verdict; of one generator or of all."""
-
-    def instructions(self, split: str) -> Sequence[str]:
-        """The instructions of a split."""
-
-    def references(self, split: str) -> Sequence[str]:
-        """The reference responses of a split, aligned with its instructions."""
-
-
 class Recorded(DetailedOracle):
     """The stored credit of a response against its reference, in [0, 1]; NaN = never judged, or no clear verdict.
 
-    Args:
-        dataset: Holds the judgements; read at first use.
-        generator: Replay only the judgements of this generator's responses. Without it a text that two generators wrote
-            and the judge credited differently has no clear verdict.
-        name: The oracle's name.
+    `generator` replays only the judgements of one generator's responses. Without it a text that two generators wrote
+    and the judge credited differently has no clear verdict.
     """
 
     def __init__(self, dataset: RecordedDataset, *, generator: str | None = None, name: str = "recorded") -> None:

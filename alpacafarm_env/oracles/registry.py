@@ -36,11 +36,11 @@ from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
 from .judges import BothOrders, Flip, WinRate
 from .own import Kind, check_options, is_object, is_own, own_names, plan_own
-from .recorded import Recorded, RecordedDataset, RecordedJudge
+from .recorded import Recorded, RecordedJudge
 from .reward_model import RewardModel
 
 if TYPE_CHECKING:
-    from ..data import Dataset
+    from ..data import Dataset, RecordedDataset
 
 JUDGES: Final = ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded")
 WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
@@ -53,20 +53,14 @@ _made: dict[tuple[Any, ...], tuple[list[Any], RewardOracle]] = {}
 
 
 def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
-    """Returns the oracle that a name or a mapping stands for; an oracle is returned as it is.
+    """Returns the oracle that a name or a mapping (see above) stands for; an oracle is returned as it is.
 
     The same specification, dataset and seed give the same object, so a model is loaded once however many environments
-    and wrappers name it. A user's own module that is reloaded gives another one.
-
-    Args:
-        spec: See the table above.
-        dataset: Whose references, judgements or simulated annotators are meant.
-        seed: Of whatever is random about the oracle, unless the mapping has its own.
+    and wrappers name it. A user's own module that is reloaded gives another one. A mapping's own `seed` counts more.
 
     Raises:
         UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
-        TypeError: The specification is of another type.
-        ValueError: A mapping names no oracle or more than one.
+        TypeError, ValueError: The specification is of another type, or names no oracle or more than one.
         DataError: The dataset lacks what the oracle needs.
     """
     build = _plan_oracle(spec, dataset, seed)
@@ -83,12 +77,9 @@ def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -
 def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0) -> PreferenceOracle:
     """Returns the judge that a name or a mapping stands for; a judge is returned as it is. Errors as of `make_oracle`.
 
-    Args:
-        spec: "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
-            "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip":
-            0.0, "both_orders": False, "seed": 0} or {"pool": name, ...}.
-        dataset: Where the judge comes from.
-        seed: Of the judge's draws, unless the mapping has its own.
+    `spec` is "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
+    "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
+    "both_orders": False, "seed": 0} or {"pool": name, ...}.
     """
     return _plan_judge(spec, dataset, seed)()
 
@@ -96,11 +87,8 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 class References(Mapping[str, str]):
     """The references of a dataset by instruction, read a split at a time when they are first asked for.
 
-    An `Instruction` is looked up in its own split; any other text in all splits that have references. Of several
-    references to one instruction the first counts, with a warning.
-
-    Raises:
-        DataError: The split of an instruction has no references.
+    An `Instruction` is looked up in its own split (DataError if that has none); any other text in all splits that have
+    references. Of several references to one instruction the first counts, with a warning.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -280,7 +268,7 @@ def _recorded(dataset: Dataset) -> RecordedDataset:
             f"Dataset {dataset.name!r} ({dataset.level}) has no recorded judgements. Give a folder with "
             "eval_instructions, davinci003, outputs/ and preferences_*, or another oracle."
         )
-    return cast(RecordedDataset, dataset)
+    return cast("RecordedDataset", dataset)
 
 
 def _sandbox(dataset: Dataset, what: str) -> Any:

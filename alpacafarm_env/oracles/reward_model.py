@@ -46,16 +46,13 @@ class RewardModel(DetailedOracle):
         batch_size: Most texts in one forward pass.
         max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
-        max_length: Most tokens of a text, at most as many as the model has positions; by default what the model was
-            trained with, if its config.json says so.
+        max_length: Most tokens of a text, at most as many as the model has positions; by default as in training.
         template: "alpaca" or a template of one's own, instead of the folder's.
         name: "reward_model:" and the folder's name by default.
 
     Raises:
-        CheckpointError: There is no such folder, it has no safetensors weights, the model does not give one score, or
-            config.json holds something else than numbers where they belong, or a calibration without spread.
-        DataError: The folder has neither a prompt template nor a chat template, and none is given.
-        ValueError: A number is not positive.
+        CheckpointError: There is no such folder, no safetensors weights, not one score, or a faulty config.json.
+        DataError: The folder has no template, and none is given.
     """
 
     def __init__(
@@ -94,9 +91,8 @@ class RewardModel(DetailedOracle):
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """Scores [B], never NaN, with the detail `reward_input_truncated`.
 
-        Raises:
-            CheckpointError: The folder cannot be loaded, or its files have changed since the oracle was made.
-            OracleError: The model gave a score that is not finite: its weights are broken.
+        Raises CheckpointError if the folder cannot be loaded or has changed, OracleError for a score that is not
+        finite.
         """
         rows = self.encode(instructions, responses)
         limit = self._limit

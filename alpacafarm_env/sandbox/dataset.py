@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from ..data.dataset import Dataset
+from ..data.files import write_atomic
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from ..oracles.base import PreferenceOracle, compare
@@ -84,9 +85,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes JSON Lines, gzipped without a time stamp: equal rows give equal bytes."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".partial")
-    beside.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
-    beside.replace(path)
+    write_atomic(path, gzip.compress(text.encode(), compresslevel=9, mtime=0))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -112,11 +112,8 @@ def log_odds(
 ) -> NDArray[np.float64]:
     """Log-odds that the second response shown is preferred, [B].
 
-    Args:
-        gaps: How much more of each feature the second response has, [B, len(FEATURES)].
-        weights: [B, len(FEATURES)] or the same for all pairs.
-        position: Utility of being shown first, [B] or the same for all pairs.
-        temperature: [B] or the same for all pairs.
+    `gaps` is how much more of each feature the second response has, [B, len(FEATURES)]; `position` the utility of being
+    shown first. The others may be the same for all pairs.
     """
     return np.asarray(((gaps * weights).sum(axis=1) - position) / temperature)
 
@@ -205,10 +202,8 @@ def gold_oracle() -> RewardOracle:
 def judge(name: str, seed: int = 0) -> PreferenceOracle:
     """A judge of the sandbox; another seed is another opinion on the same pairs.
 
-    Args:
-        name: "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
-            annotator), "human" (16 raters) or "gold" (the truth).
-        seed: Of the draws.
+    `name` is "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
+    annotator), "human" (16 raters) or "gold" (the truth).
     """
     if name == "sim_ann":
         return Flip(judge("sim_eval", seed), 0.25, seed=seed)

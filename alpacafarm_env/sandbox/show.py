@@ -36,16 +36,8 @@ def show(
 ) -> Iterator[str]:
     """Yields a heading, then a page for each of `num` instructions drawn from a split (all of them if it has fewer).
 
-    Args:
-        split: A split of the sandbox.
-        num: How many pages.
-        seed: Picks the instructions and the policy's responses.
-        temperature: `MIN_TEMPERATURE` or more; or 0 for the likeliest token at each step.
-        policy: Folder of a causal language model.
-
-    Raises:
-        CheckpointError: There is no model in `policy`.
-        ValueError: The temperature is out of range.
+    `seed` picks instructions and responses; `policy` is the folder of a causal language model. Raises CheckpointError
+    if there is none, ValueError unless the temperature is `MIN_TEMPERATURE` or more, or 0 for the likeliest tokens.
     """
     data = Sandbox()
     instructions = data.instructions(split)

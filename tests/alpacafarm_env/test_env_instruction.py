@@ -115,13 +115,6 @@ def test_an_instruction_can_be_chosen_and_draws_nothing(env):
     assert env.reset()[0] == expected
 
 
-def test_every_text_is_scored_as_it_is(env):
-    for response in ("", " \n", "x" * 2**20, "日本語 🙂\x00"):
-        env.reset(seed=0)
-        *_, info = env.step(response)
-        assert (info["scored"], info["response"], info["response_length"]) == (True, response, len(response))
-
-
 @pytest.mark.parametrize(
     ("response", "error", "fact"),
     [
@@ -149,17 +142,6 @@ def test_no_verdict_and_a_failure_leave_the_episode_open(tiny_dataset):
         env.step("A response.")
     oracle.fault, oracle.verdict = None, 0.25
     assert env.step("A response.")[:3] == (instruction, 0.25, True)
-
-
-def test_no_verdict_can_truncate(tiny_dataset):
-    env = InstructionEnv(tiny_dataset, oracle=Undecided(), on_unscored="truncate")
-    env.reset()
-    _, reward, terminated, truncated, info = env.step("A response.")
-    assert math.isnan(reward)  # never a number, which would be a statement about the response
-    assert (terminated, truncated, info["scored"]) == (False, True, False)
-    assert info["unscored_reason"] == "never judged"
-    with pytest.raises(ResetNeeded):
-        env.step("again")
 
 
 def test_the_outermost_decides_within_its_context_and_the_own_oracle_is_not_even_built(
