@@ -1,22 +1,13 @@
 """AlpacaFarm as Gymnasium environments: instruction following with pluggable reward oracles.
 
-Importing registers the environments' ids and loads neither torch nor transformers; they come with the oracle or the
-agent that needs them.
-
-    import gymnasium as gym
-    import alpacafarm_env
-
-    env = gym.make("AlpacaFarm-PPO-v0")
-    instruction, info = env.reset(seed=0)
-    instruction, reward, terminated, truncated, info = env.step("A response.")
+Importing registers the environments' ids and loads neither torch nor transformers.
 """
 
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# In a checkout, agents/, wrappers/ and benchmarks/ stand beside this folder; installed, they stand in it and the
-# test below is false. setup.cfg holds the same mapping for the build.
+# In a checkout, agents/, wrappers/ and benchmarks/ are next to this folder; installed, they are in it.
 _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.cfg").is_file() and (_root / "agents" / "__init__.py").is_file():
     __path__.append(str(_root))
@@ -45,7 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded at first use: each brings data loading or an oracle registry along.
+# Loaded at first use.
 _LAZY = {
     "Dataset": ".data",
     "InstructionEnv": ".envs.instruction",

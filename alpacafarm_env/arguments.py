@@ -1,6 +1,4 @@
-"""Types of command line arguments: each says what it expects, and argparse prints it. Numbers of the environment."""
-
-from __future__ import annotations
+"""Types of command line arguments for argparse, and numbers of the environment."""
 
 import math
 import os
@@ -11,7 +9,7 @@ from .errors import WorldError
 
 
 def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
-    """A type for whole numbers from `least` to `most`, or of `least` or more."""
+    """Whole numbers from `least` to `most`, or of `least` or more."""
 
     def read(text: str) -> int:
         value = int(text) if text.strip().isdecimal() else least - 1
@@ -24,7 +22,7 @@ def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int
 
 
 def real_number(low: float = 0.0, high: float = math.inf) -> Callable[[str], float]:
-    """A type for finite numbers from `low` to `high`."""
+    """Finite numbers from `low` to `high`."""
 
     def read(text: str) -> float:
         value = _float(text)
@@ -37,7 +35,7 @@ def real_number(low: float = 0.0, high: float = math.inf) -> Callable[[str], flo
 
 
 def positive_number(text: str) -> float:
-    """A type for finite numbers above 0."""
+    """A finite number above 0."""
     value = _float(text)
     if not 0 < value < math.inf:
         raise ArgumentTypeError(f"expected a number above 0, got {text!r}")
@@ -45,11 +43,7 @@ def positive_number(text: str) -> float:
 
 
 def environment_number(variable: str, default: int) -> int:
-    """A whole number that torchrun leaves in the environment, such as WORLD_SIZE.
-
-    Raises:
-        WorldError: It is no whole number.
-    """
+    """A whole number that torchrun leaves in the environment, such as WORLD_SIZE; WorldError if it is none."""
     text = os.environ.get(variable) or str(default)
     if not text.strip().isdecimal():
         raise WorldError(f"{variable}: expected a whole number, as torchrun sets it, got {text!r}. Unset it.")

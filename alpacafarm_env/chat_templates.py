@@ -1,9 +1,4 @@
-"""Chat templates: the prompt of a model whose tokenizer brings its own, and what ours look like to other libraries.
-
-`load_template` finds the template of a model folder: `prompt_template.json`, else the tokenizer's `chat_template`, else
-the one that was named, else none is guessed. `chat_template` writes a plain template as such a `chat_template` (Jinja),
-so that a model that passed through another library still reads the prompt it was trained on.
-"""
+"""The prompt of a model whose tokenizer brings its own, and our templates as other libraries' `chat_template`."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAMED: Final = {"alpaca": ALPACA}
-"""Templates that a user can name."""
 _QUESTION, _ANSWER = "alpacafarm question", "alpacafarm answer"
 _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
@@ -28,16 +22,9 @@ _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%
 def load_template(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, named: PromptTemplate | str | None = None
 ) -> PromptTemplate:
-    """Returns the template that a model reads.
+    """Returns the template of a model: `named` ("alpaca" or a template), else the folder's own, else its tokenizer's.
 
-    Args:
-        path: The model's folder (or hub name).
-        tokenizer: The model's own.
-        named: A template, or the name of one ("alpaca"). It takes the place of what the folder says.
-
-    Raises:
-        UnknownNameError: There is no template of that name.
-        DataError: The folder has no template and none is named, or its template cannot be used.
+    Raises UnknownNameError or DataError if there is no such template, none at all, or it cannot be used.
     """
     if named is not None:
         return named_template(named)
@@ -88,28 +75,23 @@ class ChatTemplate(PromptTemplate):
     """A tokenizer's own chat template, for one user message and its answer.
 
     The instruction, with its input after a blank line, is the user's message. Special tokens that the template writes
-    are special tokens, and the tokenizer adds none of its own; those that an instruction or a response spells out are
-    letters. For texts that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and
-    pairs are the conversation of two messages, token for token; but a template that writes today's date is given the
-    same day always.
+    count, and the tokenizer adds none; those that an instruction or a response spells out are letters. For texts that
+    spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and pairs the conversation
+    of two messages, token for token; but today's date is always the same day.
     """
 
     between: str
-    """From the end of the user's message to the start of the answer, in a conversation."""
+    """From the end of the user's message to the start of the answer."""
     trail: str
     """What follows the answer."""
     trims: tuple[bool, bool]
     """Whether the template strips white space off the user's message, and off the answer."""
     end: int
-    """The token that ends an answer: the first special token of `trail`, the tokenizer's EOS if it has none."""
+    """The first special token of `trail`, the tokenizer's EOS if it has none."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-        """Finds out what a tokenizer's chat template writes around two messages.
-
-        Raises:
-            DataError: What it writes depends on the messages themselves.
-        """
+        """Finds out what a chat template writes around two messages; DataError if that depends on the messages."""
 
         def written(*contents: str, **options: Any) -> str:
             turns = zip(("user", "assistant"), contents, strict=False)
@@ -140,15 +122,15 @@ class ChatTemplate(PromptTemplate):
         return cls(with_input, without_input, between, trail, trims, end)
 
     def render(self, instruction: str) -> str:
-        """Returns the prompt for an instruction as text, special tokens spelled out."""
+        """The prompt as text, special tokens spelled out."""
         return "".join(self._prompt(instruction))
 
     def encode_prompts(self, tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]) -> list[list[int]]:
-        """Returns each instruction's prompt as token ids."""
+        """As the base class."""
         return _encode(tokenizer, [self._prompt(instruction) for instruction in instructions])
 
     def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
-        """Returns each response as token ids, as they continue a prompt, without an end."""
+        """As the base class."""
         texts = [self._lead + response.removeprefix(self._lead) for response in responses]
         joined = _encode(tokenizer, [(self.tail, text) for text in texts])
         return cut_anchor(tokenizer, _parsed(tokenizer, [self.tail])[0], joined, texts)
@@ -161,27 +143,23 @@ class ChatTemplate(PromptTemplate):
         *,
         eos: bool,
     ) -> list[list[int]]:
-        """Returns the conversation of an instruction and its response as token ids; `eos`: with what ends it."""
+        """The conversation of an instruction and its response; `eos`: with what ends it."""
         trail = self.trail if eos else ""
-        return _encode(
-            tokenizer,
-            [
-                (*self._prompt(x)[:2], self.between, y.strip() if self.trims[1] else y.removeprefix(self._lead), trail)
-                for x, y in zip(instructions, responses, strict=True)
-            ],
-        )
+        answers = [y.strip() if self.trims[1] else y.removeprefix(self._lead) for y in responses]
+        pairs = zip(instructions, answers, strict=True)
+        return _encode(tokenizer, [(*self._prompt(x)[:2], self.between, y, trail) for x, y in pairs])
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """The token that ends a response in training, and when sampling."""
+        """The token that ends a response."""
         return self.end
 
     def save(self, folder: str | Path) -> None:
-        """Writes no file: the tokenizer carries the template. An older `prompt_template.json` is taken away."""
+        """Writes no file: the tokenizer carries the template. An older `prompt_template.json` is removed."""
         (Path(folder) / FILE_NAME).unlink(missing_ok=True)
 
     @property
     def _lead(self) -> str:
-        """The white space before an answer that the prompt leaves out: the model says it, so a sampled text has it."""
+        """The white space before an answer that the prompt leaves out: a sampled text has it."""
         lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
         return "" if lead.strip() else lead
 
@@ -194,17 +172,10 @@ class ChatTemplate(PromptTemplate):
 def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, eos: bool = True) -> str | None:
     """Returns a plain template as a tokenizer's `chat_template`; of a `ChatTemplate` the tokenizer's own.
 
-    One user message renders what the template renders for the same text: an input cannot be told apart in a message, so
-    it is part of the instruction, after a blank line. A system message comes before the user's, after the same fashion.
-    Further turns repeat the form, which the model may never have seen.
-
-    Args:
-        template: What the model was trained on.
-        tokenizer: The model's own; what it puts in front of a text (BOS) is written out, once.
-        eos: Whether an answer ends with EOS.
-
-    Returns:
-        None where no chat template gives the same tokens, as for a plain template that spells special tokens.
+    An input is part of the user's message, after a blank line; a system message comes before it in the same way.
+    Further turns repeat the form, which the model may never have seen. BOS is written out, once; with `eos` an answer
+    ends with EOS. None where no chat template gives the same tokens, as for a plain template that spells special
+    tokens.
     """
     if isinstance(template, ChatTemplate):
         return cast(str, tokenizer.chat_template)
@@ -244,10 +215,10 @@ def ids_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]]) -> list[list[int]]:
-    """Token ids of rows whose pieces are by turns the template's own text and somebody else's.
+    """Token ids of rows that alternate between the template's own text and foreign text.
 
-    A row is encoded as one text, as every other library does. Where that finds more special tokens than the template
-    wrote, somebody spelled one out: then piece by piece, the foreign ones as letters.
+    A row is encoded as one text, as other libraries do. Where that finds more special tokens than the template wrote,
+    somebody spelled one out: then piece by piece, the foreign ones as letters.
     """
     encoded = _parsed(tokenizer, ["".join(row) for row in rows])
     special, known = _special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
@@ -258,10 +229,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]])
         # The unknown token stands for letters too, so it is looked for in the text.
         unknown = tokenizer.unk_token is not None and any(tokenizer.unk_token in text for text in row[1::2])
         if unknown or [token for token in encoded[number] if token in special] != known[own]:
-            parts = [
-                _parsed(tokenizer, [piece])[0] if place % 2 == 0 else tokens_of(tokenizer, [piece])[0]
-                for place, piece in enumerate(row)
-            ]
+            read = (_parsed, tokens_of)
+            parts = [read[place % 2](tokenizer, [piece])[0] for place, piece in enumerate(row)]
             encoded[number] = [token for part in parts for token in part]
     return encoded
 
@@ -277,7 +246,7 @@ def _parsed(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[li
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids of special tokens, but for the one that stands for unknown letters."""
+    """Without the one that stands for unknown letters."""
     added = tokenizer.added_tokens_decoder.items()
     return {number for number, token in added if token.special and number != tokenizer.unk_token_id}
 

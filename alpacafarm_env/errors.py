@@ -1,28 +1,4 @@
-"""The package's own exceptions, and the one sentence every unknown name is answered with.
-
-    AlpacaFarmError
-    ├── UnknownNameError         (ValueError)    a split, an oracle, an option ... that does not exist
-    ├── DataError                (ValueError)    a data file or data set does not hold what was promised
-    ├── InvalidResponseError     (ValueError)    a response outside the action space
-    ├── InvalidResponseTypeError (TypeError)     a response that is not a string
-    ├── UnscoredError            (RuntimeError)  an oracle gave no verdict; the episode stays open
-    ├── PolicyError              (RuntimeError)  a policy behind a server gave no response
-    ├── PoolError                (ValueError)    a pool of annotators, a prompt or a list of models is not well written
-    ├── UnparsableVerdictError   (ValueError)    an annotator's reply holds no verdict; never a tie
-    ├── APIError                 (RuntimeError)  a request to a served model
-    │   ├── PermanentAPIError                    refused: asking again would not help
-    │   │   └── ContentRefusedError              this text was refused (filtered, too long); others may pass
-    │   ├── TransientAPIError                    no valid reply within the attempts or the time allowed
-    │   ├── OutageError                          the server has stopped answering anything
-    │   └── InvalidReplyError                    a reply that is no answer
-    ├── LedgerError              (RuntimeError)  the ledger's file cannot be used
-    │   ├── BudgetExceededError                  a request that could pass the budget was not sent
-    │   ├── PriceError                           a budget, but no price for the model
-    │   └── ReplayMissError                      replay only, and no stored answer
-    └── CheckpointError                          a checkpoint cannot be read or does not fit, a folder is taken
-
-Each also derives from the built-in a caller would expect, so that `except ValueError` keeps working.
-"""
+"""The package's own exceptions; each also derives from the built-in that a caller would expect."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -33,7 +9,7 @@ class AlpacaFarmError(Exception):
 
 
 class UnknownNameError(AlpacaFarmError, ValueError):
-    """A name that is not among the ones that exist."""
+    """A split, an oracle, an option ... that does not exist."""
 
 
 class DataError(AlpacaFarmError, ValueError):
@@ -53,14 +29,14 @@ class UnscoredError(AlpacaFarmError, RuntimeError):
 
 
 class PolicyError(AlpacaFarmError, RuntimeError):
-    """A policy behind a server gave no response; the message names the model, the instruction and the reason."""
+    """A policy behind a server gave no response."""
 
     responses: tuple[str | None, ...] = ()
     """The call's responses that had arrived, in its order, None for the others; () if nothing was asked."""
 
 
 class PoolError(AlpacaFarmError, ValueError):
-    """A file of annotators, prompts or models that is not well written; the message names the file and each field."""
+    """A file of annotators, prompts or models that is not well written."""
 
 
 class UnparsableVerdictError(AlpacaFarmError, ValueError):
@@ -71,15 +47,15 @@ class APIError(AlpacaFarmError, RuntimeError):
     """A request to a served model has failed. No message holds a key."""
 
     cost_usd: float = 0.0
-    """What its attempts may have cost all the same, in US dollars; NaN where the model has no price."""
+    """What its attempts may have cost nevertheless; NaN where the model has no price."""
 
 
 class PermanentAPIError(APIError):
-    """The server refused: a wrong key, an unknown model, a spent quota, a filtered text. Asking again will not help."""
+    """The server refused: a wrong key, an unknown model, a spent quota. Asking again will not help."""
 
 
 class ContentRefusedError(PermanentAPIError):
-    """The server refused this request's own text: filtered, too long, cut before it said anything. Others may pass."""
+    """The server refused this text: filtered, too long, cut before it said anything. Others may pass."""
 
 
 class TransientAPIError(APIError):
@@ -91,11 +67,11 @@ class OutageError(APIError):
 
 
 class InvalidReplyError(APIError):
-    """The server replied with something that is no answer: cut JSON, HTML, no choice, no text."""
+    """The server's reply is no answer: cut JSON, HTML, no choice, no text."""
 
 
 class LedgerError(AlpacaFarmError, RuntimeError):
-    """The ledger's file cannot be used: damaged, of another program, of a newer version, not writable."""
+    """The ledger's file is damaged, of another program, of a newer version, or not writable."""
 
 
 class BudgetExceededError(LedgerError):
@@ -103,7 +79,7 @@ class BudgetExceededError(LedgerError):
 
 
 class PriceError(LedgerError):
-    """There is a budget, but no price for the model, so no request was sent."""
+    """There is a budget but no price for the model, so no request was sent."""
 
 
 class ReplayMissError(LedgerError):
@@ -111,23 +87,15 @@ class ReplayMissError(LedgerError):
 
 
 class WorldError(AlpacaFarmError, RuntimeError):
-    """Processes that were started together and do not fit together; the message names what differs."""
+    """Processes that were started together do not fit together."""
 
 
 class CheckpointError(AlpacaFarmError):
-    """A checkpoint that cannot be read or belongs to another configuration; a folder that somebody else writes."""
+    """A checkpoint cannot be read or does not fit, or a folder is being written by somebody else."""
 
 
 def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownNameError:
-    """The error for an unknown name: what came, the closest existing name, and all of them.
-
-    Args:
-        kind: What the name should have been, in the singular ("split").
-        name: What came instead.
-        options: The names that exist, in the order to show them.
-
-    Returns:
-        The exception, for the caller to raise.
+    """The error for an unknown name, for the caller to raise.
 
     Example:
         >>> print(did_you_mean("split", "evl", ["sft", "eval"]))

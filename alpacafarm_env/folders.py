@@ -1,7 +1,5 @@
 """Folders: who may write into one now, and what the content of one is."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -14,6 +12,7 @@ import sys
 import time
 import warnings
 import weakref
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -23,12 +22,12 @@ from .data.files import OUTPUTS, stem_of
 from .errors import CheckpointError, DataError
 
 LOCK = ".alpacafarm-lock"
-"""File of a folder that is being written. Left behind by a process that was killed, it locks nothing."""
+"""File of a folder that is being written; left behind by a process that was killed, it locks nothing."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".txt")
-"""Of the files that may decide what a model does: weights, configuration, tokenizer, prompt and chat template."""
+"""Files that may decide what a model does: weights, configuration, tokenizer, prompt and chat template."""
 TRAINING_FILES = (
-    *("training_args.bin", "trainer_state.json"),
-    *("all_results.json", "train_results.json", "eval_results.json", "predict_results.json"),
+    *("training_args.bin", "trainer_state.json", "all_results.json"),
+    *("train_results.json", "eval_results.json", "predict_results.json"),
 )
 """What a trainer leaves in a model's folder and nobody loads."""
 
@@ -43,18 +42,17 @@ _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 class Claim:
     """The sole right to write into a folder, until `release` or the end of a `with` block.
 
-    It ends with the process too, however that dies, and when the claim is garbage. Processes that the owner starts
-    write in its name: they make no claim, and do not keep the owner's alive.
+    It ends with the process too, however that dies, and when the claim is garbage. Child processes write in its name:
+    they make no claim, and do not keep the owner's alive. Claims with different `lock` files do not exclude each other.
 
     Args:
         folder: Made if missing.
-        owner: Who claims it, in a few words ("PPO", "win_rate_curve"); told to whoever comes second.
-        lock: The file in the folder that is locked: claims with different ones do not exclude each other.
+        owner: Who claims it, in a few words ("PPO", "win_rate_curve"); reported to whoever comes second.
+        lock: The file in the folder that is locked.
         wait: Wait for the end of another claim instead of raising.
 
     Raises:
-        CheckpointError: Another claim on the folder is held, by this process or another one; or the folder cannot be
-            written.
+        CheckpointError: This process or another one holds a claim on the folder, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> None:
@@ -80,7 +78,7 @@ class Claim:
         return self._end.alive
 
     def release(self) -> None:
-        """Lets others claim the folder; harmless when called twice."""
+        """Harmless when called twice."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -104,30 +102,18 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def claim(folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> Claim:
-    """Claims a folder: see `Claim`.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> with claim(folder, "an example"):
-        ...     print("mine")
-        mine
-    """
+    """Claims a folder, as `Claim` does."""
     return Claim(folder, owner, lock=lock, wait=wait)
 
 
 def refuse_claimed(folder: Path | str, lock: str = LOCK) -> None:
-    """Raises what `claim` would if somebody holds the folder; makes and changes nothing.
-
-    Raises:
-        CheckpointError: Another claim on the folder is held.
-    """
+    """Raises what `claim` would if somebody holds the folder; makes and changes nothing."""
     if is_claimed(folder, lock):
         raise _taken(Path(folder), lock)
 
 
 def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
-    """Whether somebody holds the folder; takes a third of a second where that is so."""
+    """Whether somebody holds the folder; takes a third of a second if so."""
     try:
         handle = os.open(Path(folder) / lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
@@ -148,7 +134,7 @@ def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
 
 
 def hash_folder(folder: Path | str) -> Content:
-    """The content of a data folder: every data file in it, and in the folder of outputs that recorded data have.
+    """The content of a data folder: its data files, and those of the folder of outputs that recorded data have.
 
     Neither path nor time of a file matter. Other subfolders are not read: results may be written there.
 
@@ -158,8 +144,8 @@ def hash_folder(folder: Path | str) -> Content:
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"{folder}: expected a folder of data, found none.")
-    read = [*root.glob("*"), *(root / OUTPUTS).glob("*")]
-    files = (path.relative_to(root) for path in read if path.is_file() and stem_of(path) is not None)
+    found = [*root.glob("*"), *(root / OUTPUTS).glob("*")]
+    files = (path.relative_to(root) for path in found if path.is_file() and stem_of(path) is not None)
     try:
         return {file.as_posix(): _hash(root / file) for file in sorted(files) if not file.name.startswith(".")}
     except OSError as error:
@@ -167,13 +153,9 @@ def hash_folder(folder: Path | str) -> Content:
 
 
 def hash_model(name: Path | str) -> Content:
-    """The content of a model: of every file that may decide what it does, of an adapter its base model's too.
+    """A model by folder or hub name: every file that may decide what it does, an adapter's base model included.
 
-    Neither path nor time of a file matter. Files are read once, in full: seconds for gigabytes.
-
-    Args:
-        name: A folder, or as text a name on the hub, whose current files are fetched first unless they are stored
-            already.
+    Neither path nor time of a file matter. A hub model is fetched first unless it is stored already.
 
     Raises:
         CheckpointError: There is no such model, or a file cannot be read.
@@ -186,8 +168,7 @@ def hash_model(name: Path | str) -> Content:
         adapter = root / "adapter_config.json"
         if adapter.is_file():
             settings = json.loads(adapter.read_text(encoding="utf-8"))
-            base = settings.pop("base_model_name_or_path", None)
-            # Where the base model lies is no content; what it is, is.
+            base = settings.pop("base_model_name_or_path", None)  # content is what it is, not where
             found[adapter.name] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
             found |= {f"base/{file}": digest for file, digest in (hash_model(base) if base else {}).items()}
     except (OSError, ValueError, AttributeError) as error:
@@ -198,11 +179,7 @@ def hash_model(name: Path | str) -> Content:
 
 
 def check_model(name: Path | str) -> None:
-    """Refuses the name of a model that can only be meant as a local folder, where there is none.
-
-    Raises:
-        CheckpointError: It is a path, or in a folder that is there, and there is no such folder.
-    """
+    """Raises CheckpointError for a model's name that can only be meant as a local folder, where there is none."""
     text, path = str(name), Path(name)
     is_path = isinstance(name, Path) or not _HUB_NAME.fullmatch(text) or (len(path.parts) > 1 and path.parent.is_dir())
     if is_path and not path.is_dir():
@@ -210,7 +187,7 @@ def check_model(name: Path | str) -> None:
 
 
 def _lock(path: Path, owner: str, wait: bool) -> int:
-    """An open file that holds the lock, with who holds it written in; BlockingIOError if another one does."""
+    """An open file that holds the lock, with its owner written in; BlockingIOError if another one does."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -225,7 +202,9 @@ def _lock(path: Path, owner: str, wait: bool) -> int:
                 )
             if _is_still(handle, path):
                 os.ftruncate(handle, 0)
-                os.write(handle, _describe(owner).encode())
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                place = f"process {os.getpid()} on {socket.gethostname()}, since {since}: {shlex.join(sys.argv)}"
+                os.write(handle, f"{owner} ({place})".encode())
                 return handle
         except BaseException:
             os.close(handle)
@@ -247,31 +226,20 @@ def _unlock(handle: int, path: Path) -> None:
 
 
 def _taken(folder: Path, lock: str) -> CheckpointError:
-    """The error for a folder that somebody holds."""
     path = folder.resolve()
     own = any(other.held and (other.folder.resolve(), other.lock) == (path, lock) for other in _HELD)
     advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
+    writer = ""
+    with suppress(OSError):
+        writer = (path / lock).read_text(encoding="utf-8", errors="replace")
     return CheckpointError(
-        f"{folder} is being written by {_read_owner(path / lock)}. {advice}, or choose another folder."
+        f"{folder} is being written by {writer or 'another process'}. {advice}, or choose another folder."
     )
-
-
-def _describe(owner: str) -> str:
-    """Who writes: for a person to read."""
-    now = datetime.now().astimezone().isoformat(" ", "seconds")
-    return f"{owner} (process {os.getpid()} on {socket.gethostname()}, since {now}: {shlex.join(sys.argv)})"
-
-
-def _read_owner(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace") or "another process"
-    except OSError:
-        return "another process"
 
 
 @cache
 def _snapshot(name: str) -> Path:
-    """The folder of a model of the hub on this machine, the same one for the whole process."""
+    """The folder of a hub model on this machine, the same one for the whole process."""
     check_model(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -292,7 +260,7 @@ def _snapshot(name: str) -> Path:
 
 
 def _hash(file: Path) -> str:
-    """Of gigabytes seconds: a file that is as it was is read once a process."""
+    """A file that has not changed is read once per process: gigabytes take seconds."""
     found = file.stat()
     changed_ns = max(found.st_mtime_ns, found.st_ctime_ns)
     key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -5,18 +5,10 @@ from typing import Any, NoReturn, Self
 
 
 class Instruction(str):
-    r"""What the user asks, as one text that also remembers its two fields.
+    r"""What the user asks: an immutable `str` that also remembers its two fields.
 
-    The text is `instruction`, or `instruction`, a blank line and `input` when there is an input. It is a `str` on every
-    boundary (observation, oracle, dictionary key) and compares and hashes as its text; the fields are there for prompt
-    templates that treat an input apart. Immutable.
-
-    Attributes:
-        instruction: The request alone.
-        input: The material it is about, "" if none.
-        id: Its number, unique within a split; -1 if it has none.
-        split_name: The split it belongs to, "" if none (`split` is a method of str).
-        source: The evaluation set it came from ("selfinstruct", ...), "" if none.
+    The text is `instruction`, followed by a blank line and `input` when there is one. `id` is unique within a split, -1
+    if it has none; `split_name` and `source` (the evaluation set, "selfinstruct", ...) are "" if unknown.
 
     Example:
         >>> ask = Instruction("Translate to French.", "Good morning", id=7, split="eval")
@@ -34,7 +26,7 @@ class Instruction(str):
     source: str
 
     def __new__(cls, instruction: str, input: str = "", *, id: int = -1, split: str = "", source: str = "") -> Self:
-        """The names `input` and `id` are AlpacaFarm's own; they shadow built-ins in this signature only."""
+        """The names `input` and `id` are AlpacaFarm's own."""
         self = super().__new__(cls, f"{instruction}\n\n{input}" if input else instruction)
         fields = {"instruction": instruction, "input": input, "id": id, "split_name": split, "source": source}
         for name, value in fields.items():
@@ -70,24 +62,21 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Preference:
-    """Two responses to one instruction and which of them an annotator preferred.
+    """Two responses and which of them an annotator preferred: `preference` is 1 or 2, as in AlpacaFarm.
 
     Raises:
-        ValueError: If there are not two responses, or `preference` is neither 1 nor 2.
+        ValueError: There are not two responses, or `preference` is neither 1 nor 2.
     """
 
     instruction: Instruction
     responses: tuple[str, str]
     preference: int
-    """1 or 2: the number of the preferred response, counted from 1 as AlpacaFarm does."""
 
     def __post_init__(self) -> None:
         if len(self.responses) != 2:
             raise ValueError(f"Expected two responses, got {len(self.responses)}: {self.responses!r}.")
         if self.preference not in (1, 2):
-            raise ValueError(
-                f"Expected preference 1 or 2, the number of the preferred response, got {self.preference!r}."
-            )
+            raise ValueError(f"Expected preference 1 or 2 (the preferred response), got {self.preference!r}.")
 
     @property
     def chosen(self) -> str:
@@ -96,5 +85,5 @@ class Preference:
 
     @property
     def rejected(self) -> str:
-        """The other one."""
+        """The other response."""
         return self.responses[2 - self.preference]

@@ -1,7 +1,5 @@
 """User plug-ins, named as `module:attribute`: oracles, judges, methods, treatments."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib import import_module
 from pathlib import Path
@@ -12,15 +10,11 @@ from weakref import WeakKeyDictionary
 from .errors import CheckpointError, UnknownNameError
 
 _SOURCES: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()
-"""Module -> a hash of its source when it was loaded: its file may be edited while a study runs what is loaded."""
+"""A hash of each module's source when it was loaded: its file may be edited while a study runs what is loaded."""
 
 
 def find_attribute(kind: str, name: str) -> Any:
-    """What `module:attribute` names.
-
-    Raises:
-        UnknownNameError: There is no such module or attribute; the message begins with `kind` ("Method").
-    """
+    """What `module:attribute` names; UnknownNameError, beginning with `kind` ("Method"), if it cannot be imported."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(_load(module), attribute)
@@ -30,25 +24,18 @@ def find_attribute(kind: str, name: str) -> Any:
 
 
 def source_hash(name: str) -> str:
-    """Knows `module:attribute` by its name in the module and by the file that was loaded, "sha256:" and a hash of both.
-
-    Modules that it imports are not watched.
-    """
+    """A hash of `module:attribute` and of the file it was loaded from; modules that it imports are not watched."""
     module, _, attribute = name.partition(":")
     return f"sha256:{hashlib.sha256((_SOURCES[_load(module)] + attribute).encode()).hexdigest()}"
 
 
 def source_mark(name: str) -> str:
-    """The beginning of that hash, for the names of cells: " (1f2e3d4c)"; "" for names of ours, without a colon."""
+    """The beginning of that hash, for the names of cells: " (1f2e3d4c)"; "" for our own names, which have no colon."""
     return f" ({source_hash(name).removeprefix('sha256:')[:8]})" if ":" in name else ""
 
 
 def check_unchanged(name: str, mark: str) -> None:
-    """Keeps a cell to the source that its study began with, also where another process has loaded it later.
-
-    Raises:
-        CheckpointError: It is another one than that of `mark`.
-    """
+    """Raises CheckpointError if a cell's source, loaded perhaps later by another process, is not its study's."""
     if source_mark(name) != mark:
         raise CheckpointError(
             f"{name} was edited after the study began: expected what it began with. Call the command again: what was "

@@ -1,9 +1,4 @@
-"""Hugging Face folders and hub names, read in one way: no code of theirs is run, and every fault is one error.
-
-transformers is loaded at the first use.
-"""
-
-from __future__ import annotations
+"""Hugging Face folders and hub names: no code of theirs is run, and every fault is a CheckpointError."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -22,11 +17,7 @@ MAX_RESPONSE_TOKENS: Final = 300
 
 
 def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
-    """Returns the tokenizer of a folder or hub name; `options` go to transformers.
-
-    Raises:
-        CheckpointError: There is none, it is damaged, or it needs code of its own.
-    """
+    """The tokenizer of a folder or hub name; `options` go to transformers."""
     from transformers import AutoTokenizer
 
     with reading(path, "a tokenizer (tokenizer.json ...)"):
@@ -34,7 +25,7 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
 
 
 def load_config(path: str | PathLike[str]) -> Any:
-    """Returns a model's configuration; errors as of `load_tokenizer`."""
+    """A model's configuration."""
     from transformers import AutoConfig
 
     with reading(path, "a model's config.json"):
@@ -42,18 +33,10 @@ def load_config(path: str | PathLike[str]) -> Any:
 
 
 def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
-    """Returns the longest prompt and the longest response, in tokens: None becomes what fits, AlpacaFarm's at most.
+    """Returns the longest prompt and the longest response, in tokens; ValueError unless both are positive.
 
-    A number that is given is kept, and the other one gets the rest of the positions; without any a prompt gets three
-    quarters of them.
-
-    Args:
-        max_prompt_tokens: A number, or None: 192, or what fits.
-        max_response_tokens: A number, or None: 300, or what fits.
-        positions: How many tokens the model can read, infinity if that is not known.
-
-    Raises:
-        ValueError: A number is not positive, or leaves nothing for the other one.
+    None becomes what fits, AlpacaFarm's limit at most: the rest of the `positions` beside a number that is given, and
+    without any three quarters of them for the prompt. `positions` is infinity if not known.
     """
     prompt, response = max_prompt_tokens, max_response_tokens
     if prompt is None:
@@ -72,16 +55,9 @@ def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None,
 def load_model(
     kind: Kind, path: str | PathLike[str], *, new: Collection[str] = (), **options: Any
 ) -> tuple[Any, set[str]]:
-    """Returns a model and the names of those parameters that the folder lacks, which transformers has drawn at random.
+    """Returns a model and the names of the parameters that the folder lacks, which transformers has drawn at random.
 
-    Args:
-        kind: One of transformers' auto classes.
-        path: Folder or hub name.
-        new: Parameters that may be lacking, such as the head of a classifier made of a language model.
-        **options: Go to transformers.
-
-    Raises:
-        CheckpointError: There is no such model, it is damaged, it lacks parameters, or it needs code of its own.
+    `new` are parameters that may be lacking, such as the head of a classifier made of a language model.
     """
     import transformers
 
@@ -98,11 +74,7 @@ def load_model(
 
 
 def adapter_base(folder: str | PathLike[str]) -> str:
-    """Returns the folder or hub name of the model that a LoRA adapter's folder builds on.
-
-    Raises:
-        CheckpointError: Its adapter_config.json names none.
-    """
+    """Returns the folder or hub name of the model that a LoRA adapter builds on."""
     file = Path(folder) / "adapter_config.json"
     with reading(folder, f"the name of a base model in {file.name}"):
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -112,9 +84,9 @@ def adapter_base(folder: str | PathLike[str]) -> str:
 
 
 def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:
-    """Returns each file of a folder with its number, the time of its last change and its size: cheap, unlike a hash.
+    """Each file of a folder with inode, time of last change and size: cheap, unlike a hash.
 
-    The time is the system's own (ctime), which no copying tool sets back. [] if there is no such folder.
+    The time is ctime, which no copying tool sets back. [] if there is no such folder.
     """
     root = Path(folder).expanduser()
     found = ((path.relative_to(root).as_posix(), path.stat()) for path in sorted(root.rglob("*")) if path.is_file())

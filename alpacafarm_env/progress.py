@@ -1,22 +1,16 @@
 """Progress bars on a terminal, in a notebook and in a log file."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, TextIO
 
 SECONDS_IN_A_LOG = 15.0
-"""Between two lines of a log file, which keeps them all; a terminal and a notebook overwrite theirs."""
+"""Between two lines of a log file, which keeps them all."""
 
 
 def make_bar(total: int, name: str, *, show: bool = True, **shape: Any) -> Any:
-    """A tqdm bar on stderr: redrawn in place on a terminal and in a notebook, a line now and then in a log file.
+    """A tqdm bar on stderr: redrawn on a terminal and in a notebook, a line now and then in a log file.
 
-    Args:
-        total: All there is to do.
-        name: Stands before the bar.
-        show: Whether there is a bar at all; of several processes one shows it.
-        shape: More of tqdm's arguments.
+    `shape` holds more of tqdm's arguments; of several processes one shows the bar.
     """
     from tqdm.auto import tqdm
 

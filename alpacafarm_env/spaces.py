@@ -12,14 +12,14 @@ from gymnasium.vector.utils import batch_space, create_shared_memory
 from numpy.typing import NDArray
 
 MAX_TEXT_LENGTH: Final = 2**20
-"""Longest instruction or response, in code points: one megabyte of ASCII."""
+"""Longest instruction or response, in code points."""
 
 _SAMPLE_LENGTH: Final = 64
 _PRINTABLE: Final = string.digits + string.ascii_letters + string.punctuation + " "
 
 
 def find_surrogate(text: str) -> int:
-    """The position of the first lone surrogate in `text`, -1 if it has none (then it can be written as UTF-8)."""
+    """The position of the first lone surrogate, -1 if there is none."""
     if text.isascii():  # O(1), and true of most responses
         return -1
     try:
@@ -30,11 +30,7 @@ def find_surrogate(text: str) -> int:
 
 
 class _AllCharacters:
-    """All 1,112,064 Unicode characters as a sequence that holds none of them.
-
-    Gymnasium's `Text` keeps a tuple, a set and a dictionary of its characters; with all of Unicode that costs seconds
-    to build and tens of megabytes to pickle.
-    """
+    """All Unicode characters as a sequence that stores none of them, which would take seconds and tens of megabytes."""
 
     _code_points = range(sys.maxunicode + 1)
 
@@ -54,22 +50,14 @@ _ALL: Final = _AllCharacters()
 class UnicodeText(Text):
     """Strings of `min_length` to `max_length` code points, of any character but lone surrogates.
 
-    Gymnasium's own `Text` accepts letters and digits only by default ("Hello, world!" is outside). This one costs
-    microseconds to build and a few hundred bytes to pickle. `sample` draws short printable ASCII, which is enough to
-    test an environment; masks work as in `Text`, over all of Unicode, and are as slow there.
-
-    `AsyncVectorEnv(shared_memory=True)` decodes text once, at construction, and would return that text for ever: it
-    is refused with an error that names the way out.
+    Gymnasium's own `Text` accepts letters and digits only by default. `sample` draws short printable ASCII; masks work
+    as in `Text`, over all of Unicode, and are as slow there. `AsyncVectorEnv(shared_memory=True)` is refused: it
+    decodes text once, at construction, and would return that text forever.
     """
 
     def __init__(
-        self,
-        max_length: int = MAX_TEXT_LENGTH,
-        *,
-        min_length: int = 0,
-        seed: int | np.random.Generator | None = None,
+        self, max_length: int = MAX_TEXT_LENGTH, *, min_length: int = 0, seed: int | np.random.Generator | None = None
     ) -> None:
-        """Args as in `gymnasium.spaces.Text`, less `charset`."""
         super().__init__(max_length, min_length=min_length, charset=_PRINTABLE, seed=seed)
 
     def contains(self, x: Any) -> bool:
@@ -90,16 +78,16 @@ class UnicodeText(Text):
 
     @property
     def character_set(self) -> Any:
-        """Every Unicode character, as a virtual set."""
+        """Every Unicode character."""
         return _ALL
 
     @property
     def character_list(self) -> Any:
-        """Every Unicode character, as a virtual sequence indexed by code point."""
+        """Every Unicode character, by code point."""
         return _ALL
 
     def character_index(self, char: str) -> np.int32:
-        """The code point of `char`."""
+        """The code point."""
         return np.int32(ord(char))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -111,21 +99,15 @@ class UnicodeText(Text):
         return f"UnicodeText({self.min_length}, {self.max_length})"
 
     def __eq__(self, other: object, /) -> bool:
-        return (
-            isinstance(other, UnicodeText)
-            and self.min_length == other.min_length
-            and self.max_length == other.max_length
-        )
+        bounds = (self.min_length, self.max_length)
+        return isinstance(other, UnicodeText) and bounds == (other.min_length, other.max_length)
 
     __hash__ = None  # type: ignore[assignment]  # mutable (it holds a generator), as every Gymnasium space
 
 
 @batch_space.register(UnicodeText)
 def _batch(space: UnicodeText, n: int = 1) -> Space[Any]:
-    """As Gymnasium batches a `Text`, but a space without a seed gives spaces without one: seeding 100,000 takes time.
-
-    They seed themselves when they are first sampled, which is as random.
-    """
+    """As Gymnasium batches a `Text`, but an unseeded space gives unseeded spaces: seeding 100,000 takes time."""
     if vars(space)["_np_random"] is not None:
         return batch_space.dispatch(Text)(space, n)
     return Tuple(tuple(copy.deepcopy(space) for _ in range(n)))

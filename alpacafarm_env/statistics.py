@@ -1,34 +1,28 @@
 """Win-rate arithmetic: win rate with its standard error, length-controlled win rate, intervals across seeds.
 
-A *credit* is what a response earns against the reference: 1 it won, 0 it lost, 0.5 a tie, anything between for a judge
-that answers with a probability, NaN for no verdict. Rewards of the win-rate environments are credits.
+A *credit* is what a response earns against the reference: 1 won, 0 lost, 0.5 a tie, anything between for a judge that
+answers with a probability, NaN for no verdict. Rewards of the win-rate environments are credits.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RIDGE = 1e-6
-"""Weight of the squared parameters in the length-controlled fit: only makes a separable table's optimum finite."""
+"""Weight of the squared parameters in the length-controlled fit: makes a separable table's optimum finite."""
 SHARE: Final = (0.0, 1.0)
 PERCENT: Final = (0.0, 100.0)
 POSITIVE: Final = (0.0, math.inf)
 UNBOUNDED: Final = (-math.inf, math.inf)
-"""Bounds of an `interval`: of a share, of one in percent, of a length, time or divergence, of anything."""
+"""Bounds of an `interval`: of a share, a percentage, a length, time or divergence, anything."""
 COUNTS: Final = ("n_wins", "n_wins_base", "n_draws", "n_total")
 LEADERBOARD_COLUMNS: Final = (
-    "generator",
-    "win_rate",
-    "standard_error",
-    *COUNTS,
-    "avg_length",
-    "length_controlled_winrate",
+    *("generator", "win_rate", "standard_error", *COUNTS),
+    *("avg_length", "length_controlled_winrate"),
 )
 """The columns of the published AlpacaEval leaderboards."""
 LENGTH_CONTROL: Final = (
@@ -60,20 +54,15 @@ class WinRateSummary:
         return low, low + 100 * self.num_unscored / num
 
     def row(self) -> dict[str, float | int]:
-        """The values under the column names of the published AlpacaEval leaderboards."""
-        return {
-            "win_rate": self.win_rate,
-            "standard_error": self.standard_error,
-            "n_wins": self.num_wins,
-            "n_wins_base": self.num_losses,
-            "n_draws": self.num_draws,
-            "n_total": self.num_total,
-        }
+        """The values under `LEADERBOARD_COLUMNS`."""
+        counts = (self.num_wins, self.num_losses, self.num_draws, self.num_total)
+        rates = {"win_rate": self.win_rate, "standard_error": self.standard_error}
+        return {**rates, **dict(zip(COUNTS, counts, strict=True))}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `num` values with its confidence interval [low, high]; NaN bounds for a single value."""
+    """A mean over `num` values with its confidence interval; NaN bounds for a single value."""
 
     mean: float
     low: float
@@ -88,10 +77,7 @@ def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.
     """Credits of output_2, [B] in [0, 1], from preferences in AlpacaFarm's coding.
 
     1 = output_1 preferred, 2 = output_2, between = 1 + P(output_2 preferred). A tie is 1.5, or 0 in files older than
-    2024; None and NaN are no verdict (NaN).
-
-    Raises:
-        ValueError: A value is neither 0 nor in [1, 2].
+    2024; None and NaN are no verdict. Raises ValueError for any other value.
     """
     values = np.array([np.nan if value is None else value for value in preferences], dtype=np.float64)
     faulty = ~(np.isnan(values) | (values == 0) | ((values >= 1) & (values <= 2)))
@@ -102,12 +88,9 @@ def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.
 
 
 def win_rate(credits: ArrayLike) -> WinRateSummary:
-    """Win rate of `credits` [B] (each in [0, 1]; NaN = no verdict, left out as AlpacaEval does).
+    """Win rate of `credits` [B]; NaN is left out, as AlpacaEval's describe_head2head does.
 
-    Source: AlpacaEval, describe_head2head. A credit above 0.5 is a win, below a loss, exactly 0.5 a draw.
-
-    Raises:
-        ValueError: `credits` is not one-dimensional or a value lies outside [0, 1].
+    A credit above 0.5 is a win, below a loss, exactly 0.5 a draw; ValueError for one outside [0, 1].
     """
     values = _credits(credits)
     scored = values[~np.isnan(values)]
@@ -126,19 +109,11 @@ def win_rate(credits: ArrayLike) -> WinRateSummary:
 def leaderboard_row(
     generator: str, credits: ArrayLike, responses: Sequence[str], references: Sequence[str]
 ) -> dict[str, Any]:
-    """One generator's row of a leaderboard, under `LEADERBOARD_COLUMNS`.
+    """One generator's row under `LEADERBOARD_COLUMNS`: credits, responses and references are [B].
 
-    Args:
-        generator: Its name.
-        credits: What its responses earned against the references, [B] in [0, 1]; NaN = no verdict.
-        responses: [B]; lengths are characters, and avg_length is rounded down as published.
-        references: [B].
-
-    Raises:
-        ValueError: Lengths differ or a credit lies outside [0, 1].
+    Lengths are characters; avg_length is rounded down as published.
     """
-    lengths = [len(response) for response in responses]
-    base_lengths = [len(reference) for reference in references]
+    lengths, base_lengths = list(map(len, responses)), list(map(len, references))
     return {
         "generator": generator,
         **win_rate(credits).row(),
@@ -151,18 +126,13 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
     """Length-controlled win rate by the *minimal fit*, in percent: what the win rate would be at equal lengths.
 
     Fits P(win_i) = sigmoid(theta * tanh(d_i / sd(d)) + beta), d_i = reference length - response length, to the credits
-    of one generator by maximum likelihood and returns 100 * sigmoid(beta). AlpacaEval's published figure has two parts
-    that need tables outside its repository and are absent here, an instruction difficulty per row and a penalty that
-    ties the fit to gamed baselines: close to it near 50 %, several points off for much stronger or weaker generators.
+    [B] of one generator by maximum likelihood and returns 100 * sigmoid(beta). Rows without a verdict are left out of
+    the fit but kept in sd, as upstream. AlpacaEval's published figure has two more parts, which need tables outside its
+    repository: an instruction difficulty per row and a penalty that ties the fit to gamed baselines. The minimal fit is
+    close to it near 50 %, several points off for much stronger or weaker generators.
     Source: Dubois et al. 2024 (arXiv 2404.04475), without difficulty and regularisation.
 
-    Args:
-        credits: [B] in [0, 1], NaN = no verdict (left out of the fit, kept in sd, as upstream).
-        lengths: [B] characters of the responses.
-        reference_lengths: [B] characters of the references.
-
-    Raises:
-        ValueError: Shapes differ, a credit lies outside [0, 1], or a length is not finite.
+    Raises ValueError if shapes differ, a credit lies outside [0, 1], or a length is not finite.
     """
     from scipy.optimize import minimize
 
@@ -189,35 +159,16 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
     return float(100 * _sigmoid(fit.x[1]))
 
 
-def interval(
-    values: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    method: Literal["t", "bootstrap"] = "t",
-    seed: int = 0,
-    bounds: tuple[float, float] = UNBOUNDED,
-) -> Interval:
-    """Mean of the values of several seeds [S] with a two-sided confidence interval.
+def interval(values: ArrayLike, *, bounds: tuple[float, float] = UNBOUNDED) -> Interval:
+    """Mean of the values of several seeds [S] with its 95 % interval by Student's t, S - 1 degrees of freedom.
 
-    `t`: mean +- t * sd(ddof=1) / sqrt(S), Student's t with S - 1 degrees of freedom. `bootstrap`: percentiles of the
-    means of 9,999 resamples drawn with `seed` (too narrow for fewer than about ten seeds: prefer t there).
+    `bounds` are the least and greatest possible mean. Between two finite ones (a share) the interval is taken on the
+    logit scale, by the delta method, so that it stays between them. A value that equals a bound has no logit; then, as
+    with a single bound (a length; a KL, whose unbiased estimate may lie below 0), the plain t-interval is cut at the
+    bounds. An interval wholly beyond a bound is left as it is. Values that all equal the same bound give an interval of
+    no width: with few seeds that says little about others.
 
-    Args:
-        values: One a seed.
-        confidence: In (0, 1).
-        method: See above.
-        seed: Of the resamples.
-        bounds: Least and greatest value that the true mean can have. Between two finite ones (a share) the t-interval
-            is taken on the logit scale, its standard error by the delta method, so that it stays between them. A value
-            that is itself a bound has no logit: the delta method would stretch the interval of 1.00 and 0.99 over all
-            shares. It is then, as beside a single bound (a length; a KL, whose unbiased estimate may lie below 0), the
-            plain t-interval cut at the bounds: what cannot be was never covered. Values that all are the same bound
-            have no spread, and an interval of no width: with few seeds that says little of what others would show.
-            An interval that lies beyond a bound as a whole is left as it is.
-
-    Raises:
-        ValueError: No value, a value that is not finite, a confidence outside (0, 1) or an unknown method; a value
-            outside two finite bounds.
+    Raises ValueError for no value, or one that is not finite or outside two finite bounds.
     """
     from scipy import stats
 
@@ -227,29 +178,19 @@ def interval(
     share = math.isfinite(least) and math.isfinite(most)
     if share and not ((data >= least) & (data <= most)).all():
         raise ValueError(f"expected numbers from {least:g} to {most:g}, got {values!r}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: expected a number in (0, 1), got {confidence!r}")
     mean, num = float(data.mean()), len(data)
     if num == 1:
         return Interval(mean, math.nan, math.nan, num)
-    if method == "t":
-        half = float(stats.t.ppf((1 + confidence) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
-        if share and _is_within(data, least, most):
-            return Interval(mean, *_between(mean, half, least, most), num)
-        ends = (mean - half, mean + half)
-        low, high = np.clip(ends, least, most) if ends[0] < most and ends[1] > least else ends
-        return Interval(mean, float(low), float(high), num)
-    if method == "bootstrap":
-        result = stats.bootstrap(
-            (data,), np.mean, confidence_level=confidence, method="percentile", rng=np.random.default_rng(seed)
-        )
-        low, high = np.clip(result.confidence_interval, least, most)
-        return Interval(mean, float(low), float(high), num)
-    raise ValueError(f"method: expected 't' or 'bootstrap', got {method!r}")
+    half = float(stats.t.ppf((1 + 0.95) / 2, num - 1) * data.std(ddof=1) / math.sqrt(num))
+    if share and _is_within(data, least, most):
+        return Interval(mean, *_between(mean, half, least, most), num)
+    ends = (mean - half, mean + half)
+    low, high = np.clip(ends, least, most) if ends[0] < most and ends[1] > least else ends
+    return Interval(mean, float(low), float(high), num)
 
 
 def _is_within(values: NDArray[np.float64], least: float, most: float) -> bool:
-    """Whether all have a logit: none is a bound, nor one but for rounding."""
+    """Whether all have a logit: none is a bound, up to rounding."""
     shares = (values - least) / (most - least)
     return bool(((shares > 1e-12) & (shares < 1 - 1e-12)).all())
 
@@ -264,7 +205,7 @@ def _between(mean: float, half: float, least: float, most: float) -> tuple[float
 
 
 def wilson(num_correct: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of the share `num_correct` / `num`, in [0, 1]. Source: Wilson 1927, J. Am. Stat. Assoc."""
+    """Wilson's 95 % interval of the share `num_correct` / `num`. Source: Wilson 1927, J. Am. Stat. Assoc."""
     z, share = 1.959963984540054, num_correct / num
     centre = share + z * z / (2 * num)
     half = z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))

@@ -1,8 +1,7 @@
 """Prompt templates: how an instruction becomes the text, and the tokens, a model reads.
 
-A model folder carries its own template, so a policy and a reward model with different formats can meet in one
-environment: in `prompt_template.json`, with AlpacaFarm's two keys `prompt_inputs` and `prompt_noinputs`, or in the
-`chat_template` of its tokenizer (see `chat_templates`, which also finds the template of a folder).
+A model folder carries its own template, in `prompt_template.json` (AlpacaFarm's two keys) or in its tokenizer's
+`chat_template` (see `chat_templates`), so models with different formats can meet in one environment.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .data.files import write_atomic
 from .errors import DataError
 from .instructions import Instruction
 
@@ -26,37 +26,31 @@ _PLACEHOLDER = re.compile(r"\{(instruction|input)\}")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Two texts with the placeholders `{instruction}` and `{input}`.
+    """Two texts with the placeholders `{instruction}` and, in the one for instructions with an input, `{input}`.
 
-    Raises:
-        DataError: A text lacks a placeholder it needs.
+    Raises DataError if a text lacks a placeholder it needs, or has one it may not have.
     """
 
     with_input: str
-    """Used for an instruction that has an input; must hold both placeholders."""
     without_input: str
-    """Used for an instruction alone; must hold `{instruction}` and may not hold `{input}`."""
 
     def __post_init__(self) -> None:
         _check("with_input", self.with_input, {"instruction", "input"})
         _check("without_input", self.without_input, {"instruction"})
 
     def render(self, instruction: str) -> str:
-        """Returns the prompt for an instruction.
+        """Returns the prompt; a str that is no `Instruction` has no input.
 
-        An `Instruction` with a non-empty `.input` uses `with_input`; any other str is an instruction without input.
         Fields are substituted in one pass: an instruction that itself contains "{input}" is left as it is.
         """
-        if isinstance(instruction, Instruction):
-            fields = {"instruction": instruction.instruction, "input": instruction.input}
-        else:
-            fields = {"instruction": instruction, "input": ""}
+        ask = instruction if isinstance(instruction, Instruction) else Instruction(instruction)
+        fields = {"instruction": ask.instruction, "input": ask.input}
         text = self.with_input if fields["input"] else self.without_input
         return _PLACEHOLDER.sub(lambda match: fields[match[1]], text)
 
     @property
     def tail(self) -> str:
-        """The text after the last placeholder: what stands right before every response."""
+        """The text right before every response."""
         return _PLACEHOLDER.split(self.without_input)[-1]
 
     def encode_prompts(self, tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]) -> list[list[int]]:
@@ -68,8 +62,8 @@ class PromptTemplate:
     def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
         """Returns each response as token ids, as they continue a prompt, without an end.
 
-        A tokenizer of SentencePiece's kind puts a space before the first word of a text. A response is no such text: it
-        follows the template's last character, so it is encoded after that and the character is cut off again.
+        SentencePiece puts a space before the first word of a text. A response follows the template's last character
+        instead, so it is encoded after that, and the character is cut off again.
         """
         anchor = self.tail[-1:]
         joined = tokens_of(tokenizer, [anchor + response for response in responses])
@@ -85,8 +79,7 @@ class PromptTemplate:
     ) -> list[list[int]]:
         """Returns prompt and response as one row of token ids each, what a reward model reads.
 
-        With `eos` a row ends with one EOS token, be it the tokenizer's doing or ours; without, as the tokenizer ends
-        every text.
+        With `eos` a row ends with one EOS token; without, as the tokenizer ends every text.
         """
         texts = [self.render(x) + y for x, y in zip(instructions, responses, strict=True)]
         rows, end = tokens_of(tokenizer, texts, around=True), tokenizer.eos_token_id
@@ -95,17 +88,13 @@ class PromptTemplate:
         return [row if row[-1:] == [end] else [*row, end] for row in rows]
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
-        """The token that ends a response in training, and when sampling."""
+        """The token that ends a response."""
         end: int = tokenizer.eos_token_id
         return end
 
     @classmethod
     def load(cls, folder: str | Path) -> PromptTemplate | None:
-        """Reads `prompt_template.json` of a model folder; None if the folder has none.
-
-        Raises:
-            DataError: The file is not a JSON object with the two texts.
-        """
+        """Reads `prompt_template.json` of a folder, None if it has none; DataError if it lacks the two texts."""
         path = Path(folder) / FILE_NAME
         if not path.is_file():
             return None
@@ -119,17 +108,14 @@ class PromptTemplate:
         return PromptTemplate(content["prompt_inputs"], content["prompt_noinputs"])
 
     def save(self, folder: str | Path) -> None:
-        """Writes `prompt_template.json` into a folder, replacing an older one in one rename."""
-        path = Path(folder) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Writes `prompt_template.json`, replacing an older one in one rename."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
         content = {"prompt_inputs": self.with_input, "prompt_noinputs": self.without_input}
-        beside = path.with_name(path.name + ".partial")
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_atomic(Path(folder) / FILE_NAME, json.dumps(content, indent=2) + "\n")
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False) -> list[list[int]]:
-    """Returns the token ids of texts in which special tokens are letters: "</s>" in somebody's text ends nothing.
+    """Token ids of texts in which special tokens are letters: "</s>" in somebody's text ends nothing.
 
     With `around`, the tokenizer adds what it puts around every text (BOS, EOS).
     """
@@ -144,7 +130,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, aroun
 def cut_anchor(
     tokenizer: PreTrainedTokenizerBase, anchor: list[int], joined: Sequence[list[int]], responses: Sequence[str]
 ) -> list[list[int]]:
-    """Returns the tokens that follow the anchor's in each row of `joined`, which is anchor and response in one."""
+    """The tokens that follow the anchor's in each row of `joined`, which is anchor and response in one."""
     split = len(anchor)
     # Where anchor and response merge into one token they cannot be cut apart: encode the response alone.
     merged = [row for row, tokens in enumerate(joined) if tokens[:split] != anchor]

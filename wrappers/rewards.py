@@ -3,14 +3,11 @@
 A reward wrapper decides who scores the responses; it computes nothing itself. Stack as many as you like:
 
 * The OUTERMOST of `SurrogateReward`, `EnsembleReward`, `AnnotatorReward`, `WinRateReward` and `GoldReward` decides. It
-  alone is asked, once a step, and the environment's own oracle is not even built: swapping a wrapper swaps the reward
-  and its cost.
+  alone is asked, once a step, and the environment's own oracle is not even built.
 * `AddScore` reports a further oracle's score in `info` and leaves the reward bit-identical.
 
-They work over any AlpacaFarm environment at any depth of other wrappers. To change a reward's number only, use
-Gymnasium's own: `ClipReward`, `NormalizeReward`, `TransformReward`.
-
-Instructions are drawn by the environment alone: two runs that differ only in their wrappers see the same instructions.
+They work over any AlpacaFarm environment at any depth of other wrappers. Instructions are drawn by the environment
+alone: two runs that differ only in their wrappers see the same instructions.
 """
 
 from __future__ import annotations
@@ -34,17 +31,13 @@ ActType = TypeVar("ActType")
 
 
 class Scored:
-    """The core of every wrapper here, single and batched: it names an oracle while the environment's `step` runs."""
+    """The core of every wrapper here: it names an oracle while the environment's `step` runs."""
 
     env: Any
     oracle: RewardOracle
 
     def choose(self, spec: OracleSpec) -> None:
-        """Sets the oracle, by the data set of the environment.
-
-        Raises:
-            TypeError: There is no AlpacaFarm environment under this wrapper.
-        """
+        """Sets the oracle, by the data set of the environment; TypeError if that is no AlpacaFarm environment."""
         self._scoring = scoring_of(self.env, type(self).__name__)
         self.oracle = self._scoring.make_oracle(spec)
 
@@ -64,11 +57,7 @@ class Reported(Scored):
     key: str
 
     def report(self, key: Any, spec: OracleSpec) -> None:
-        """Sets key and oracle.
-
-        Raises:
-            ValueError: The key is empty, starts with an underscore or is taken.
-        """
+        """Sets key and oracle; ValueError if the key is empty, starts with an underscore or is taken."""
         inner = self.env
         while inner is not inner.unwrapped:
             if isinstance(inner, Reported) and inner.key == key:
@@ -88,11 +77,7 @@ class Reported(Scored):
 
 
 def scoring_of(env: Any, wrapper: str) -> Scoring:
-    """Returns the AlpacaFarm environment under any wrappers.
-
-    Raises:
-        TypeError: There is none.
-    """
+    """The AlpacaFarm environment under any wrappers; TypeError if there is none."""
     base = env.unwrapped
     if isinstance(base, Scoring):
         return base
@@ -120,12 +105,7 @@ class _Single(
 
 
 class SurrogateReward(_Single[ObsType, ActType]):
-    """Rewards by a learned reward model.
-
-    Args:
-        env: An AlpacaFarm environment, single.
-        oracle: "surrogate", the data set's own; `{"reward_model": folder}`; or any other oracle.
-    """
+    """Rewards by a learned reward model: "surrogate", `{"reward_model": folder}`, or any other oracle."""
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, oracle: OracleSpec = "surrogate") -> None:
         super().__init__(env, oracle=oracle)
@@ -136,12 +116,6 @@ class EnsembleReward(_Single[ObsType, ActType]):
     """Rewards by several oracles at once, such as reward models that differ in their seed (see `oracles.Ensemble`).
 
     `info` also holds `disagreement`, the standard deviation over the members, and each member's score, "score:<name>".
-
-    Args:
-        env: An AlpacaFarm environment, single.
-        oracles: The members, each any oracle.
-        combine: "mean"; "min", the worst case; or "uwo", the mean less `weight` times the variance.
-        weight: With "uwo" only; 0.5 by default.
     """
 
     def __init__(
@@ -159,11 +133,9 @@ class EnsembleReward(_Single[ObsType, ActType]):
 class AnnotatorReward(_Single[ObsType, ActType]):
     """Rewards by verdicts of noisy annotators, 1 where the response is preferred to the reference.
 
-    Args:
-        env: An AlpacaFarm environment, single.
-        judge: "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
-            `{"judge": "sim_eval", "flip": 0.175}`; LLM annotators behind a server, `{"pool": "ann", "base_url": url}`;
-            or a `PreferenceOracle`.
+    `judge` is "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
+    `{"judge": "sim_eval", "flip": 0.175}`; LLM annotators behind a server, `{"pool": "ann", "base_url": url}`; or a
+    `PreferenceOracle`.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_ann") -> None:
@@ -172,12 +144,7 @@ class AnnotatorReward(_Single[ObsType, ActType]):
 
 
 class WinRateReward(_Single[ObsType, ActType]):
-    """Rewards by verdicts without added noise, as in evaluation: 1 where the response is preferred to the reference.
-
-    Args:
-        env: An AlpacaFarm environment, single.
-        judge: "sim_eval", the pool; `{"pool": "eval", "base_url": url}`; or as in `AnnotatorReward`.
-    """
+    """Rewards by verdicts without added noise, as in evaluation; `judge` as in `AnnotatorReward`."""
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_eval") -> None:
         super().__init__(env, judge=judge)
@@ -185,11 +152,7 @@ class WinRateReward(_Single[ObsType, ActType]):
 
 
 class GoldReward(_Single[ObsType, ActType]):
-    """Rewards by the sandbox's true reward.
-
-    Args:
-        env: An AlpacaFarm environment over the sandbox, single.
-    """
+    """Rewards by the sandbox's true reward."""
 
     def __init__(self, env: gym.Env[ObsType, ActType]) -> None:
         super().__init__(env)
@@ -197,15 +160,9 @@ class GoldReward(_Single[ObsType, ActType]):
 
 
 class AddScore(Reported, _Single[ObsType, ActType]):
-    """Reports a second oracle's score under `info[key]`, beside a reward that stays bit-identical.
+    """Reports a second oracle's score under `info[key]`, next to a reward that stays bit-identical.
 
-    Args:
-        env: An AlpacaFarm environment, single.
-        key: The info key. Default: "gold_reward" for gold; another oracle's score needs one that says what it is.
-        oracle: Any oracle; "gold" beside a learned reward shows over-optimization as it happens.
-
-    Raises:
-        ValueError: An oracle other than gold has no key.
+    Gold's key is "gold_reward" by default; another oracle's score needs a key that says what it is (ValueError).
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
@@ -221,10 +178,10 @@ def score_key(key: str | None, oracle: OracleSpec) -> str:
 
 
 def win_rate(judge: JudgeSpec) -> Mapping[str, Any]:
-    """Returns the specification of the win rate by a judge."""
+    """The specification of the win rate by a judge."""
     return judge if isinstance(judge, Mapping) else {"judge": judge}
 
 
 def ensemble(oracles: Sequence[OracleSpec], combine: str, weight: float | None) -> Mapping[str, Any]:
-    """Returns the specification of an ensemble."""
+    """The specification of an ensemble."""
     return {"ensemble": oracles, "combine": combine, "weight": weight}

@@ -1,6 +1,6 @@
 """The reward wrappers of `alpacafarm_env.wrappers` for batched environments: one oracle call a step.
 
-Same names, same keywords, same rules; they wrap what `gym.make_vec(id, num_envs=n)` returns.
+Same names, keywords and rules; they wrap what `gym.make_vec(id, num_envs=n)` returns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ else:  # takes no types before Gymnasium 1.4
 
 
 class _Vector(Scored, _AnyVectorWrapper):
-    """The batched form."""
-
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         name = type(self).__name__
         if not isinstance(env, VectorEnv):

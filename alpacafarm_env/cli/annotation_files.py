@@ -25,10 +25,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.dataset import Dataset, read_outputs
+from ..data.dataset import Dataset, RowDataset, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
 from ..data.load import load_dataset
-from ..data.rows import RowDataset
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults
 from ..errors import DataError
 from ..instructions import Instruction

@@ -1,7 +1,4 @@
-"""Reads records from JSON, JSON Lines and Parquet files, plain or gzip. No other format, nothing that runs code.
-
-Writes whole files or none.
-"""
+"""Reads records from JSON, JSON Lines and Parquet files, plain or gzip, and writes whole files or none."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .schema import BLANK, Malformed, shown
+from .schema import BLANK, Fault, shown
 
 SUFFIXES = tuple(suffix + end for suffix in (".json", ".jsonl", ".parquet") for end in ("", ".gz"))
 
@@ -23,24 +20,19 @@ OUTPUTS = "outputs"
 """Subfolder of recorded data that holds the models' responses."""
 
 MAX_BYTES = 2 * 1024**3
-"""Largest file read, in bytes after decompression: a guard against decompression bombs."""
+"""Largest file read, after decompression: a guard against decompression bombs."""
 
 
 def stem_of(path: Path) -> str | None:
     """The name of a data file without its format's suffixes ("eval" for eval.jsonl.gz); None for another format."""
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        if path.name.endswith(suffix):
-            return path.name.removesuffix(suffix)
-    return None
+    fitting = [suffix for suffix in SUFFIXES if path.name.endswith(suffix)]
+    return path.name.removesuffix(max(fitting, key=len)) if fitting else None
 
 
 def read_records(path: Path) -> list[object]:
-    """The records of a file, in order. A record that cannot be read is a `Malformed`, which `check_rows` reports.
+    """The records of a file, in order: a `Fault` for one that cannot be read, a `BLANK` for a blank line of JSON Lines.
 
-    A blank line of JSON Lines is a `BLANK`, which `check_rows` leaves out.
-
-    Raises:
-        DataError: The file is missing, of another format, too large, damaged, or not a list of records as a whole.
+    Raises DataError if the file is missing, of another format, too large, damaged, or no list of records as a whole.
     """
     stem = stem_of(path)
     if stem is None:
@@ -60,7 +52,7 @@ def read_records(path: Path) -> list[object]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file beside `path` and renames it, so a reader never sees half of it and a crash leaves the old one."""
+    """Writes a file next to `path` and renames it: a reader never sees half of it, and a crash leaves the old one."""
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:60]}.")
     temporary = Path(name)
@@ -109,7 +101,7 @@ def _json_lines(text: str) -> list[object]:
         try:
             records.append(_parse(line) if line.strip() else BLANK)
         except ValueError as error:
-            records.append(Malformed(f"{shown(line)} ({error})", "one JSON object on the line"))
+            records.append(Fault(0, "", f"{shown(line)} ({error})", "one JSON object on the line"))
     return records
 
 
@@ -127,7 +119,7 @@ def _object(pairs: list[tuple[str, Any]]) -> object:
         return record
     names = [name for name, _ in pairs]
     doubled = sorted({name for name in names if names.count(name) > 1})
-    return Malformed(f"the field{'s' * (len(doubled) > 1)} {', '.join(map(repr, doubled))} twice", "each field once")
+    return Fault(0, "", f"the field{'s' * (len(doubled) > 1)} {', '.join(map(repr, doubled))} twice", "each field once")
 
 
 def _parquet(content: bytes, path: Path) -> list[object]:
@@ -135,10 +127,8 @@ def _parquet(content: bytes, path: Path) -> list[object]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(
-            f"{path}: reading Parquet needs the package pyarrow. Install it (pip install pyarrow), or "
-            "save the file as .jsonl."
-        ) from error
+        text = "reading Parquet needs the package pyarrow. Install it (pip install pyarrow), or save the file as .jsonl"
+        raise DataError(f"{path}: {text}.") from error
     try:
         return list(parquet.read_table(io.BytesIO(content)).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:

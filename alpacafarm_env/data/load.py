@@ -4,27 +4,69 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from ..errors import DataError, UnknownNameError, did_you_mean
-from .dataset import Dataset, FolderDataset
-from .hub import HubDataset
+from .dataset import SPLITS, Dataset, FolderDataset, RowDataset
 from .recorded import RecordedDataset, is_recorded
+
+DATA_VARIABLE = "ALPACAFARM_DATA"
+ALPACA_FARM = "tatsu-lab/alpaca_farm"
+ALPACA_FARM_FILES = {
+    "sft": "alpaca_instructions/sft",
+    "preference": "alpaca_noisy_multi_preference/preference",
+    "unlabeled": "alpaca_instructions/unlabeled",
+    "val": "alpaca_instructions/val",
+    "eval": "alpaca_farm_evaluation/eval",
+}
+"""Split -> configuration/split of AlpacaFarm's hub dataset; preferences are the simulated ones, its own default."""
+
+
+class HubDataset(RowDataset):
+    """A dataset of the Hugging Face hub ("owner/name"), through the optional package `datasets`.
+
+    `tatsu-lab/alpaca_farm` is read from the hub's own Parquet copy, since `datasets` no longer runs loading scripts.
+    Any other dataset has to name its splits sft, preference, unlabeled, val or eval. `revision` is a branch, tag or
+    commit: pin a commit for a result that is to be repeated.
+    """
+
+    def __init__(self, name: str, *, revision: str | None = None, allow_overlap: bool = False) -> None:
+        super().__init__(name, _hub_records(name, revision), allow_overlap=allow_overlap)
+
+
+def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequence[object]]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{name}: no folder of that name, and reading it from the hub needs the package datasets. "
+            "Install it (pip install datasets), or give the path of a folder."
+        ) from error
+    try:
+        if name == ALPACA_FARM:
+            branch = (revision or "refs/convert/parquet").replace("/", "%2F")
+            source = f"hf://datasets/{name}@{branch}"
+            found = {
+                split: datasets.load_dataset("parquet", data_files=f"{source}/{folder}/*.parquet", split="train")
+                for split, folder in ALPACA_FARM_FILES.items()
+            }
+        else:
+            found = dict(datasets.load_dataset(name, revision=revision))
+    except Exception as error:  # the hub's client, the network and the cache each have errors of their own
+        raise DataError(f"{name}: expected a dataset from the hub, got {type(error).__name__}: {error}") from error
+    usable = {split: rows for split, rows in found.items() if split in SPLITS}
+    if not usable:
+        raise DataError(f"{name}: expected splits among {', '.join(SPLITS)}, got {sorted(found)}.")
+    return {split: (f"{name} ({split})", list(usable[split])) for split in SPLITS if split in usable}
 
 
 def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
     """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), or a hub name "owner/name".
 
-    Each is read once a process. Build `HubDataset` yourself to give a revision; a dataset is returned as it is.
-
-    Args:
-        name: Of the dataset, or the dataset itself.
-        allow_overlap: See `RowDataset`; the sandbox and recorded folders have nothing to allow.
-
-    Raises:
-        DataError: No such folder, or what the dataset's class raises.
-        UnknownNameError: The name is none of the three.
+    Each is read once a process; a dataset is returned as it is. Build `HubDataset` yourself to give a revision.
+    `allow_overlap` is that of `RowDataset`. Raises DataError or UnknownNameError if the name is none of the three.
     """
     if not isinstance(name, str | os.PathLike):
         if isinstance(name, Dataset):
@@ -32,7 +74,7 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
         raise DataError(f"expected a dataset's name, folder or object, got {name!r}.")
     text = os.fspath(name)
     if text == "sandbox":
-        from ..sandbox import SANDBOX  # which is a `data.dataset.Dataset`: loading that loads this package first
+        from ..sandbox import SANDBOX
 
         return SANDBOX
     if Path(text).expanduser().is_dir():
@@ -54,15 +96,8 @@ def _load_hub(name: str, allow_overlap: bool) -> Dataset:
     return HubDataset(name, allow_overlap=allow_overlap)
 
 
-DATA_VARIABLE = "ALPACAFARM_DATA"
-
-
 def recorded_dataset(name: str | None) -> RecordedDataset:
-    """The data folder of `--data` or of the environment variable.
-
-    Raises:
-        DataError: Neither is given, or the folder holds no recorded judgements.
-    """
+    """The data folder of `--data` or of the environment variable; DataError if it holds no recorded judgements."""
     folder = name or os.environ.get(DATA_VARIABLE)
     if not folder:
         raise DataError(f"expected a data folder: give --data, or set {DATA_VARIABLE}.")

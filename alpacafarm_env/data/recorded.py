@@ -1,8 +1,7 @@
 """The recorded level: published responses of real models and a real judge's verdicts on them, replayed.
 
 A folder holds `eval_instructions`, `davinci003` (the reference responses), `outputs/outputs_<generator>` and one
-`preferences_<judge>` file whose rows are (index, generator, preference: credit of the generator in [0, 1] or null).
-A verdict belongs to the texts that were judged: no other response has one.
+`preferences_<judge>` file with rows (index, generator, preference: credit of the generator in [0, 1] or null).
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from .files import OUTPUTS, read_records
 from .schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
 
 DAVINCI003_SHA256 = "a4079dcd28239e8ff7ee5ea6d76b0ec3b58086c9710054e5ae6ed7d2cd975980"
-"""`reference_digest` of the Davinci003 responses that the published judgements compare with. Two other files of that
-name are in circulation, shorter ones, and give win rates up to 28 points too high."""
+"""`reference_digest` of the responses that the published judgements compare with. Two other files of that name are in
+circulation, shorter ones, and give win rates up to 28 points too high.
+"""
 PIN_FILE = "recorded"
-"""`recorded.json` in a folder of one's own: {"reference_sha256": ...} instead of Davinci003's."""
+"""`recorded.json` of a folder of one's own: {"reference_sha256": ...} instead of Davinci003's."""
 
 
 def _is_index(value: object) -> bool:
@@ -47,12 +47,8 @@ JUDGEMENT = (INDEX, Field("generator", TEXT, is_text), Field("preference", "a nu
 class RecordedDataset(FolderDataset):
     """A folder of published responses and recorded judgements; its only split is eval.
 
-    Args:
-        path: The folder.
-
-    Raises:
-        DataError: A file is missing, a row faulty, an instruction unknown or missing, or the reference responses are
-            not those the judgements were made against (their sha256 is pinned).
+    Raises DataError for a missing file, a faulty row, an instruction unknown or missing, or other reference responses
+    than those the judgements were made against (their sha256 is pinned).
     """
 
     level = "recorded"
@@ -67,16 +63,13 @@ class RecordedDataset(FolderDataset):
             )
         self.reference = self._read_reference(files)
         self.judge, self._judgements = self._read_judgements(files)
-        outputs = data_files(self.path / OUTPUTS)
+        outputs, read = data_files(self.path / OUTPUTS), ("eval", REFERENCE_FILE, "preferences_")
         self._output_files = {
             stem.removeprefix("outputs_"): file for stem, file in outputs.items() if stem.startswith("outputs_")
         }
         self._outputs: dict[str, tuple[str, ...]] = {}
-        self._files = [
-            file for stem, file in files.items() if stem.startswith(("eval", REFERENCE_FILE, "preferences_"))
-        ]
-        absent = sorted(set(self._judgements) - set(self._output_files))
-        if absent:
+        self._files = [file for stem, file in files.items() if stem.startswith(read)]
+        if absent := sorted(set(self._judgements) - set(self._output_files)):
             raise DataError(
                 f"{self.path}: expected outputs/outputs_<generator> for each judged generator, "
                 f"got none for {', '.join(absent)}."
@@ -93,12 +86,7 @@ class RecordedDataset(FolderDataset):
         return tuple(sorted(self._judgements))
 
     def outputs(self, generator: str) -> tuple[str, ...]:
-        """A generator's responses, aligned with `instructions("eval")`.
-
-        Raises:
-            UnknownNameError: No outputs of that generator.
-            DataError: Its file is faulty or does not match the instructions.
-        """
+        """A generator's responses, aligned with `instructions("eval")`."""
         if generator not in self._output_files:
             raise did_you_mean("generator", generator, self.generators)
         if generator not in self._outputs:
@@ -106,11 +94,7 @@ class RecordedDataset(FolderDataset):
         return self._outputs[generator]
 
     def judgements(self, generator: str) -> NDArray[np.float64]:
-        """The judge's credits of a generator's responses, [number of eval instructions] in [0, 1]; NaN = no verdict.
-
-        Raises:
-            UnknownNameError: No judgements of that generator.
-        """
+        """Credits of a generator's responses, [number of eval instructions] in [0, 1]; NaN = no verdict."""
         if generator not in self._judgements:
             raise did_you_mean("judged generator", generator, self.judged)
         return self._judgements[generator].copy()
@@ -118,13 +102,9 @@ class RecordedDataset(FolderDataset):
     def recorded_verdicts(self, generator: str | None = None) -> dict[tuple[str, str], float]:
         """(instruction, response) -> the recorded credit in [0, 1] against the reference, NaN if there is none.
 
-        The judge was stochastic: it judged the same text of two generators twice, and now and then differently. So the
-        verdict on a text is NaN where its recorded verdicts contradict each other, unless `generator` says whose
-        judgements are meant. A judgement that could not be parsed is no verdict: another one of the same text decides.
-        The reference itself ties (0.5) unless judged otherwise.
-
-        Raises:
-            UnknownNameError: No judgements of that generator.
+        The judge was stochastic and sometimes judged two generators' same text differently: its verdict is NaN, unless
+        `generator` says whose judgements are meant. A judgement that could not be parsed is no verdict: another one of
+        the same text decides. The reference itself ties (0.5) unless judged otherwise.
         """
         names = self.judged if generator is None else (generator,)
         instructions = [str(instruction) for instruction in self.instructions("eval")]
@@ -144,7 +124,7 @@ class RecordedDataset(FolderDataset):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the files that a replay reads, as they are on the disk: for a study's manifest and its resumption."""
+        """Hash of the files that a replay reads."""
         digest = hashlib.sha256()
         for file in (*self._files, *(self._output_files[generator] for generator in self.judged)):
             content = file.read_bytes()
@@ -170,7 +150,7 @@ class RecordedDataset(FolderDataset):
         stems = [stem for stem in files if stem.startswith("preferences_")]
         if len(stems) != 1:
             raise DataError(f"{self.path}: expected one file preferences_<judge>, got {stems}.")
-        instructions = _file_of(files, "eval_instructions", "eval")
+        instructions = files["eval_instructions" if "eval_instructions" in files else "eval"]
         indices = [row["index"] for row in check_rows(read_records(instructions), (INDEX,), str(instructions))]
         position = {index: place for place, index in enumerate(indices)}
         if len(position) < len(indices):
@@ -181,27 +161,22 @@ class RecordedDataset(FolderDataset):
         seen: set[tuple[str, int]] = set()
         faults = []
         for row in rows:
-            key = (row["generator"], row["index"])
-            if row["index"] not in position:
-                faults.append(
-                    Fault(
-                        row.number, "index", shown(row["index"]), f"the index of an instruction of {instructions.name}"
-                    )
-                )
-            elif key in seen:
-                faults.append(
-                    Fault(row.number, "index", f"{row['index']} again", f"one judgement of {row['generator']!r} for it")
-                )
+            index, generator, credit = row["index"], row["generator"], row["preference"]
+            if index not in position:
+                wanted = f"the index of an instruction of {instructions.name}"
+                faults.append(Fault(row.number, "index", shown(index), wanted))
+            elif (generator, index) in seen:
+                faults.append(Fault(row.number, "index", f"{index} again", f"one judgement of {generator!r} for it"))
             else:
-                column = credits.setdefault(row["generator"], np.full(len(indices), np.nan))
-                column[position[row["index"]]] = np.nan if row["preference"] is None else row["preference"]
-            seen.add(key)
+                column = credits.setdefault(generator, np.full(len(indices), np.nan))
+                column[position[index]] = np.nan if credit is None else credit
+            seen.add((generator, index))
         raise_faults(faults, str(path))
         return stems[0].removeprefix("preferences_"), credits
 
 
 def is_recorded(path: Path) -> bool:
-    """True for a folder that holds recorded judgements."""
+    """Whether a folder holds recorded judgements."""
     return any(stem.startswith("preferences_") for stem in data_files(path))
 
 
@@ -218,7 +193,3 @@ def _pinned(path: Path) -> str:
         raise DataError(
             f'{path}: expected {{"reference_sha256": "<64 hex digits>"}}, got {type(error).__name__}: {error}'
         ) from error
-
-
-def _file_of(files: dict[str, Path], *stems: str) -> Path:
-    return next(files[stem] for stem in stems if stem in files)

@@ -1,29 +1,19 @@
-"""The kinds of rows AlpacaFarm's files hold, and the check that tells all faults of a file at once.
-
-| kind | fields |
-|---|---|
-| instruction | instruction, input |
-| demonstration, eval | instruction, input, output (+ generator, dataset: "" if absent) |
-| multisample | instruction, input, output: list of str |
-| preference | instruction, input, output_1, output_2, preference in {1, 2} |
-
-`input` may be absent or null (AlpacaEval merges it into the instruction); further fields are allowed and ignored.
-"""
+"""The kinds of rows AlpacaFarm's files hold, and the check that reports all faults of a file at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import DataError
+from ..spaces import find_surrogate
 
 FAULTS_SHOWN = 10
 """Faults of a file that an error lists; it counts the others."""
 MISSING = object()
 BLANK = object()
-"""Stands in a list of records for a blank line of a JSON Lines file: no record, but it counts, so that the number of a
-record is the number of its line."""
+"""Stands for a blank line of a JSON Lines file: no record, but counted, so that records have their line's number."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +30,6 @@ class Fault:
         return f"{where}: expected {self.expected}, got {self.found}"
 
 
-@dataclass(frozen=True)
-class Malformed:
-    """Stands in a list of records for one that could not be read as a JSON object."""
-
-    found: str
-    expected: str = "a JSON object"
-
-
 class Row(dict[str, Any]):
     """A checked record: its fields, and `number`, that of the record in its file (from 1; of JSON Lines: its line)."""
 
@@ -58,10 +40,7 @@ class Row(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a row: what is expected in words, a check that says whether a value is that, a default if optional.
-
-    In a field with a default, null counts as absent: Parquet files and AlpacaFarm's own tables hold it for "no input".
-    """
+    """What a field should be, in words and as a check, and a default if it is optional (null then counts as absent)."""
 
     name: str
     expected: str
@@ -70,14 +49,8 @@ class Field:
 
 
 def is_text(value: object) -> bool:
-    """True for a str that is real Unicode: a lone surrogate cannot be encoded, hashed by content or tokenized."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """True for a str without lone surrogates."""
+    return isinstance(value, str) and find_surrogate(value) < 0
 
 
 def _is_filled_text(value: object) -> bool:
@@ -94,6 +67,8 @@ def _is_choice(value: object) -> bool:
 
 
 TEXT = "a string (Unicode without lone surrogates)"
+"""What a field with the check `is_text` expects."""
+# AlpacaEval merges the input into the instruction. Further fields are ignored.
 INSTRUCTION = (Field("instruction", "a non-empty string", _is_filled_text), Field("input", TEXT, is_text, ""))
 DEMONSTRATION = (
     *INSTRUCTION,
@@ -108,9 +83,7 @@ PREFERENCE = (
     Field("output_2", TEXT, is_text),
     Field("preference", "1 or 2", _is_choice),
 )
-EVAL = DEMONSTRATION
-
-KINDS: dict[str, tuple[Field, ...]] = {
+KINDS = {
     "instruction": INSTRUCTION,
     "demonstration": DEMONSTRATION,
     "multisample": MULTISAMPLE,
@@ -119,7 +92,7 @@ KINDS: dict[str, tuple[Field, ...]] = {
 
 
 def kind_of(records: Iterable[object]) -> str:
-    """The kind of a file's rows, told by the fields that any of them has. Each row is then held to it."""
+    """The kind of a file's rows, by the fields that any of them has. Each row is then held to it."""
     objects = [record for record in records if isinstance(record, Mapping)]
     if any(not record.keys().isdisjoint(("output_1", "output_2", "preference")) for record in objects):
         return "preference"
@@ -131,20 +104,15 @@ def kind_of(records: Iterable[object]) -> str:
 
 
 def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) -> list[Row]:
-    """The records with exactly `fields`, defaults filled in; blank lines are left out.
-
-    Raises:
-        DataError: One error for all faulty records of `source`: how many there are, and the first of them with number,
-            field, what was found and expected.
-    """
+    """The records with exactly `fields`, defaults filled in, without blank lines; one DataError for all faulty ones."""
     rows: list[Row] = []
     faults: list[Fault] = []
     for number, record in enumerate(records, start=1):
         if record is BLANK:
             continue
         rows.append(Row(number))
-        if isinstance(record, Malformed):
-            faults.append(Fault(number, "", record.found, record.expected))
+        if isinstance(record, Fault):
+            faults.append(replace(record, record=number))
         elif not isinstance(record, Mapping):
             faults.append(Fault(number, "", shown(record), "a JSON object"))
         else:
@@ -162,7 +130,7 @@ def check_rows(records: Sequence[object], fields: Sequence[Field], source: str) 
 
 
 def raise_faults(faults: Sequence[Fault], source: str) -> None:
-    """Raises one DataError about all faults of `source`, if there are any: their number, and the first of them."""
+    """Raises one DataError about all faults of `source`, if there are any."""
     if not faults:
         return
     num_records = len({fault.record for fault in faults})
@@ -176,7 +144,7 @@ def raise_faults(faults: Sequence[Fault], source: str) -> None:
 
 
 def shown(value: object, width: int = 60) -> str:
-    """The repr of a found value, shortened in the middle; "nothing" for a missing field, "null" for None."""
+    """The repr of a found value, shortened in the middle."""
     if value is MISSING:
         return "nothing (the field is missing)"
     if value is None:

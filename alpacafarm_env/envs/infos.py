@@ -1,8 +1,7 @@
-"""One form for what a step reports, and its two readings: a row for one environment, arrays for a batch.
+"""What a step reports, as columns `{key: array [B]}` (one level of nesting allowed), and its two readings.
 
-An oracle judges a batch, so what a step has to say comes as columns, `{key: array [B]}`, one level of nesting allowed.
-`row` reads one environment's info from them. `scatter` places them into the slots of a vector environment in the very
-form `gymnasium.vector.VectorEnv._add_info` would have built from the rows, mask keys included, without visiting rows.
+`row` reads one environment's info from them. `scatter` places them into the slots of a vector environment, in the form
+that `gymnasium.vector.VectorEnv._add_info` would build from the rows, masks included, without visiting rows.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ _DTYPES: dict[str, type] = {"f": np.float64, "i": np.int64, "u": np.int64, "b": 
 
 
 def column(values: ArrayLike) -> Column:
-    """`values` as a new array in one of the types that infos have: float64, int64, bool or object (text or None)."""
+    """`values` as a new array of a type that infos have: float64, int64, bool or object (text or None)."""
     given = np.asarray(values)
     return np.array(given, dtype=_DTYPES.get(given.dtype.kind, object))
 
@@ -33,13 +32,7 @@ def row(columns: Columns, index: int = 0) -> dict[str, Any]:
 
 
 def scatter(columns: Columns, slots: NDArray[np.int64], num_envs: int) -> dict[str, Any]:
-    """The columns placed into `slots` of `num_envs` slots, each with its mask `_key` of the slots that have a value.
-
-    Args:
-        columns: Columns of len(slots) rows each.
-        slots: Ascending slot numbers, [B].
-        num_envs: Number of slots of the vector environment.
-    """
+    """The columns in ascending `slots` [B] of `num_envs`, each with its mask `_key` of the slots that have a value."""
     mask = np.zeros(num_envs, dtype=np.bool_)
     mask[slots] = True
     infos: dict[str, Any] = {}
@@ -59,7 +52,7 @@ def _place(values: Column, slots: NDArray[np.int64], num_envs: int) -> Column:
 
 
 def merge(infos: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`infos` of some slots and `more` of others, in one: values and masks of shared keys are combined in place."""
+    """`infos` of some slots and `more` of others: values and masks of shared keys are combined in place."""
     for key, mask in more.items():
         if not key.startswith("_"):
             continue

@@ -1,4 +1,4 @@
-"""The environments' ids. One class, different defaults; any keyword can be overridden in `gym.make`."""
+"""The environments' ids: one class, different defaults; any keyword can be overridden in `gym.make`."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,8 +11,8 @@ _TEXT: Final = {
 }
 _TOKEN: Final = {"entry_point": "alpacafarm_env.envs.token:TokenEnv", "vector_entry_point": None}
 
-# Strings, so that specs are JSON-able and importing costs nothing; no wrappers and no step limit, or make_vec refuses
-# the one and TimeLimit would mark every one-step episode as truncated too.
+# Strings keep specs JSON-able and imports cheap. No wrappers, which make_vec refuses; no step limit, as TimeLimit would
+# mark every one-step episode as truncated too.
 _ENVIRONMENTS: Final[dict[str, tuple[Mapping[str, str | None], dict[str, Any]]]] = {
     "AlpacaFarm-PPO-v0": (_TEXT, {"split": "unlabeled", "oracle": "surrogate"}),
     "AlpacaFarm-Annotators-v0": (_TEXT, {"split": "preference", "oracle": "annotators"}),
@@ -26,7 +26,7 @@ TEXT_IDS: Final = tuple(id for id, (entry, _) in _ENVIRONMENTS.items() if entry 
 
 
 def register_envs() -> None:
-    """Registers every id of `IDS` with Gymnasium; ids that are registered already are left alone."""
+    """Registers every id with Gymnasium; ids that are registered already are left alone."""
     for id, (entry, kwargs) in _ENVIRONMENTS.items():
         if id not in gym.registry:
             gym.register(id, entry["entry_point"], vector_entry_point=entry["vector_entry_point"], kwargs=dict(kwargs))

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import did_you_mean
-
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
@@ -25,17 +23,6 @@ _PAPER, _INK, _HEADING = (255, 255, 255), (20, 20, 20), (0, 90, 160)
 _CUT = "[...]"
 
 
-def check_render_mode(render_mode: str | None) -> str | None:
-    """The render mode itself, once it is known to exist.
-
-    Raises:
-        UnknownNameError: If it is neither None nor one of `RENDER_MODES`.
-    """
-    if render_mode is not None and render_mode not in RENDER_MODES:
-        raise did_you_mean("render mode", render_mode, RENDER_MODES)
-    return render_mode
-
-
 class Episode(NamedTuple):
     """What there is to show: an instruction, then a response to it (so far), then its reward."""
 
@@ -47,12 +34,10 @@ class Episode(NamedTuple):
 
     def show(self, render_mode: str) -> "str | Frame | None":
         """The text in mode "ansi", the picture in mode "rgb_array"; mode "human" prints the text."""
-        if render_mode == "rgb_array":
-            return self.frame()
-        if render_mode == "ansi":
-            return self.text()
-        print(self.text())
-        return None
+        if render_mode == "human":
+            print(self.text())
+            return None
+        return self.frame() if render_mode == "rgb_array" else self.text()
 
     def text(self) -> str:
         """The whole episode, nothing cut."""
@@ -66,9 +51,7 @@ class Episode(NamedTuple):
     def frame(self) -> Frame:
         """The episode drawn as dark text on white, uint8 of `FRAME_SHAPE`.
 
-        Long lines are wrapped. Of an instruction or a response that is too long for the picture the middle is left
-        out, and "[...]" stands for it. Characters that the font lacks (Chinese, Japanese, Korean, most emoji) are
-        boxes, and control characters question marks.
+        Long lines are wrapped; a text that is too long loses its middle. Control characters are question marks.
         """
         from PIL import Image, ImageDraw
 

@@ -1,18 +1,19 @@
 """What every AlpacaFarm environment shares: its instructions, and who scores the responses to them.
 
 Reward wrappers do not compute rewards. While their `step` runs they tell the base environment whom to ask, by
-`scored_by`, and the base environment asks once. Calls nest from the outside in, so the first one, the outermost
-wrapper's, decides; the environment's own oracle is then neither asked nor even built.
+`scored_by`. Calls nest from the outside in, so the outermost wrapper decides; the environment's own oracle is then
+neither asked nor even built.
 """
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from ..data import load_dataset
@@ -29,6 +30,7 @@ from ..oracles.base import UNSCORED_REASON, Verdicts, judge, shorten
 from ..oracles.registry import check_oracle, make_oracle
 from ..spaces import MAX_TEXT_LENGTH, find_surrogate
 from .infos import Column, Columns, column
+from .rendering import RENDER_MODES, Episode, Frame
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -47,100 +49,67 @@ RESERVED_KEYS: Final = frozenset(
 """Info keys that an oracle's details and an `AddScore` may not use, nor any that starts with an underscore."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The outcome of one batch of responses.
-
-    Attributes:
-        rewards: Float64, [B]; NaN where the oracle gave no verdict.
-        scored: Bool, [B]; where it gave one. All True unless the environment was made with on_unscored="truncate".
-        columns: The step's info, as columns of B rows.
-    """
-
-    rewards: NDArray[np.float64]
-    scored: NDArray[np.bool_]
-    columns: Columns
-
-
 class Scoring:
-    """A data set's split to draw from and an oracle to ask; a mixin of the environments.
-
-    Attributes:
-        dataset: The data set behind the environment.
-        split: The name of the split.
-        instructions: The instructions of the split.
-    """
+    """A data set's split to draw from and an oracle to ask; a mixin of the environments."""
 
     def __init__(
         self,
-        *,
         dataset: "str | Dataset",
         split: str,
         oracle: "str | Mapping[str, Any] | RewardOracle",
+        render_mode: str | None,
         on_unscored: str,
     ) -> None:
-        """Args as in `InstructionEnv`.
-
-        Raises:
-            UnknownNameError: If the split, the oracle or the value of `on_unscored` does not exist.
-            TypeError, ValueError: If `oracle` can be no oracle.
-            DataError: If the split is empty.
-        """
+        """See `InstructionEnv`."""
         if on_unscored not in ON_UNSCORED:
             raise did_you_mean("on_unscored value", on_unscored, ON_UNSCORED)
+        if render_mode not in (None, *RENDER_MODES):
+            raise did_you_mean("render mode", render_mode, RENDER_MODES)
         self.dataset = load_dataset(dataset)
         self.split = split
         self.instructions: Sequence[Instruction] = self.dataset.instructions(split)
         if not self.instructions:
             raise DataError(f"Split {split!r} of data set {self.dataset.name!r} is empty: there is nothing to ask.")
-        self._drawn: Sequence[int] = range(len(self.instructions))  # the positions that may be drawn
+        self.drawn: Sequence[int] = range(len(self.instructions))
+        """The positions within `instructions` of those that may be drawn, ascending."""
         check_oracle(oracle)
         self._on_unscored = on_unscored
         self._oracle_spec = oracle
+        self.render_mode = render_mode
+        self._episodes: dict[int, Episode] = {}  # by slot; stays empty without a render mode
         self._deciding: RewardOracle | None = None
         self._observers: dict[str, RewardOracle] = {}
 
     def leave_out(self, instruction_ids: Iterable[int]) -> None:
         """Draws these instructions no more, such as those that are too long for a model.
 
-        Asked for by its id, an instruction that is left out is asked all the same. Slots that have begun to draw begin
-        a new stream from their generators.
-
-        Raises:
-            UnknownNameError: If no instruction of the split has the id.
-            DataError: If no instruction remains, or the ids of the split are not unique.
+        By its id each can still be asked. Slots that have begun to draw begin a new stream from their generators.
+        Raises UnknownNameError for an unknown id, DataError if no instruction remains.
         """
-        self._draw_without({self.find_instruction(id) for id in instruction_ids})
+        self._leave({self.find_instruction(id) for id in instruction_ids})
 
     @contextmanager
     def leaving_out(self, positions: Collection[int]) -> Iterator[None]:
         """While this context is open, the instructions at these positions of `instructions` are not drawn.
 
-        Slots that have begun to draw begin a new stream, now and at the end.
-
-        Raises:
-            DataError: If no instruction remains.
+        Slots that have begun to draw begin a new stream, now and at the end. Raises DataError if no instruction
+        remains.
         """
-        before = self._drawn
-        self._draw_without(positions)
+        before = self.drawn
+        self._leave(positions)
         try:
             yield
         finally:
-            if self._drawn is not before:
-                self._drawn = before
+            if self.drawn is not before:
+                self.drawn = before
                 self._renew_streams()
 
-    @property
-    def drawn(self) -> Sequence[int]:
-        """The positions within `instructions` of those that may be drawn, ascending."""
-        return self._drawn
-
-    def _draw_without(self, positions: Collection[int]) -> None:
-        drawn = [position for position in self._drawn if position not in positions]
+    def _leave(self, positions: Collection[int]) -> None:
+        drawn = [position for position in self.drawn if position not in positions]
         if not drawn:
             raise DataError(f"Split {self.split!r} of data set {self.dataset.name!r}: every instruction is left out.")
-        if len(drawn) < len(self._drawn):
-            self._drawn = drawn
+        if len(drawn) < len(self.drawn):
+            self.drawn = drawn
             self._renew_streams()
 
     def _renew_streams(self) -> None:
@@ -153,7 +122,7 @@ class Scoring:
         return self.make_oracle(self._oracle_spec)
 
     def make_oracle(self, spec: "str | Mapping[str, Any] | RewardOracle") -> "RewardOracle":
-        """The oracle that `spec` names, for this environment's data set (see `alpacafarm_env.make_oracle`)."""
+        """The oracle that `spec` names, for this environment's data set."""
         return make_oracle(spec, dataset=self.dataset)
 
     @contextmanager
@@ -173,26 +142,20 @@ class Scoring:
         """While this context is open, every step also reports `oracle`'s score under `info[key]` (NaN: no verdict).
 
         The reward is not touched. An oracle that also decides the reward is asked once, not twice.
-
-        Raises:
-            ValueError: If `key` is taken, by another score or by the environment's own info.
         """
-        if key in RESERVED_KEYS or key.startswith("_") or key in self._observers:
-            taken = sorted(RESERVED_KEYS | self._observers.keys())
-            raise ValueError(
-                f"Info key {key!r} is taken; choose another one without a leading underscore. Taken: {taken}."
-            )
         self._observers[key] = oracle
         try:
             yield
         finally:
             del self._observers[key]
 
-    def score(self, instructions: Sequence[Instruction], responses: Sequence[str]) -> Scores:
+    def score(
+        self, instructions: Sequence[Instruction], responses: Sequence[str]
+    ) -> tuple[NDArray[np.float64], Columns]:
         """Asks the deciding oracle for one batch, then those that only report: one call each.
 
-        Raises:
-            UnscoredError: If a response gets no verdict and the environment was made with on_unscored="raise".
+        Returns rewards, float64 [B], NaN where the oracle gave no verdict, and the step's info, B rows. Raises
+        UnscoredError for a response without verdict unless on_unscored="truncate".
         """
         oracle = self._deciding if self._deciding is not None else self.oracle
         verdicts = judge(oracle, instructions, responses)
@@ -205,7 +168,7 @@ class Scoring:
             "response": np.array(responses, dtype=object),
             "response_length": np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)),
             "oracle": np.full(len(responses), oracle.name, dtype=object),
-            "scored": scored.copy(),
+            "scored": scored,
             "reward_components": {oracle.name: rewards.copy()},
         }
         for key, observer in self._observers.items():
@@ -215,14 +178,27 @@ class Scoring:
             if key in columns or key in RESERVED_KEYS or key.startswith("_"):
                 raise ValueError(f"Oracle {oracle.name!r} reports a detail under {key!r}, an info key that is taken.")
             columns[key] = column(values)
-        return Scores(rewards, scored, columns)
+        return rewards, columns
+
+    def _show(self, slot: int, episode: Episode) -> None:
+        """Keeps what `render` shows; prints it in mode "human"."""
+        if self.render_mode is not None:
+            self._episodes[slot] = episode
+        if self.render_mode == "human":
+            episode.show("human")
+
+    def _rendered(self) -> tuple[str | Frame | None, ...] | None:
+        if self.render_mode is None:
+            gym.logger.warn('render() does nothing without a render mode: give render_mode="ansi".')
+            return None
+        if not self._episodes:
+            raise ResetNeeded("There is nothing to render before the first reset().")
+        return tuple(self._episodes[slot].show(self.render_mode) for slot in sorted(self._episodes))
 
     def find_instruction(self, instruction_id: object) -> int:
         """The position within the split of the instruction with this id.
 
-        Raises:
-            UnknownNameError: If no instruction of the split has it.
-            DataError: If the ids of the split are not unique, so that an id says nothing.
+        Raises UnknownNameError if no instruction has it, DataError if the ids of the split are not unique.
         """
         try:
             return self._positions[operator.index(instruction_id)]  # type: ignore[arg-type]  # TypeError is caught
@@ -237,8 +213,7 @@ class Scoring:
     def _positions(self) -> dict[int, int]:
         positions: dict[int, int] = {}
         for position, instruction in enumerate(self.instructions):
-            first = positions.setdefault(instruction.id, position)
-            if first != position:
+            if (first := positions.setdefault(instruction.id, position)) != position:
                 raise DataError(
                     f"Instruction ids must be unique within a split, but instructions {first} and {position} of split "
                     f"{self.split!r} of data set {self.dataset.name!r} both have id {instruction.id}."
@@ -255,17 +230,15 @@ def instruction_columns(instructions: Sequence[Instruction], split: str) -> dict
     }
 
 
+def check_options(given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises UnknownNameError for an option of `reset` that does not exist."""
+    for key in given:
+        if key not in known:
+            raise did_you_mean("reset option", key, known)
+
+
 def check_response(response: object, slot: int | None = None) -> str:
-    """The response itself, once it is known to lie in the action space. Empty is legal.
-
-    Args:
-        response: What an agent gave to `step`.
-        slot: Its place in a batch, for the message.
-
-    Raises:
-        InvalidResponseTypeError: If it is not a string.
-        InvalidResponseError: If it is longer than `MAX_TEXT_LENGTH` code points or holds a lone surrogate.
-    """
+    """The response itself, once it is known to lie in the action space; `slot` is its place in a batch."""
     if isinstance(response, str) and len(response) <= MAX_TEXT_LENGTH and find_surrogate(response) < 0:
         return response
     where = "" if slot is None else f" in slot {slot}"

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -35,58 +36,38 @@ Observation: TypeAlias = dict[str, NDArray[Any]]
 class TokenEnv(InstructionEnv):
     """Instruction following as an episode of one token a step, at the end of which the oracle scores the text.
 
-    ## Description
-    The same instructions, in the same order for a seed, and the same oracles and reward wrappers as `InstructionEnv`,
-    in the form Stable-Baselines3 can take. It recomputes the whole context for every token: right for small models,
-    teaching and comparison; `alpacafarm_env.agents` is many times faster.
+    The same instructions, oracles and reward wrappers as `InstructionEnv`, in the form Stable-Baselines3 can take. It
+    recomputes the whole context for every token: right for small models, teaching and comparison.
 
-    ## Action space
-    `Discrete(V)`: the next token, V the size of the tokenizer. The end-of-sequence token ends the response.
+    * Action space: `Discrete(V)`, the next token, V the size of the tokenizer.
+    * Observation space: `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with
+      L = max_prompt_tokens + max_response_tokens: the prompt, the response so far, then padding on the right, where the
+      mask is 0. The last real token is at `attention_mask.sum() - 1`.
+    * Rewards: 0 until the end, then the oracle's score of the decoded response (special tokens left out).
+    * Starting state: an instruction as in `InstructionEnv`, rendered by the `prompt_template.json` next to the
+      tokenizer, or by the tokenizer's `chat_template`.
+    * Episode end: the end-of-sequence token, or the last of `max_response_tokens`. The limit too is a *termination*:
+      the reward is final, and an algorithm that bootstraps from the value of a truncated state would add to it. Use a
+      discount of 1. After an `UnscoredError` the last token is not taken: `step` can be called again.
+    * Information: always `instruction_id` and `split`; at the end also all that `InstructionEnv` reports, and
+      `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit).
+      Whether a reward model could read it all is another matter: `reward_input_truncated`.
 
-    ## Observation space
-    `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with L = max_prompt_tokens +
-    max_response_tokens: the prompt, the response so far, then padding on the right, where the mask is 0. The last real
-    token stands at `attention_mask.sum() - 1`.
-
-    ## Rewards
-    0 until the end, then the oracle's score of the decoded response (special tokens left out).
-
-    ## Starting state
-    An instruction as in `InstructionEnv`, rendered by the `prompt_template.json` beside the tokenizer, or by the
-    tokenizer's `chat_template`.
-
-    ## Episode end
-    The end-of-sequence token, or the last of `max_response_tokens`. The limit too is a *termination*: the reward is
-    final, and an algorithm that bootstraps from the value of a truncated state would add to it. Use a discount of 1.
-    After an `UnscoredError` the last token is not taken: the episode stays open, and `step` can be called again.
-
-    ## Information
-    At reset and at every step: `instruction_id`, `split`. At the end also all that `InstructionEnv` reports, and
-    `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit). What a
-    reward model could not read of it is another matter: `reward_input_truncated`.
-
-    ## Arguments
-    Those of `InstructionEnv`, and:
-
-    | argument | default | meaning |
+    | argument | default | meaning (others are those of `InstructionEnv`) |
     |---|---|---|
     | `tokenizer` | None | folder of a Hugging Face tokenizer; None: that of the sandbox's policy |
-    | `template` | None | "alpaca" or a `PromptTemplate`, in the place of what the folder says |
+    | `template` | None | "alpaca" or a `PromptTemplate`, instead of the folder's |
     | `max_prompt_tokens` | None | longest prompt; `reset` raises on a longer one, which is never cut |
     | `max_response_tokens` | None | longest response, with the end-of-sequence token |
 
-    None is AlpacaFarm's limit, 192 and 300, or less where the model beside the tokenizer (its `config.json`, or the
+    None is AlpacaFarm's limit, 192 and 300, or less where the model next to the tokenizer (its `config.json`, or the
     tokenizer's `model_max_length`) has fewer positions: 192 and 64 for the sandbox's, which have 256. Numbers that do
     not fit are kept, with a warning.
-
-    ## Version history
-    v0: first version.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**InstructionEnv.metadata, "render_fps": 10}  # type: ignore[misc]
 
-    # What InstructionEnv says in text, this environment says in arrays: that, and only that, mypy is told to let pass
-    # below. Everything about instructions, oracles and rendering is inherited.
+    # The ignored types: what InstructionEnv says in text, this environment says in arrays.
 
     def __init__(
         self,
@@ -100,16 +81,9 @@ class TokenEnv(InstructionEnv):
         render_mode: str | None = None,
         on_unscored: str = "raise",
     ) -> None:
-        """Args as in the tables of the two classes.
-
-        Raises:
-            UnknownNameError: As in `InstructionEnv`.
-            DataError: If the data set or the tokenizer cannot be read, or the tokenizer has no end-of-sequence token.
-            CheckpointError: If there is a config.json beside the tokenizer that cannot be read.
-            ValueError: If a limit is not positive, or leaves none of the model's positions for the other one.
-        """
+        """Raises DataError for a tokenizer that cannot be read or lacks EOS, ValueError for limits without room."""
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
-        folder = _sandbox_policy() if tokenizer is None else Path(tokenizer)
+        folder = Path(tokenizer) if tokenizer is not None else import_module("alpacafarm_env.sandbox").POLICY
         self.tokenizer = _load_tokenizer(folder)
         self.template = load_template(folder, self.tokenizer, template)
         positions = _positions(folder, self.tokenizer)
@@ -142,12 +116,7 @@ class TokenEnv(InstructionEnv):
     def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Asks an instruction: a random one, or that of `options={"instruction_id": i}`.
-
-        Raises:
-            UnknownNameError: If the option or the id does not exist.
-            ValueError: If the prompt is longer than `max_prompt_tokens`.
-        """
+        """As `InstructionEnv.reset`; ValueError if the prompt is longer than `max_prompt_tokens`."""
         self._response = None
         instruction, self._asked = super().reset(seed=seed, options=options)
         (self._prompt,) = self.template.encode_prompts(self.tokenizer, [instruction])
@@ -163,13 +132,7 @@ class TokenEnv(InstructionEnv):
     def step(  # type: ignore[override]
         self, action: int | np.integer[Any]
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Appends one token; scores the response if that ends it.
-
-        Raises:
-            InvalidAction: If the action is no token of the tokenizer.
-            UnscoredError: If the oracle gives no verdict, unless on_unscored="truncate".
-            ResetNeeded: If there is no open episode.
-        """
+        """Appends one token; scores the response if that ends it. An action that is no token is an InvalidAction."""
         if self._response is None:
             raise ResetNeeded("The response has ended, or none was begun: call reset() before step().")
         response = [*self._response, self._check_token(action)]
@@ -185,8 +148,8 @@ class TokenEnv(InstructionEnv):
 
     def render(self) -> str | Frame | None:
         """As `InstructionEnv.render`, with the response so far."""
-        if self._episode is not None and self._response:
-            self._episode = self._episode._replace(response=self._decode(self._response))
+        if self._episodes and self._response:
+            self._episodes[0] = self._episodes[0]._replace(response=self._decode(self._response))
         return super().render()
 
     def _check_token(self, action: int | np.integer[Any]) -> int:
@@ -209,12 +172,6 @@ class TokenEnv(InstructionEnv):
         input_ids = np.full(self.max_prompt_tokens + self.max_response_tokens, self._pad_token_id, dtype=np.int64)
         input_ids[:length] = [*self._prompt, *response]
         return {"input_ids": input_ids, "attention_mask": (np.arange(len(input_ids)) < length).astype(np.int8)}
-
-
-def _sandbox_policy() -> Path:
-    from ..sandbox import POLICY
-
-    return POLICY
 
 
 def _positions(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> float:

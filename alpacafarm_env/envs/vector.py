@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.seeding import np_random
@@ -16,8 +15,8 @@ from ..instructions import Instruction
 from ..seeding import IndexStream
 from ..spaces import UnicodeText
 from .infos import merge, scatter
-from .rendering import RENDER_MODES, Episode, Frame, check_render_mode
-from .scoring import Scoring, check_response, instruction_columns
+from .rendering import RENDER_MODES, Episode, Frame
+from .scoring import Scoring, check_options, check_response, instruction_columns
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -40,9 +39,8 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
     | NEXT_STEP | scores; the next call ignores the responses and asks the next instructions | top level |
     | DISABLED | scores; `reset` comes next | top level |
 
-    Infos have Gymnasium's form, arrays and their masks, nested where a key holds several numbers, so they are no table
-    as they are. `pandas.json_normalize(infos)` makes one of single environments' infos, or of those that Gymnasium's
-    `DictInfoToList` gives.
+    Infos have Gymnasium's form, arrays and their masks, nested where a key holds several numbers. Tables are made by
+    `pandas.json_normalize` of single environments' infos, or of those that Gymnasium's `DictInfoToList` gives.
 
     Options of `reset`:
         num_generations: k, a divisor of num_envs. Slots i·k to i·k+k-1 hold the same instruction, drawn by slot i·k.
@@ -66,18 +64,15 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         on_unscored: str = "raise",
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
-        """Args as in `InstructionEnv`, with the number of slots and an `AutoresetMode` or its value ("SameStep", ...).
-
-        Raises:
-            UnknownNameError: If the split, the oracle, the render mode or one of the other names does not exist.
-            ValueError: If `num_envs` is not positive.
-        """
-        super().__init__(dataset=dataset, split=split, oracle=oracle, on_unscored=on_unscored)
+        """As `InstructionEnv`, with the number of slots and an `AutoresetMode` or its value ("SameStep", ...)."""
+        super().__init__(dataset, split, oracle, render_mode, on_unscored)
         if num_envs < 1:
             raise ValueError(f"Expected num_envs of at least 1, got {num_envs!r}.")
         self.num_envs = num_envs
-        self.render_mode = check_render_mode(render_mode)
-        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            raise did_you_mean("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode]) from None
         # The class's metadata must not learn one instance's mode.
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}  # type: ignore[misc]
         self.single_observation_space = UnicodeText()
@@ -91,9 +86,7 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         self._indices = np.zeros(num_envs, dtype=np.int64)
         self._observations: tuple[Instruction, ...] = ()
         self._open = np.zeros(num_envs, dtype=np.bool_)
-        self._episodes: dict[int, Episode] = {}  # by slot; stays empty without a render mode
 
-    # The slots' own generators, as SyncVectorEnv shows them.
     @property  # type: ignore[misc]  # read only: a slot's generator is replaced by seeding it
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """The generator of each slot."""
@@ -111,19 +104,11 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
     ) -> tuple[tuple[Instruction, ...], dict[str, Any]]:
         """Asks every slot, or those of `reset_mask`, an instruction; see the class for the options.
 
-        Args:
-            seed: Slot i is seeded `seed + i`, or by its entry of a list; None goes on with the streams.
-            options: `num_generations`, `instruction_ids`, `reset_mask`.
-
-        Raises:
-            UnknownNameError: If an option or an instruction id does not exist.
-            ValueError: If an option or the seeds have the wrong shape.
-            ResetNeeded: If the first reset leaves slots out.
+        Slot i is seeded `seed + i`, or by its entry of a list; None goes on with the streams. Raises UnknownNameError
+        or ValueError for wrong options, ResetNeeded if the first reset leaves slots out.
         """
         options = options or {}
-        for key in options:
-            if key not in _OPTIONS:
-                raise did_you_mean("reset option", key, _OPTIONS)
+        check_options(options, ("num_generations", "instruction_ids", "reset_mask"))
         slots = self._slots_to_reset(options.get("reset_mask"))
         num_generations = self._check_num_generations(options.get("num_generations", 1), slots)
         ids = options.get("instruction_ids")
@@ -134,16 +119,10 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         return self._observations, self._reset_infos(slots)
 
     def step(self, actions: Sequence[str]) -> StepResult:
-        """Scores one response per slot by one oracle call.
+        """Scores one response per slot by one oracle call; errors as of `InstructionEnv.step`.
 
-        Returns:
-            Observations (tuple of B instructions), rewards (float64 [B]), terminations, truncations (bool [B]), infos.
-
-        Raises:
-            InvalidResponseTypeError: If the responses are not a sequence of strings.
-            InvalidResponseError: If their number is wrong, or one is too long or holds a lone surrogate.
-            UnscoredError: If the oracle gives no verdict on one, unless on_unscored="truncate".
-            ResetNeeded: If a slot has no open episode (in mode NEXT_STEP: if there was no reset at all).
+        Returns observations (tuple of B instructions), rewards (float64 [B]), terminations, truncations (bool [B]),
+        infos.
         """
         self._check_ready()
         slots = np.flatnonzero(self._open)  # all of them, but in mode NEXT_STEP
@@ -154,13 +133,17 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         infos: dict[str, Any] = {}
         if slots.size:
             answered = [self._observations[i] for i in slots]
-            scores = self.score(answered, responses)
-            rewards[slots], terminations[slots], truncations[slots] = scores.rewards, scores.scored, ~scores.scored
-            infos = scatter(scores.columns, slots, self.num_envs)
+            scores, columns = self.score(answered, responses)
+            rewards[slots], terminations[slots], truncations[slots] = scores, ~np.isnan(scores), np.isnan(scores)
+            infos = scatter(columns, slots, self.num_envs)
             self._open[slots] = False
-            self._show(slots, responses, scores.rewards, infos["oracle"][slots[0]])
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = self._final_infos(infos)
+            if self.render_mode is not None:
+                oracle = infos["oracle"][slots[0]]
+                for slot, response, reward in zip(slots.tolist(), responses, scores.tolist(), strict=True):
+                    self._show(slot, Episode(self._observations[slot], response, reward, oracle))
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:  # in which all episodes have just ended
+            ended, final_obs = np.ones(self.num_envs, dtype=np.bool_), np.array(self._observations, dtype=object)
+            infos = {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
             waiting = slots
         if self.autoreset_mode is not AutoresetMode.DISABLED and waiting.size:
             self._ask(waiting, self._draw(waiting))
@@ -168,19 +151,8 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         return self._observations, rewards, terminations, truncations, infos
 
     def render(self) -> tuple[str | Frame | None, ...] | None:  # type: ignore[override]
-        """Each slot's episode so far: a tuple of texts in mode "ansi", of pictures in "rgb_array"; printed in "human".
-
-        Raises:
-            ResetNeeded: If there is no episode yet.
-        """
-        if self.render_mode is None:
-            gym.logger.warn(
-                'render() does nothing without a render mode: make the environment with render_mode="ansi".'
-            )
-            return None
-        if not self._observations:
-            raise ResetNeeded("There is nothing to render before the first reset().")
-        return tuple(self._episodes[slot].show(self.render_mode) for slot in range(self.num_envs))
+        """As `InstructionEnv.render`, a tuple of all slots."""
+        return self._rendered()
 
     def _check_ready(self) -> None:
         if not self._observations:
@@ -246,56 +218,25 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         for slot in slots.tolist():
             if seeds[slot] is not None or slot not in self._streams:
                 generator, self._seeds[slot] = np_random(seeds[slot])
-                self._streams[slot] = IndexStream(generator, len(self._drawn))
+                self._streams[slot] = IndexStream(generator, len(self.drawn))
 
     def _renew_streams(self) -> None:
-        size = len(self._drawn)
+        size = len(self.drawn)
         self._streams = {slot: IndexStream(stream.generator, size) for slot, stream in self._streams.items()}
 
     def _draw(self, slots: Slots) -> Slots:
         leaders = self._leaders[slots].tolist()
-        drawn = {leader: self._drawn[self._streams[leader].draw()] for leader in dict.fromkeys(leaders)}
+        drawn = {leader: self.drawn[self._streams[leader].draw()] for leader in dict.fromkeys(leaders)}
         return np.fromiter((drawn[leader] for leader in leaders), dtype=np.int64, count=len(leaders))
 
     def _ask(self, slots: Slots, positions: Slots) -> None:
         self._indices[slots] = positions
         self._open[slots] = True
         self._observations = tuple(self.instructions[i] for i in self._indices.tolist())
-        self._show(slots)
+        if self.render_mode is not None:
+            for slot in slots.tolist():
+                self._show(slot, Episode(self._observations[slot]))
 
     def _reset_infos(self, slots: Slots) -> dict[str, Any]:
         asked = [self._observations[i] for i in slots.tolist()]
         return scatter(instruction_columns(asked, self.split), slots, self.num_envs)
-
-    def _final_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Where SAME_STEP keeps what was said about the episodes that just ended, which are all of them."""
-        ended = np.ones(self.num_envs, dtype=np.bool_)
-        final_obs = np.array(self._observations, dtype=object)
-        return {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
-
-    def _show(
-        self,
-        slots: Slots,
-        responses: Sequence[str] | None = None,
-        rewards: NDArray[np.float64] | None = None,
-        oracle: str = "",
-    ) -> None:
-        if self.render_mode is None:
-            return
-        for row, slot in enumerate(slots.tolist()):
-            episode = Episode(self._observations[slot])
-            if responses is not None and rewards is not None:
-                episode = episode._replace(response=responses[row], reward=float(rewards[row]), oracle=oracle)
-            self._episodes[slot] = episode
-            if self.render_mode == "human":
-                episode.show("human")
-
-
-_OPTIONS = ("num_generations", "instruction_ids", "reset_mask")
-
-
-def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        raise did_you_mean("autoreset_mode", mode, [m.value for m in AutoresetMode]) from None

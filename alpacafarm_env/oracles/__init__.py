@@ -1,8 +1,7 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
-from .baseline import BaselineSubtracted
-from .ensemble import Ensemble
+from .ensemble import BaselineSubtracted, Ensemble
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle

@@ -5,18 +5,15 @@ An oracle needs a `name` and one method, and nothing has to be inherited or regi
 * `RewardOracle.score(instructions, responses)` returns a score for each response.
 * `PreferenceOracle.compare(instructions, a, b)` returns P(b preferred to a) for each pair.
 
-Both answer a whole batch in one call, given as tuples of texts, and NaN means "no verdict". An oracle that can say more
-about each row (who judged, in which order, at what cost) adds a method `judge` that takes the same arguments and
-returns `Verdicts`; the environment puts the details into `info`. A preference oracle that does so also has an attribute
-`blank`, the details of a row that it was not asked about ({"annotator": "", "cost_usd": 0.0}), so that every step's
-info has the same keys.
-
-Ask an oracle through the functions `judge` and `compare` of this module, which check what comes back.
+Both answer a whole batch in one call, given as tuples of texts, and NaN means "no verdict". An oracle that knows more
+about each row (who judged, in which order, at what cost) adds a method `judge` with the same arguments that returns
+`Verdicts`; the environment puts the details into `info`. A preference oracle that does so also has an attribute
+`blank`, the details of a row that it was not asked about, so that every step's info has the same keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -39,7 +36,7 @@ class RewardOracle(Protocol):
 
     @property
     def name(self) -> str:
-        """The key of this oracle's rewards in `info["reward_components"]`."""
+        """The key of its rewards in `info["reward_components"]`."""
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """Returns one score for each response, [B]; NaN = no verdict."""
@@ -51,18 +48,18 @@ class PreferenceOracle(Protocol):
 
     @property
     def name(self) -> str:
-        """Names the judge in reports and in the names of oracles built on it."""
+        """The judge's name in reports and in the names of oracles built on it."""
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred to a) for each pair, [B] in [0, 1]; 0.5 = tie, NaN = no verdict.
 
-        In which order the two are shown to an annotator, and whether that matters, is the judge's own business.
+        In which order an annotator sees the two, and whether that matters, is the judge's own business.
         """
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A batch of answers and what there is to say about each."""
+    """A batch of answers and their details."""
 
     scores: NDArray[np.float64]
     """Scores of a reward oracle, or P(b preferred) of a preference oracle, [B]; NaN = no verdict."""
@@ -70,42 +67,61 @@ class Verdicts:
     """Further facts about each row, such as `annotator`, `noised` or `cost_usd`, each an array of length B."""
 
     def with_detail(self, key: str, values: NDArray[Any]) -> Verdicts:
-        """Returns these verdicts with one detail added or replaced."""
+        """These verdicts with one detail added or replaced."""
         return Verdicts(self.scores, {**self.details, key: values})
 
 
 class NoDeepCopy:
-    """A mixin for oracles: copying an environment's spec must not copy models and caches, so a deep copy is itself."""
+    """A mixin for oracles: copying an environment's spec must not copy models and caches."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
 
+class DetailedOracle(NoDeepCopy):
+    """A mixin for reward oracles with details: `score` is `judge` without them."""
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """Returns the score of each response, [B], with details."""
+        raise NotImplementedError
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """Returns the scores of `judge`."""
+        return self.judge(instructions, responses).scores
+
+
+class DetailedJudge(NoDeepCopy):
+    """A mixin for preference oracles with details: `compare` is `judge` without them."""
+
+    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
+        """Returns P(b preferred), [B], with details."""
+        raise NotImplementedError
+
+    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """Returns P(b preferred) of `judge`."""
+        return self.judge(instructions, a, b).scores
+
+
 @dataclass(frozen=True)
 class Constant(NoDeepCopy):
-    """Gives every response the same score. For tests, and to measure what the environment itself costs."""
+    """Gives every response the same score: for tests, and to measure what the environment itself costs."""
 
     value: float = 0.0
     name: str = "constant"
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns `value` for each response, [B]."""
+        """`value` for each response, [B]."""
         return np.full(len(responses), self.value, np.float64)
 
 
 def blank_of(oracle: PreferenceOracle) -> Mapping[str, Any]:
-    """Returns the details of a row that a preference oracle was not asked about, {} if it declares none."""
+    """The details of a row that a preference oracle was not asked about, {} if it declares none."""
     blank: Mapping[str, Any] = getattr(oracle, "blank", {})
     return blank
 
 
 def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-    """Asks a reward oracle once for a whole batch and checks its answer.
-
-    Args:
-        oracle: Asked by its `judge` method if it has one, else by `score`.
-        instructions: What was asked, [B].
-        responses: What was answered, [B].
+    """Asks a reward oracle once for a whole batch, by its `judge` method if it has one, and checks its answer.
 
     Returns:
         Finite or NaN float64 scores [B] and details. For an empty batch the oracle is not called.
@@ -125,10 +141,10 @@ def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence
 
 
 def compare(oracle: PreferenceOracle, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-    """Asks a preference oracle once for a whole batch and checks its answer.
+    """Asks a preference oracle once for a whole batch, as `judge` does.
 
     Returns:
-        P(b preferred), float64 [B] in [0, 1] or NaN, and details. For an empty batch the oracle is not called.
+        P(b preferred), float64 [B] in [0, 1] or NaN, and details.
 
     Raises:
         OracleError: The answer has a wrong shape or type, or a number that is no probability.
@@ -148,15 +164,9 @@ def compare(oracle: PreferenceOracle, instructions: Sequence[str], a: Sequence[s
 def place(
     details: Mapping[str, NDArray[Any]], rows: NDArray[np.bool_], blank: Mapping[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Spreads the details of the rows that were asked over the whole batch.
+    """Spreads the details of the `rows` (bool [B]) that were asked over the whole batch.
 
-    Args:
-        details: Arrays of length `rows.sum()`.
-        rows: Which rows of the batch they belong to, [B].
-        blank: The details of the other rows. One that is missing here is "", 0, False or None after its type.
-
-    Returns:
-        Arrays of length B, under the keys of both.
+    `blank` holds the details of the other rows. One that is missing there is "", 0, False or None after its type.
     """
     placed: dict[str, NDArray[Any]] = {key: np.full(rows.shape, value) for key, value in blank.items()}
     for key, detail in details.items():
@@ -168,12 +178,7 @@ def place(
 
 
 def unscored(verdicts: Verdicts, reasons: NDArray[Any]) -> Verdicts:
-    """Adds the detail `unscored_reason`: a text where the score is NaN, "" elsewhere.
-
-    Args:
-        verdicts: Any verdicts.
-        reasons: A text for each row, [B]; read where the score is NaN.
-    """
+    """Adds the detail `unscored_reason`: of `reasons` [B] where the score is NaN, "" elsewhere."""
     return verdicts.with_detail(UNSCORED_REASON, np.where(np.isnan(verdicts.scores), reasons, ""))
 
 
@@ -196,7 +201,10 @@ def _ask(
     verdicts = detailed(*asked) if detailed is not None else Verdicts(answer(*asked))
     if not isinstance(verdicts, Verdicts):
         raise OracleError(f"{oracle.name!r}.judge must return Verdicts, got {type(verdicts).__name__}.")
-    _check_details(oracle.name, verdicts.details.items(), lengths[0])
+    for key, values in verdicts.details.items():
+        if np.shape(values) != (lengths[0],):
+            who = f"Oracle {oracle.name!r}: detail {key!r}"
+            raise OracleError(f"{who} must have shape ({lengths[0]},), got {np.shape(values)}.")
     return Verdicts(checked(f"Oracle {oracle.name!r}", verdicts.scores, lengths[0]), verdicts.details)
 
 
@@ -212,9 +220,3 @@ def checked(who: str, answer: object, size: int) -> NDArray[np.float64]:
     if scores.dtype.kind not in "fiu":
         raise OracleError(f"{who} must answer real numbers (NaN = no verdict), got dtype {scores.dtype}.")
     return scores.astype(np.float64, copy=False)
-
-
-def _check_details(name: str, details: Iterable[tuple[str, NDArray[Any]]], size: int) -> None:
-    for key, values in details:
-        if np.shape(values) != (size,):
-            raise OracleError(f"Oracle {name!r}: detail {key!r} must have shape ({size},), got {np.shape(values)}.")

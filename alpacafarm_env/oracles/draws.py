@@ -1,9 +1,8 @@
-"""What a pool of annotators draws for each pair: who judges, which response is shown first, which way a doubt falls.
+"""What a pool draws for each pair: who judges, which response is shown first, which way a doubt falls.
 
-Every draw is keyed on (seed, stream, instruction, unordered pair), and on nothing else: not on the batch, the order of
-calls or the process. Pools whose stream has the same name draw alike, whether their annotators are simulated in this
-process or asked over HTTP. So one instruction asked about many responses meets every annotator, and asking with the
-pair swapped is the same question.
+Every draw is keyed on (seed, stream, instruction, unordered pair) alone: not on the batch, the order of calls or the
+process, nor on whether annotators are simulated here or asked over HTTP. One instruction asked about many responses
+hence meets every annotator, and asking with the pair swapped is the same question.
 """
 
 from __future__ import annotations
@@ -22,17 +21,11 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class KeyedDraws:
-    """Draws keyed on (seed, name, instruction, unordered pair).
-
-    Args:
-        seed: The pool's seed.
-        name: The stream's name: two pools draw alike if they share it, and independently if not.
+    """Draws keyed on (seed, name, instruction, unordered pair): two pools that share a `name` draw alike.
 
     Example:
         >>> draws = KeyedDraws(0, "sim_eval")
-        >>> draws.annotators([("Why?", "Because.", "No idea.")], 13) == draws.annotators(
-        ...     [("Why?", "No idea.", "Because.")], 13
-        ... )
+        >>> draws.annotators([("Why?", "Because.", "No.")], 13) == draws.annotators([("Why?", "No.", "Because.")], 13)
         array([ True])
     """
 
@@ -40,31 +33,23 @@ class KeyedDraws:
     name: str
 
     def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
-        """Returns the index of each pair's annotator, uniform over range(count), [B].
-
-        Raises:
-            ValueError: `count` is not positive.
-        """
+        """The index of each pair's annotator, uniform over range(count), [B]."""
         check_count(count)
         return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
 
     def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
-        """Returns whether b is shown before a, [B]; half of all pairs, and the other way for (b, a).
+        """Whether b is shown before a, [B]; half of all pairs, and the other way for (b, a).
 
-        Both orders of a pair hence show an annotator the same text. Of two equal texts there is only one order.
+        Both orders of a pair hence show an annotator the same text. Two equal texts have only one order.
         """
         return np.asarray((self._uniforms("order", rows) >= 0.5) == _in_order(rows))
 
     def b_wins(self, rows: Sequence[Row], log_odds: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Returns whether b is preferred, [B]: a draw from its probability, and the other way for (b, a).
+        """Whether b is preferred, [B]: a draw from its probability, and the other way for (b, a).
 
         There is one draw for a pair, whoever judges it and whichever response is shown first, so that verdicts differ
-        where the chances do.
-
-        Args:
-            rows: The pairs.
-            log_odds: log(p / (1 - p)) of the probability p that b is preferred, [B]. Swapping a pair turns its sign,
-                which is exact where 1 - p is not.
+        only where the chances do. `log_odds` are log(p / (1 - p)) of the probability p that b is preferred, [B]:
+        swapping a pair changes their sign, which is exact where 1 - p is not.
         """
         in_order = _in_order(rows)
         later_wins = self._uniforms("verdict", rows) < probability(np.where(in_order, log_odds, -log_odds))

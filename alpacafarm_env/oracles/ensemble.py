@@ -6,25 +6,28 @@ beyond them. Taking the worst member's word, or a price for disagreement, makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from math import inf
+from math import inf, isnan, nan
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnknownNameError, did_you_mean
-from .base import UNSCORED_REASON, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, judge
+from .base import UNSCORED_REASON, DetailedOracle, PreferenceOracle, RewardOracle, Verdicts, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
 DEFAULT_WEIGHT: Final = 0.5
 
 NO_VERDICT = "no verdict"
 
+Answers = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
-class Ensemble(NoDeepCopy):
-    """Scores a response by all members and makes one score of theirs.
+
+class Ensemble(DetailedOracle):
+    """Scores a response by all members and combines their scores.
 
     | combine | score | in the source |
     |---|---|---|
@@ -32,28 +35,19 @@ class Ensemble(NoDeepCopy):
     | "min" | the lowest of them | worst-case optimization, WCO |
     | "uwo" | mean - weight * variance | uncertainty-weighted optimization, UWO |
 
-    The variance is that of the population, the mean of squared distances from the mean. Members should score on one
-    scale: nothing here rescales them. A response that one member has no verdict on has none (NaN).
+    The variance is that of the population; `weight` is 0.5 by default. Members should score on one scale: nothing here
+    rescales them. Each is asked once a batch; those that share a name are numbered: "a#1", "a#2". A response that one
+    member has no verdict on has none (NaN).
 
-    Details are `disagreement`, the standard deviation over the members (population); each member's score, under
-    "score:" and its name; and `unscored_reason`, "" where there is a score. Of the members' own details, costs
-    (`cost_*`) are summed, yes-or-no ones are true if they are for any member, and any other stays one for each member,
-    under its key, ":" and the member's name.
+    Details are `disagreement`, the population's standard deviation over the members; each member's score, under
+    "score:" and its name; and `unscored_reason`. Of the members' own details, costs (`cost_*`) are summed, booleans are
+    true if they are for any member, and any other stays one for each member, under its key, ":" and the member's name.
 
     Source: Coste, Anwar, Kirk, Krueger 2023 (arXiv 2310.02743), with a weight of 0.5 for best-of-n and 0.1 for PPO. (In
-    their code the variance is divided by the number of members for best-of-n, as in the paper and here, and by one
-    less for PPO.)
+    their code the variance is divided by the number of members for best-of-n, as in the paper and here, and by one less
+    for PPO.)
 
-    Args:
-        members: One or more oracles. Each is asked once a batch. Those that share a name are numbered: "a#1", "a#2".
-        combine: One of the table.
-        weight: Of the variance, 0 or more; 0.5 by default. With "uwo" only.
-        name: The oracle's name; "ensemble:mean", "ensemble:min" or "ensemble:uwo" and the weight by default.
-
-    Raises:
-        UnknownNameError: There is no such way to combine.
-        TypeError: A member scores nothing.
-        ValueError: There is no member, or `weight` is out of range, or given where it does nothing.
+    Raises UnknownNameError, TypeError or ValueError for another `combine`, member or `weight`.
     """
 
     def __init__(
@@ -80,12 +74,8 @@ class Ensemble(NoDeepCopy):
         self.member_names = _numbered([member.name for member in self.members])
         self.name = name or f"ensemble:{combine}{f'{self.weight:g}' if combine == 'uwo' else ''}"
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the combined score of each response, [B]; NaN where a member has no verdict."""
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with details; asks each member once."""
+        """The combined score of each response, [B]; NaN where a member has no verdict."""
         answers = [judge(member, instructions, responses) for member in self.members]
         scores = [answer.scores for answer in answers]
         # Added up member by member: a row's sum must not round differently with the size of its batch.
@@ -102,7 +92,7 @@ class Ensemble(NoDeepCopy):
         return Verdicts(combined, own | self._told(answers) | own)  # first, and whatever members call theirs
 
     def _told(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:
-        """What the members told beside their scores."""
+        """The members' own details."""
         reasons = np.full(len(answers[0].scores), "", object)
         told: dict[str, NDArray[Any]] = {UNSCORED_REASON: reasons}
         for name, answer in zip(self.member_names, answers, strict=True):
@@ -113,12 +103,12 @@ class Ensemble(NoDeepCopy):
                 if key == UNSCORED_REASON:
                     continue
                 values = np.asarray(detail)
-                if key.startswith("cost_"):
-                    told[key] = told[key] + values if key in told else values
-                elif values.dtype == np.bool_:
-                    told[key] = told[key] | values if key in told else values
-                else:
+                if not key.startswith("cost_") and values.dtype != np.bool_:
                     told[f"{key}:{name}"] = values
+                elif key in told:
+                    told[key] = told[key] + values if key.startswith("cost_") else told[key] | values
+                else:
+                    told[key] = values
         return told
 
 
@@ -140,3 +130,50 @@ def _numbered(names: Sequence[str]) -> tuple[str, ...]:
         free = (f"{name}#{number}" for number in count(1))
         told.append(next(new for new in free if new not in {*names, *told}) if names.count(name) > 1 else name)
     return tuple(told)
+
+
+class BaselineSubtracted(DetailedOracle):
+    """score(x, y) - mean over k of score(x, y_k(x)), where the y_k(x) are fixed answers to the instruction x.
+
+    A reward model trained on preferences is determined up to a constant for each instruction. That constant does not
+    matter to who is best on one instruction, but it differs between reward models, and hides what they disagree on
+    about the answer where several are combined. Source: Eisenstein et al. 2023 (arXiv 2312.09244), who remove it in
+    training.
+
+    `answers` returns the fixed answers to each of B instructions: B lists of K texts, such as samples of the SFT
+    policy. The deterministic `oracle` scores them once, or again where there was no verdict.
+    """
+
+    def __init__(self, oracle: RewardOracle, answers: Answers, *, name: str | None = None) -> None:
+        self.oracle, self.name = oracle, name or oracle.name
+        self._answers = answers
+        self._levels: dict[str, float] = {}
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """The differences [B]; NaN where the oracle has no verdict on the response or on a fixed answer.
+
+        Raises:
+            TypeError: `answers` returned texts instead of lists of texts.
+            ValueError: It did not return one list for each instruction.
+        """
+        found = judge(self.oracle, instructions, responses)
+        if new := list({str(x): x for x in instructions if str(x) not in self._levels}.values()):
+            known = zip(map(str, new), self._measure(new), strict=True)
+            self._levels.update((x, level) for x, level in known if not isnan(level))  # others are asked again
+        return Verdicts(found.scores - [self._levels.get(str(x), nan) for x in instructions], found.details)
+
+    def _measure(self, instructions: Sequence[str]) -> list[float]:
+        """Mean score of the fixed answers to each instruction, [B]."""
+        found = list(self._answers(instructions))
+        if wrong := [each for each in found if isinstance(each, str) or not isinstance(each, Iterable)]:
+            raise TypeError(
+                f"BaselineSubtracted: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
+            )
+        fixed = [list(each) for each in found]
+        if len(fixed) != len(instructions):
+            raise ValueError(
+                f"BaselineSubtracted: expected answers to return {len(instructions)} lists, got {len(fixed)}"
+            )
+        asked = [x for x, answers in zip(instructions, fixed, strict=True) for _ in answers]
+        scores = iter(judge(self.oracle, asked, [text for answers in fixed for text in answers]).scores.tolist())
+        return [fmean([next(scores) for _ in answers]) if answers else nan for answers in fixed]

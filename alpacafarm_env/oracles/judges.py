@@ -1,13 +1,12 @@
 """Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders, joins a pool.
 
-Each of them takes any `PreferenceOracle` and, `WinRate` aside, is one again, so they nest:
+Each takes any `PreferenceOracle` and, `WinRate` aside, is one again, so they nest:
 `WinRate(Flip(Pool(annotators), p=0.25), references)` is AlpacaFarm's training reward.
 
-Randomness is keyed on the content: a verdict depends on (seed, instruction, unordered pair of responses), never on the
-batch, the order of calls or of the pair. Asked again, a noisy judge answers the same; asked with the pair swapped, P
-becomes 1 - P exactly. (The released AlpacaFarm keys its noise on the instruction alone, so that half of all
-instructions would get one constant label whatever the responses are: harmless for a set with one pair an instruction,
-wrong for the reward of an agent that answers each many times.)
+Randomness is keyed on (seed, instruction, unordered pair of responses): a noisy judge that is asked again answers the
+same; asked with the pair swapped, P becomes 1 - P exactly. (The released AlpacaFarm keys its noise on the instruction
+alone, so that half of all instructions get one constant label whatever the responses are: harmless for one pair an
+instruction, wrong for the reward of an agent that answers each many times.)
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..seeding import keyed_uniforms
 from .base import (
     UNSCORED_REASON,
+    DetailedJudge,
+    DetailedOracle,
     NoDeepCopy,
     PreferenceOracle,
     RewardOracle,
@@ -32,6 +33,8 @@ from .base import (
     unscored,
 )
 
+Batch = tuple[Sequence[str], Sequence[str], Sequence[str]]
+
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
 
@@ -40,20 +43,15 @@ class NoiseDraws(Protocol):
     """Draws that say which verdicts are noise, and which way they fall."""
 
     def noise(self, rows: Sequence[tuple[str, str, str]], p: float) -> NDArray[np.float64]:
-        """Returns the label of each (instruction, a, b), [B]: 1 = a preferred, 2 = b, NaN = no noise (share 1 - 2p)."""
+        """The label of each (instruction, a, b), [B]: 1 = a preferred, 2 = b, NaN = no noise (share 1 - 2p)."""
 
 
-class WinRate(NoDeepCopy):
-    """A reward: the judge's verdict on the response against the instruction's reference response.
+class WinRate(DetailedOracle):
+    """A reward: the judge's verdict on the response (`b`) against the instruction's reference response (`a`).
 
     A response identical to the reference gets 0.5 without asking the judge; an instruction without a reference gets
-    NaN. All other rows go to the judge in one call, the reference as `a` and the response as `b`. Details are the
-    judge's own (its `blank` where it was not asked) and `unscored_reason`.
-
-    Args:
-        judge: Compares the two.
-        references: The response to beat of each instruction.
-        name: The oracle's name; "win_rate:" and the judge's name by default.
+    NaN. Details are the judge's own (its `blank` where it was not asked) and `unscored_reason`. The name is "win_rate:"
+    and the judge's name by default.
     """
 
     def __init__(self, judge: PreferenceOracle, references: Mapping[str, str], *, name: str | None = None) -> None:
@@ -61,23 +59,13 @@ class WinRate(NoDeepCopy):
         self.references = references
         self.name = name or f"win_rate:{judge.name}"
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns what the judge gives the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with details; asks the judge at most once."""
+        """What the judge gives the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
         references = [self.references.get(instruction) for instruction in instructions]
         missing = np.array([reference is None for reference in references], bool)
         same = np.array([r == reference for r, reference in zip(responses, references, strict=True)], bool)
-        verdicts = _ask_some(
-            self._judge,
-            instructions,
-            [reference or "" for reference in references],
-            responses,
-            rows=~(missing | same),
-            otherwise=np.where(missing, np.nan, 0.5),
-        )
+        batch = instructions, [reference or "" for reference in references], responses
+        verdicts = _ask_some(self._judge, batch, ~(missing | same), np.where(missing, np.nan, 0.5))
         told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
         reasons = np.where(told == "", NO_VERDICT, told)
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
@@ -101,21 +89,13 @@ class HigherReward(NoDeepCopy):
         return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - of_a) + 1) / 2)
 
 
-class Flip(NoDeepCopy):
+class Flip(DetailedJudge):
     """AlpacaFarm's label noise: with probability 2p the verdict is a fair coin and the judge is not asked.
 
-    The same as flipping a binary verdict with probability p, at a share 2p of the calls less. The coin is keyed on
-    (seed, instruction, unordered pair); identical responses stay 0.5; with p = 0 the judge answers everything else.
-    Adds the detail `noised`. Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
-
-    Args:
-        judge: Gives the verdicts of the rows without noise.
-        p: Probability that a verdict is flipped, from 0 to 0.5.
-        seed: Picks the coins.
-        draws: Draws the noise instead, as `annotators.draws.AlpacaFarmDraws` does; `seed` is not used then.
-
-    Raises:
-        ValueError: `p` is not within 0 and 0.5.
+    The same as flipping a binary verdict with probability p, from 0 to 0.5, for a share 2p fewer calls. Identical
+    responses stay 0.5. Adds the detail `noised`. `draws` replaces the coins of `seed`, as
+    `annotators.draws.AlpacaFarmDraws` does.
+    Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
     """
 
     def __init__(
@@ -133,17 +113,12 @@ class Flip(NoDeepCopy):
         # Noise on top of noise has coins of its own: shared ones would pick the same rows twice.
         self._stream = f"flip over {judge.name}" if isinstance(judge, Flip) else "flip"
 
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Returns P(b preferred), [B]: 0 or 1 where noised, the judge's answer elsewhere."""
-        return self.judge(instructions, a, b).scores
-
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """Returns the answers of `compare` with details; asks the judge at most once, for the rows without noise."""
+        """P(b preferred), [B]: 0 or 1 where noised, the judge's answer elsewhere."""
         same = np.array([x == y for x, y in zip(a, b, strict=True)], bool)
         coin = self._coins(instructions, a, b)
         noised = ~(np.isnan(coin) | same)
-        rows, otherwise = ~(noised | same), np.where(same, 0.5, coin)
-        verdicts = _ask_some(self._judge, instructions, a, b, rows=rows, otherwise=otherwise)
+        verdicts = _ask_some(self._judge, (instructions, a, b), ~(noised | same), np.where(same, 0.5, coin))
         # A judge that adds noise itself says so too.
         return verdicts.with_detail("noised", noised | verdicts.details.get("noised", False))
 
@@ -151,23 +126,20 @@ class Flip(NoDeepCopy):
         """What replaces the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
         if self._draws is not None:
             return self._draws.noise(list(zip(instructions, a, b, strict=True)), self.p) - 1
-        pairs = _unordered(a, b)
-        u = keyed_uniforms(self.seed, self._stream, _rows(instructions, pairs))
+        rows = _unordered(instructions, a, b)
+        u = keyed_uniforms(self.seed, self._stream, rows)
         # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
-        b_is_first = np.array([first == text for (first, _), text in zip(pairs, b, strict=True)], bool)
+        b_is_first = np.array([first == text for (_, first, _), text in zip(rows, b, strict=True)], bool)
         return np.where(u < 2 * self.p, np.where(b_is_first, u < self.p, u >= self.p), np.nan)
 
 
-class BothOrders(NoDeepCopy):
+class BothOrders(DetailedJudge):
     """Asks a judge about (a, b) and (b, a) in one call and averages, which cancels a liking for one position.
 
-    Costs twice as much. Details are those of the order (a, b), but for costs (`cost_*`), which are summed, yes-or-no
-    ones, which have to hold in both, and the reason of a missing verdict, which may be the other order's.
-    `orders_agree` says whether both orders prefer the same response, None where one has no verdict.
-
-    Raises:
-        ValueError: The judge shuffles each pair itself (`draws_order`, as the sandbox's do): asking it again in the
-            other order would be the same question, paid for twice.
+    Details are those of the order (a, b), except that costs (`cost_*`) are summed, booleans have to hold in both, and
+    the reason of a missing verdict may be the other order's. `orders_agree` says whether both orders prefer the same
+    response, None where one has no verdict. Raises ValueError for a judge that shuffles each pair itself
+    (`draws_order`, as the sandbox's do): the other order would be the same question, paid for twice.
     """
 
     def __init__(self, judge: PreferenceOracle) -> None:
@@ -180,12 +152,8 @@ class BothOrders(NoDeepCopy):
         self.name = f"{judge.name}+both_orders"
         self.blank = {**blank_of(judge), "orders_agree": True}
 
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the mean P(b preferred) over both orders, [B]; NaN if either has no verdict."""
-        return self.judge(instructions, a, b).scores
-
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """Returns the answers of `compare` with details; asks the judge once for 2B pairs."""
+        """The mean P(b preferred) over both orders, [B]; NaN if either has no verdict."""
         size = len(instructions)
         verdicts = compare(self._judge, [*instructions, *instructions], [*a, *b], [*b, *a])
         forth, back = verdicts.scores[:size], 1 - verdicts.scores[size:]
@@ -204,18 +172,10 @@ def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
     return np.logical_and(forth, back) if forth.dtype == np.bool_ else forth
 
 
-class Pool(NoDeepCopy):
+class Pool(DetailedJudge):
     """A pool of annotators: each pair goes to one of them, drawn uniformly by (seed, instruction, unordered pair).
 
-    Each annotator is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
-
-    Args:
-        annotators: The members, at least one, with different names.
-        name: The pool's name.
-        seed: Picks the annotators.
-
-    Raises:
-        ValueError: The pool is empty or two members share a name.
+    Each is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
     """
 
     def __init__(self, annotators: Sequence[PreferenceOracle], *, name: str = "pool", seed: int = 0) -> None:
@@ -230,19 +190,15 @@ class Pool(NoDeepCopy):
             self.blank |= blank_of(annotator)
         self.blank["annotator"] = ""
 
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Returns P(b preferred) by the annotator drawn for each pair, [B]."""
-        return self.judge(instructions, a, b).scores
-
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """Returns the answers of `compare` with details."""
-        drawn = keyed_uniforms(self.seed, "annotator", _rows(instructions, _unordered(a, b)))
+        """P(b preferred) by the annotator drawn for each pair, [B]."""
+        drawn = keyed_uniforms(self.seed, "annotator", _unordered(instructions, a, b))
         member = np.floor(drawn * len(self.annotators)).astype(np.int64)
         scores = np.full(len(instructions), np.nan)
         details: dict[str, NDArray[Any]] = {}
         for index, annotator in enumerate(self.annotators):
             rows = member == index
-            verdicts = compare(annotator, _take(instructions, rows), _take(a, rows), _take(b, rows))
+            verdicts = compare(annotator, *_take((instructions, a, b), rows))
             scores[rows] = verdicts.scores
             for key, values in place(verdicts.details, rows, self.blank).items():
                 details[key] = np.where(rows, values, details[key]) if key in details else values
@@ -250,31 +206,22 @@ class Pool(NoDeepCopy):
         return Verdicts(scores, details).with_detail("annotator", names[member])
 
 
-def _ask_some(
-    judge: PreferenceOracle,
-    instructions: Sequence[str],
-    a: Sequence[str],
-    b: Sequence[str],
-    *,
-    rows: NDArray[np.bool_],
-    otherwise: NDArray[np.float64],
-) -> Verdicts:
+def _ask_some(judge: PreferenceOracle, batch: Batch, rows: NDArray[np.bool_], otherwise: ArrayLike) -> Verdicts:
     """Asks the judge about some rows; the others have their verdict already."""
     if rows.all():
-        return compare(judge, instructions, a, b)
-    verdicts = compare(judge, _take(instructions, rows), _take(a, rows), _take(b, rows))
+        return compare(judge, *batch)
+    verdicts = compare(judge, *_take(batch, rows))
     scores = np.array(otherwise, np.float64)
     scores[rows] = verdicts.scores
     return Verdicts(scores, place(verdicts.details, rows, blank_of(judge)))
 
 
-def _take(texts: Sequence[str], rows: NDArray[np.bool_]) -> list[str]:
-    return [texts[row] for row in np.flatnonzero(rows).tolist()]
+def _take(batch: Batch, rows: NDArray[np.bool_]) -> Batch:
+    chosen = np.flatnonzero(rows).tolist()
+    instructions, a, b = ([texts[row] for row in chosen] for texts in batch)
+    return instructions, a, b
 
 
-def _unordered(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    return [(x, y) if x <= y else (y, x) for x, y in zip(a, b, strict=True)]
-
-
-def _rows(instructions: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    return [(instruction, *pair) for instruction, pair in zip(instructions, pairs, strict=True)]
+def _unordered(*batch: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Each row's instruction and pair, the pair in sorted order."""
+    return [(x, a, b) if a <= b else (x, b, a) for x, a, b in zip(*batch, strict=True)]

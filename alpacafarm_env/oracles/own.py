@@ -1,7 +1,7 @@
 """Oracles and judges of a user's own, named `module:Name` as Gymnasium names environments of other modules.
 
-A class or a function is called with the specification's keywords, and with `dataset` and `seed` where it has
-parameters of these names; what it returns, or an object, is the oracle.
+A class or a function is called with the specification's keywords, and with `dataset` and `seed` if it has parameters
+of these names; what it returns, or an object, is the oracle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_object(found: object, kind: Kind) -> bool:
 
 
 def parts_of(spec: Mapping[str, Any]) -> list[Any]:
-    """What of a mapping is the specification of another oracle or judge, or its name."""
+    """The parts of a mapping that specify other oracles or judges."""
     if "reward_model" in spec or "pool" in spec:
         return []
     return list(spec["ensemble"]) if "ensemble" in spec else [spec[key] for key in ("name", "judge") if key in spec]
@@ -49,38 +49,47 @@ def own_names(spec: object) -> list[str]:
 
 
 def only_compares(name: str) -> bool:
-    """Whether `module:Name` is a judge or its class, and no oracle; of a function nobody knows before it is called.
-
-    Raises:
-        UnknownNameError: There is no such module or attribute.
-    """
+    """Whether `module:Name` is a judge or its class, and no oracle; of a function nobody knows before it is called."""
     found = find_attribute("Oracle", name)
     return hasattr(found, "compare") and not hasattr(found, "score")
 
 
-def check_own(kind: Kind, spec: str | Mapping[str, Any]) -> None:
-    """Refuses what can be none before anything is built; `spec` is `module:Name`, or {"name": it, and keywords}.
+def plan_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Callable[[], Any]:
+    """Checks `module:Name`, or {"name": it, and keywords}, and returns what makes it; `given`: `dataset` and `seed`.
 
-    Raises:
-        UnknownNameError: There is no such module or attribute, or it takes no such keyword.
-        TypeError: It is no oracle, and no class or function that could make one; a keyword is missing; or there are
-            keywords for an object.
+    Raises UnknownNameError or TypeError for what can be no oracle or judge, or wrong keywords; what is returned raises
+    TypeError for what is none, OracleError for an error within the call.
     """
-    _read(kind, spec, dataset=None, seed=None)
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = options.pop("name")
+    who = f"{kind.capitalize()} {name!r}"
+    found = find_attribute(kind.capitalize(), name)
+    if is_object(found, kind):
+        if options:
+            raise TypeError(f"{who} is an object and takes no keywords, got {', '.join(options)}.")
+        return lambda: found
+    if not callable(found) or (isinstance(found, type) and not callable(getattr(found, _PROTOCOLS[kind][1], None))):
+        raise _no_such(kind, name, found)
+    check_options(found, options)
+    signature = inspect.signature(found)
+    arguments = {key: value for key, value in given.items() if key in signature.parameters} | options
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"{who}: {error}.") from error
 
+    def make() -> Any:
+        try:
+            made = found(**arguments)
+        except AlpacaFarmError:
+            raise
+        except Exception as error:
+            raise OracleError(f"{who} raised {type(error).__name__}: {error}") from error
+        if not is_object(made, kind):
+            raise _no_such(kind, name, made)
+        return made
 
-def make_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Any:
-    """Makes what `check_own` lets pass; `given` are `dataset` and `seed`.
-
-    Raises:
-        UnknownNameError, TypeError: As `check_own`; or what was made is no oracle or judge.
-        OracleError: It raised an error when it was called.
-    """
-    name, found, arguments = _read(kind, spec, **given)
-    made = found if is_object(found, kind) else _call(kind, name, found, arguments)
-    if not is_object(made, kind):
-        raise _no_such(kind, name, made)
-    return made
+    return make
 
 
 def check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: str) -> None:
@@ -92,37 +101,6 @@ def check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: s
     for key in given:
         if key not in options:
             raise did_you_mean("option", key, options)
-
-
-def _read(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> tuple[str, Any, dict[str, Any]]:
-    """The name of a specification, what it names, and what that is called with."""
-    options = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = options.pop("name")
-    found = find_attribute(kind.capitalize(), name)
-    if is_object(found, kind):
-        if options:
-            told = ", ".join(options)
-            raise TypeError(f"{kind.capitalize()} {name!r} is an object and takes no keywords, got {told}.")
-        return name, found, {}
-    if not callable(found) or (isinstance(found, type) and not callable(getattr(found, _PROTOCOLS[kind][1], None))):
-        raise _no_such(kind, name, found)
-    check_options(found, options)
-    signature = inspect.signature(found)
-    arguments = {key: value for key, value in given.items() if key in signature.parameters} | options
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise TypeError(f"{kind.capitalize()} {name!r}: {error}.") from error
-    return name, found, arguments
-
-
-def _call(kind: Kind, name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    try:
-        return build(**arguments)
-    except AlpacaFarmError:
-        raise
-    except Exception as error:
-        raise OracleError(f"{kind.capitalize()} {name!r} raised {type(error).__name__}: {error}") from error
 
 
 def _no_such(kind: Kind, name: str, found: object) -> TypeError:

@@ -1,8 +1,6 @@
 """Recorded judgements replayed: what a real judge once said about published outputs, and nothing else.
 
-A recorded dataset has `recorded_verdicts()`: (instruction, response) -> the credit that the judge gave the response
-against the instruction's reference, 1 = it won, 0.5 = a draw, 0 = it lost, NaN = judged without one clear verdict. A
-response that was never judged gets no guess: it has no verdict, and the detail `unscored_reason` says so.
+A response that was never judged gets no guess: it has no verdict, and the detail `unscored_reason` says so.
 """
 
 from __future__ import annotations
@@ -10,39 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .base import UNSCORED_REASON, NoDeepCopy, Verdicts, unscored
+from .base import UNSCORED_REASON, DetailedJudge, DetailedOracle, Verdicts, unscored
+
+if TYPE_CHECKING:
+    from ..data.recorded import RecordedDataset
 
 NEVER_JUDGED = "this response was never judged: a recorded oracle only replays stored judgements"
 NO_CLEAR_VERDICT = "judged, but without one clear verdict (none was given, or the stored ones differ)"
 NO_REFERENCE_IN_PAIR = "neither response is the instruction's reference: only such pairs were judged"
 
 
-class RecordedDataset(Protocol):
-    """A dataset that comes with judgements of responses to the instructions of its eval split."""
-
-    def recorded_verdicts(self, generator: str = ..., /) -> Mapping[tuple[str, str], float]:
-        """Credits by (instruction, response): of one generator's responses, or of all without an argument."""
-
-    def instructions(self, split: str) -> Sequence[str]:
-        """The instructions of a split."""
-
-    def references(self, split: str) -> Sequence[str]:
-        """The reference responses of a split, aligned with its instructions."""
-
-
-class Recorded(NoDeepCopy):
+class Recorded(DetailedOracle):
     """The stored credit of a response against its reference, in [0, 1]; NaN = never judged, or no clear verdict.
 
-    Args:
-        dataset: Holds the judgements; read at first use.
-        generator: Replay only the judgements of this generator's responses. Without it a text that two generators
-            wrote and the judge credited differently has no clear verdict.
-        name: The oracle's name.
+    `generator` replays only the judgements of one generator's responses. Without it a text that two generators wrote
+    and the judge credited differently has no clear verdict.
     """
 
     def __init__(self, dataset: RecordedDataset, *, generator: str | None = None, name: str = "recorded") -> None:
@@ -56,32 +40,18 @@ class Recorded(NoDeepCopy):
         chosen = () if self.generator is None else (self.generator,)
         return self._dataset.recorded_verdicts(*chosen)
 
-    @property
-    def num_unclear(self) -> int:
-        """How many judged responses have no clear verdict."""
-        return sum(math.isnan(credit) for credit in self.verdicts.values())
-
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the stored credit of each response, [B] in [0, 1]; NaN = no verdict."""
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with the detail `unscored_reason`."""
+        """The stored credit of each response, [B] in [0, 1]; NaN = no verdict."""
         return _verdicts([self.credit(*row) for row in zip(instructions, responses, strict=True)])
 
     def credit(self, instruction: str, response: str) -> tuple[float, str]:
-        """Returns the credit of one response, and what to say if it is NaN."""
+        """The credit of one response, and what to say if it is NaN."""
         credit = self.verdicts.get((instruction, response))
         return (math.nan, NEVER_JUDGED) if credit is None else (credit, NO_CLEAR_VERDICT)
 
 
-class RecordedJudge(NoDeepCopy):
-    """The same judgements as a `PreferenceOracle`, for pairs of which one response is the instruction's reference.
-
-    Args:
-        dataset: Holds the judgements; read at first use.
-        generator: As in `Recorded`.
-    """
+class RecordedJudge(DetailedJudge):
+    """The same judgements as a `PreferenceOracle`, for pairs of which one response is the instruction's reference."""
 
     name = "recorded"
 
@@ -94,12 +64,8 @@ class RecordedJudge(NoDeepCopy):
     def _references(self) -> dict[str, str]:
         return dict(zip(self._dataset.instructions("eval"), self._dataset.references("eval"), strict=True))
 
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the stored P(b preferred), [B] in [0, 1]; NaN = no verdict."""
-        return self.judge(instructions, a, b).scores
-
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """Returns the answers of `compare` with the detail `unscored_reason`."""
+        """The stored P(b preferred), [B] in [0, 1]; NaN = no verdict."""
         return _verdicts([self._preference(*row) for row in zip(instructions, a, b, strict=True)])
 
     def _preference(self, instruction: str, a: str, b: str) -> tuple[float, str]:

@@ -1,12 +1,11 @@
 """Learned reward models: any Hugging Face sequence-classification folder with one label.
 
 A folder holds config.json, safetensors weights and a tokenizer, and may hold the prompt template the model was trained
-with (prompt_template.json); else the tokenizer's chat_template is used, or the template must be named. Four optional
-keys of config.json are ours:
+with (prompt_template.json). Four optional keys of config.json are ours:
 
 * `alpacafarm_end_with_eos` (default true): whether texts end with the end-of-sequence token, where the score is read.
 * `alpacafarm_max_length`: the most tokens of a text in training; longer ones lose their middle here as there.
-* `alpacafarm_reward_mean`, `alpacafarm_reward_std`: scores are shifted and scaled by them, (score - mean) / std.
+* `alpacafarm_reward_mean`, `alpacafarm_reward_std`: scores are (score - mean) / std.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ from ..chat_templates import check_template, load_template
 from ..errors import CheckpointError
 from ..pretrained import file_states, load_model, load_tokenizer
 from ..templates import PromptTemplate
-from .base import NoDeepCopy, OracleError, Verdicts, shorten
+from .base import DetailedOracle, OracleError, Verdicts, shorten
 
 
-class RewardModel(NoDeepCopy):
+class RewardModel(DetailedOracle):
     """Scores a response with a learned model; unbounded, float32 arithmetic.
 
     The model reads template.render(instruction) + response + EOS; by a tokenizer's chat template, the conversation of a
-    user's message and its answer. Special tokens that a text spells out are read as
-    plain text, so a response cannot end itself early or pose as another turn. Texts are scored in batches of similar
-    length, padded on the right, with attention masks: a score does not depend on the rest of the batch (to 1e-5).
+    user's message and its answer. Special tokens that a text spells out are read as plain text, so a response cannot
+    end itself early or pose as another turn. Texts are scored in batches of similar length, padded on the right, with
+    attention masks: a score does not depend on the rest of the batch (to 1e-5).
 
-    A text longer than the model can read loses its middle: half of what fits is kept from its start, half from its end.
-    Instruction and ending both stay; cutting the end off, as is often done, would hide from the model whatever a long
-    response ends with. The detail `reward_input_truncated` marks such rows.
+    A text longer than the model can read loses its middle: cutting the end off, as is often done, would hide from the
+    model whatever a long response ends with. The detail `reward_input_truncated` marks such rows.
 
     torch is imported and the weights are read at first use; the folder is checked at once.
 
@@ -48,16 +46,13 @@ class RewardModel(NoDeepCopy):
         batch_size: Most texts in one forward pass.
         max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
-        max_length: Most tokens of a text, at most as many as the model has positions; by default what the model was
-            trained with, if its config.json says so.
-        template: "alpaca" or a template of one's own, in the place of what the folder says.
-        name: The oracle's name, "reward_model:" and the folder's name by default.
+        max_length: Most tokens of a text, at most as many as the model has positions; by default as in training.
+        template: "alpaca" or a template of one's own, instead of the folder's.
+        name: "reward_model:" and the folder's name by default.
 
     Raises:
-        CheckpointError: There is no such folder, it has no safetensors weights, the model does not give one score, or
-            config.json holds something else than numbers where they belong, or a calibration without spread.
-        DataError: The folder has neither a prompt template nor a chat template, and none is given.
-        ValueError: A number is not positive.
+        CheckpointError: There is no such folder, no safetensors weights, not one score, or a faulty config.json.
+        DataError: The folder has no template, and none is given.
     """
 
     def __init__(
@@ -93,16 +88,11 @@ class RewardModel(NoDeepCopy):
         self._mean = self._number("alpacafarm_reward_mean", 0.0)
         self._std = self._number("alpacafarm_reward_std", 1.0, low=1e-30)
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Returns the model's score of each response, [B]; never NaN."""
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Returns the scores of `score` with the detail `reward_input_truncated`.
+        """Scores [B], never NaN, with the detail `reward_input_truncated`.
 
-        Raises:
-            CheckpointError: The folder cannot be loaded, or its files have changed since the oracle was made.
-            OracleError: The model gave a score that is not finite: its weights are broken.
+        Raises CheckpointError if the folder cannot be loaded or has changed, OracleError for a score that is not
+        finite.
         """
         rows = self.encode(instructions, responses)
         limit = self._limit
@@ -117,7 +107,7 @@ class RewardModel(NoDeepCopy):
         return Verdicts((scores - self._mean) / self._std, {"reward_input_truncated": truncated})
 
     def encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
-        """Returns what the model reads of each row, as token ids, before anything is cut."""
+        """What the model reads of each row, as token ids, before anything is cut."""
         eos = self._config.get("alpacafarm_end_with_eos", True)
         return self._template.encode_pairs(self._tokenizer, instructions, responses, eos=eos)
 
@@ -166,7 +156,6 @@ class RewardModel(NoDeepCopy):
         return min(self.max_length, num_positions(self._model.config))
 
     def _number(self, key: str, default: float, *, low: float = -math.inf) -> float:
-        """A number of config.json."""
         value = self._config.get(key, default)
         number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
         if not number or value < low or (math.isinf(value) and value != default):
@@ -191,11 +180,7 @@ class RewardModel(NoDeepCopy):
 
 
 def check_folder(path: Path) -> dict[str, Any]:
-    """Returns the config.json of a reward model's folder, once the folder looks like one.
-
-    Raises:
-        CheckpointError: No such folder, it lacks config.json or safetensors, or the model gives several scores.
-    """
+    """The config.json of a reward model's folder; CheckpointError if the folder does not look like one."""
     if not path.is_dir():
         raise CheckpointError(
             f"{path}: expected a reward model's folder, found none. Download models by hub name first."
@@ -224,12 +209,12 @@ def check_folder(path: Path) -> dict[str, Any]:
 
 
 def num_positions(config: Any) -> float:
-    """Returns how many positions a model knows, by its configuration; infinity if that does not say."""
+    """How many positions a model knows, by its configuration; infinity if that does not say."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def cut_middle(tokens: list[int], limit: float) -> list[int]:
-    """Returns the tokens, or their first and last halves of `limit` in all if there are more."""
+    """The tokens, or their first and last halves of `limit` in all if there are more."""
     if len(tokens) <= limit:
         return tokens
     kept = int(limit)

@@ -1,8 +1,6 @@
 """The sandbox: a small procedural world in which the true reward is known, so that claims about feedback can be tested.
 
-`SANDBOX` is the dataset, `gold_oracle()` the true reward, `judge(name)` a simulated annotator, `POLICY`, `REWARD_MODEL`
-and `REWARD_MODEL_CLEAN` the folders of the shipped models. It is a simulation: nothing that is measured in it is
-evidence about GPT-4, about people or about LLaMA.
+It is a simulation: nothing measured in it is evidence about GPT-4, about people or about LLaMA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sandbox as a dataset: splits of AlpacaFarm's sizes, demonstrations, preference pairs and references.
 
-The texts are stored in the package (they are what the models were trained on) and equal what `generate` makes from the
-seed; labels are not stored: a judge of the sandbox gives them, so one set of pairs serves every pool and noise level.
+The texts are stored and equal what `generate` makes from the seed. Labels are not stored: a judge gives them, so one
+set of pairs serves every pool and noise level.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from ..data.dataset import Dataset
+from ..data.files import write_atomic
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from ..oracles.base import PreferenceOracle, compare
@@ -41,7 +42,6 @@ _MIXES: Final[dict[str, tuple[float, tuple[str, ...]]]] = {
 
 
 def _weights(source: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Shares of the templates in a source of instructions."""
     with_input, favoured = _MIXES[source]
     weights = np.array([3.0 if template.verb in favoured else 1.0 for template in tasks.TEMPLATES])
     has_input = np.array([template.with_input for template in tasks.TEMPLATES])
@@ -51,7 +51,7 @@ def _weights(source: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def generate(seed: int = SEED) -> dict[str, list[Instruction]]:
-    """Draws all splits, disjoint by text: {split: instructions}."""
+    """Draws all splits, disjoint by text."""
     seen: set[str] = set()
     splits: dict[str, list[Instruction]] = {}
     for split, size in SIZES.items():
@@ -72,12 +72,12 @@ def generate(seed: int = SEED) -> dict[str, list[Instruction]]:
 
 
 def demonstration(instruction: str, seed: int = SEED) -> str:
-    """What the crowd wrote for an instruction."""
+    """The crowd's response."""
     return writers.write(writers.CROWD, instruction, keyed_rng(seed, "crowd", str(instruction)))
 
 
 def reference(instruction: str, seed: int = SEED) -> str:
-    """What the stand-in for Davinci003 wrote for an instruction."""
+    """The response of the stand-in for Davinci003."""
     return writers.write(writers.REFERENCE, instruction, keyed_rng(seed, "reference", str(instruction)))
 
 
@@ -85,17 +85,11 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes JSON Lines, gzipped without a time stamp: equal rows give equal bytes."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".partial")
-    beside.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
-    beside.replace(path)
+    write_atomic(path, gzip.compress(text.encode(), compresslevel=9, mtime=0))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads what `write_rows` wrote.
-
-    Raises:
-        DataError: The file is not there.
-    """
+    """Reads what `write_rows` wrote."""
     if not path.is_file():
         raise DataError(
             f"Expected the sandbox's file {path}, found none. Reinstall the package, or rebuild it with "
@@ -116,11 +110,11 @@ class Sandbox(Dataset):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """sft, preference, unlabeled, val, eval."""
+        """As the base class."""
         return tuple(SIZES)
 
     def instructions(self, split: str) -> tuple[Instruction, ...]:
-        """The instructions of a split, of the paper's size."""
+        """As the base class."""
         if split not in SIZES:
             raise did_you_mean("split", split, SIZES)
         if split not in self._instructions:
@@ -132,7 +126,7 @@ class Sandbox(Dataset):
         return self._instructions[split]
 
     def references(self, split: str) -> tuple[str, ...]:
-        """The stand-in for Davinci003's responses: stored for eval, written anew (and equal every time) elsewhere."""
+        """Stored for eval, written anew (and equal every time) elsewhere."""
         instructions = self.instructions(split)
         if split == "eval":
             return tuple(row["output"] for row in read_rows(self.folder / "davinci003_stand_in.jsonl.gz"))
@@ -152,7 +146,7 @@ class Sandbox(Dataset):
     def preferences(
         self, split: str = "preference", *, judge: PreferenceOracle | None = None
     ) -> tuple[Preference, ...]:
-        """The pairs as a judge labels them (default: p_sim^ann, the noisy pool); ties, without label, are left out."""
+        """The pairs as a judge labels them (default: the noisy pool); pairs that it calls a tie are left out."""
         return label(self.instructions(split), self.pairs(split), judge or judges.judge("sim_ann"))
 
     @cached_property
@@ -166,7 +160,7 @@ class Sandbox(Dataset):
 def label(
     instructions: Sequence[Instruction], pairs: Sequence[tuple[str, str]], judge: PreferenceOracle
 ) -> tuple[Preference, ...]:
-    """Preferences from a judge's verdicts; pairs that it calls a tie, or has no verdict on, have no label: left out."""
+    """Preferences from a judge's verdicts; ties and pairs without a verdict are left out."""
     verdicts = compare(judge, instructions, [a for a, _ in pairs], [b for _, b in pairs]).scores
     return tuple(
         Preference(instruction, pair, 2 if verdict > 0.5 else 1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..oracles.base import NoDeepCopy, Verdicts
+from ..oracles.base import DetailedOracle, Verdicts
 from . import tasks, world
 
 _LONGEST_WORD = 16  # characters, with the bullet or space before it
@@ -22,11 +22,11 @@ CLOSERS = ("I hope this helps!", "Let me know if you need more!", "Have a nice d
 
 @dataclass(frozen=True)
 class Parts:
-    """What gold is made of, each computed from the instruction and the response.
+    """What gold is made of.
 
     `complete`: distinct true items over the number asked for, at most 1. `false`, `repeated`: counts of claims.
-    `form`, `fluent`: shares in [0, 1]. `excess`: words beyond what the task needs, of 16 characters at most: a page of
-    blanks or of one endless word is long, too.
+    `form`, `fluent`: shares in [0, 1]. `excess`: words beyond what the task needs; every 16 characters count as one at
+    least, so that a page of blanks is long too.
     """
 
     complete: float
@@ -43,7 +43,7 @@ WEIGHTS = Parts(complete=5.0, false=-0.6, repeated=-0.4, form=1.0, fluent=1.0, e
 
 @lru_cache(maxsize=1)
 def _sentence() -> re.Pattern[str]:
-    """A legal sentence, bullet, opener or closer: what a fluent response is made of."""
+    """A legal sentence, bullet, opener or closer."""
     verbs = "|".join(sorted({aspect.verb for category in world.CATEGORIES for aspect in category.aspects} | {"is"}))
     topics = "|".join(re.escape(world.named(topic)) for topic in world.topic_categories())
     items = r"(?:an? )?[a-z]+(?:, [a-z]+)*(?: and [a-z]+)?"
@@ -61,10 +61,7 @@ def _fluent(response: str) -> float:
 
 
 def _form(response: str, form: tasks.Form) -> float:
-    """1 when the response has the form asked for: a list has a bullet on every line of content, a sentence has none.
-
-    A response without content has no form, whatever was asked for.
-    """
+    """1 if a list has a bullet on every line, or a sentence has none; 0 for a response without content."""
     for courtesy in OPENERS + CLOSERS:
         response = response.replace(courtesy, "")
     lines = [line for line in response.split("\n") if line.strip()]
@@ -74,7 +71,7 @@ def _form(response: str, form: tasks.Form) -> float:
 
 
 def parts(instruction: str, response: str) -> Parts | None:
-    """The parts of gold; None for an instruction that is not of the sandbox's world."""
+    """The parts of gold; None for an instruction of another world."""
     task = tasks.read(str(instruction))
     if task is None:
         return None
@@ -98,21 +95,13 @@ def gold(instruction: str, response: str) -> float:
     return float("nan") if found is None else float(np.dot(astuple(found), astuple(WEIGHTS)))
 
 
-class GoldOracle(NoDeepCopy):
-    """The sandbox's true reward as a `RewardOracle`; its parts go into `details`, so that they can be seen in info."""
+class GoldOracle(DetailedOracle):
+    """The true reward; its parts are details. Raises DataError for an instruction of another world."""
 
     name = "gold"
 
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Gold [B].
-
-        Raises:
-            DataError: An instruction is not of the sandbox's world.
-        """
-        return self.judge(instructions, responses).scores
-
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Gold with its parts as details, each float [B]; raises as `score` does."""
+        """Gold [B] with its parts, each [B]."""
         names = [field.name for field in fields(Parts)]
         rows = [parts(i, r) for i, r in zip(instructions, responses, strict=True)]
         if None in rows:

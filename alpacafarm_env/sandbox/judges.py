@@ -1,11 +1,9 @@
 """Simulated annotators of the sandbox: 16 human raters, the pool of 13 annotators and the single greedy one.
 
-Each is a noisy, biased view of two responses. Annotator j sees the parts of gold through its own weights, adds its
-tastes (length, lists, courtesies), prefers the first response shown by some margin, and is uncertain by its
-temperature: P(b preferred) = sigmoid((u_j(b) - u_j(a) + position) / temperature). A verdict is a draw from it.
-The biases follow what Dubois et al. 2023 (arXiv 2305.14387, Figs 7 to 9) report of crowd workers and of LLM annotators.
-
-This is a simulation: its agreement with anything real is not evidence about GPT-4 or about people.
+Annotator j sees the parts of gold through its own weights, adds its tastes (length, lists, courtesies), prefers the
+first response shown by some margin, and is uncertain by its temperature:
+P(b preferred) = sigmoid((u_j(b) - u_j(a) + position) / temperature). A verdict is a draw from it.
+The biases follow what Dubois et al. 2023 (arXiv 2305.14387, Figs 7 to 9) report of crowd workers and LLM annotators.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import did_you_mean
-from ..oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
+from ..oracles.base import DetailedJudge, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
 from ..oracles.draws import KeyedDraws, Row, probability
 from ..oracles.judges import Flip, HigherReward
 from ..seeding import keyed_rng
@@ -28,7 +26,7 @@ from . import gold, tasks
 
 FEATURES: Final = ("complete", "false", "repeated", "form", "fluent", "excess", "length", "list", "courtesy")
 _LONGEST: Final = 300
-"""Characters beyond which a response is just long: a taste for length is no taste for a page of blanks."""
+"""Characters beyond which a response is just long, so that a taste for length is none for a page of blanks."""
 _GOLD: Final = np.array(astuple(gold.WEIGHTS))
 
 
@@ -36,14 +34,13 @@ _GOLD: Final = np.array(astuple(gold.WEIGHTS))
 class Annotator:
     """How one annotator differs from gold; utilities are in units of gold.
 
-    `attention` scales the weights of gold's parts (complete, false, repeated, form, fluent, excess): 1 sees them as
-    gold does, 0 not at all.
+    `attention` scales the weights of gold's parts: 1 sees them as gold does, 0 not at all.
     """
 
     name: str
     attention: tuple[float, float, float, float, float, float]
     length: float
-    """For each doubling of the characters."""
+    """Per doubling of the characters."""
     lists: float
     """For a response with bullets."""
     courtesy: float
@@ -53,7 +50,7 @@ class Annotator:
     temperature: float
 
     def weights(self) -> NDArray[np.float64]:
-        """Utility per feature, in the order of `FEATURES`."""
+        """In the order of `FEATURES`."""
         tastes = (self.length, self.lists, self.courtesy)
         return np.concatenate([_GOLD * np.array(self.attention), np.array(tastes)])
 
@@ -80,7 +77,7 @@ GREEDY: Final = (Annotator("greedy_gpt4", (1.0, 0.9, 0.8, 1.0, 1.0, 1.0), 0.3, 0
 
 
 def _human(number: int) -> Annotator:
-    """Rater `number`: gold's weights and mild tastes, each varied for the person."""
+    """Gold's weights and mild tastes, each varied for the person."""
     rng = keyed_rng(0, "human rater", number)
     attention = tuple(np.exp(rng.normal(0.0, 0.25, size=6)).tolist())
     length, lists, courtesy = rng.normal((0.1, 1.6, 0.1), (0.4, 0.6, 0.2)).tolist()
@@ -101,7 +98,7 @@ def _features(instruction: str, response: str) -> tuple[float, ...] | None:
 
 
 def features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-    """What an annotator sees of each response, [B, len(FEATURES)]; NaN for an instruction of another world."""
+    """[B, len(FEATURES)]; NaN for an instruction of another world."""
     nothing = (float("nan"),) * len(FEATURES)
     rows = [_features(str(i), r) or nothing for i, r in zip(instructions, responses, strict=True)]
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(FEATURES))
@@ -113,28 +110,20 @@ def log_odds(
     position: NDArray[np.float64] | float,
     temperature: NDArray[np.float64] | float,
 ) -> NDArray[np.float64]:
-    """Log-odds that the second response shown is preferred, [B]; with the pair shown the other way round, its negative.
+    """Log-odds that the second response shown is preferred, [B].
 
-    Args:
-        gaps: How much more of each feature the second response has, [B, len(FEATURES)].
-        weights: Utility per feature, [B, len(FEATURES)] or the same for all pairs.
-        position: Utility of being shown first, [B] or the same for all pairs.
-        temperature: How uncertain the annotator is, [B] or the same for all pairs.
+    `gaps` is how much more of each feature the second response has, [B, len(FEATURES)]; `position` the utility of being
+    shown first. The others may be the same for all pairs.
     """
     return np.asarray(((gaps * weights).sum(axis=1) - position) / temperature)
 
 
-class Annotators(NoDeepCopy):
-    """A pool as a `PreferenceOracle`: one annotator is drawn for each pair, shown it in a random order, and asked once.
+class Annotators(DetailedJudge):
+    """A pool: one annotator is drawn for each pair, shown it in a random order, and asked once.
 
-    All draws are keyed on (seed, name, instruction, unordered pair), see `KeyedDraws`: the same pair always gets the
-    same verdict from the same annotator, whatever the batch, and swapping the responses swaps the verdict. The judge
-    server draws the same, so that `AnnotatorPool` gets these verdicts over HTTP.
-
-    Args:
-        name: The pool's name, and that of its draws.
-        annotators: Who is in it, each drawn with equal probability.
-        seed: Another seed is another opinion on the same pairs.
+    Draws are those of `KeyedDraws(seed, name)`: a pair always gets the same verdict from the same annotator, and
+    swapping the responses swaps the verdict. The judge server draws the same, so `AnnotatorPool` gets these verdicts
+    over HTTP. Another `seed` is another opinion on the same pairs.
     """
 
     blank: Final = {"annotator": "", "shown_first": "", "cost_usd": 0.0}
@@ -149,23 +138,15 @@ class Annotators(NoDeepCopy):
         self._position = np.array([annotator.position for annotator in self.annotators])
         self._temperature = np.array([annotator.temperature for annotator in self.annotators])
 
-    def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Verdicts [B]: 1 where b is preferred, 0 where a is, 0.5 for equal texts.
-
-        Raises:
-            DataError: An instruction is not of the sandbox's world.
-        """
-        return self.judge(instructions, a, b).scores
-
     def probabilities(
         self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str], index: int, *, a_first: bool = True
     ) -> NDArray[np.float64]:
-        """P(b preferred), [B], by annotator `index` alone when a (or b) is shown first."""
+        """P(b preferred), [B], by annotator `index` alone, given which response is shown first."""
         rows = list(zip(map(str, instructions), a, b, strict=True))
         return probability(self._log_odds(rows, np.full(len(a), index), b_first=np.full(len(a), not a_first)))
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """Verdicts with details: which annotator, which response it was shown first ("a" or "b"), at what cost."""
+        """[B]: 1 where b is preferred, 0 where a is, 0.5 for equal texts; DataError for another world's instruction."""
         rows = list(zip(map(str, instructions), a, b, strict=True))
         who = self._draws.annotators(rows, len(self.annotators))
         b_first = self._draws.b_first(rows)
@@ -193,14 +174,9 @@ class Annotators(NoDeepCopy):
 
 
 class Utility(NoDeepCopy):
-    """What a pool of annotators wants, as a `RewardOracle`: the mean of their utilities, in units of gold.
+    """The mean utility of annotators, in units of gold, without draw, comparison or reward model.
 
-    No draw, no comparison and no reward model stands between it and the policy: what is gained or lost by optimizing it
-    is owed to the annotators' weights and tastes alone.
-
-    Args:
-        name: The oracle's name.
-        annotators: Whose.
+    What optimizing it gains or loses is due to their weights and tastes alone.
     """
 
     def __init__(self, name: str, annotators: Sequence[Annotator]) -> None:
@@ -208,11 +184,7 @@ class Utility(NoDeepCopy):
         self._weights = np.mean([annotator.weights() for annotator in annotators], axis=0)
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Utilities [B].
-
-        Raises:
-            DataError: An instruction is not of the sandbox's world.
-        """
+        """Utilities [B]; DataError for an instruction of another world."""
         utilities: NDArray[np.float64] = features(instructions, responses) @ self._weights
         if np.isnan(utilities).any():
             tasks.refuse_foreign(instructions)
@@ -223,20 +195,15 @@ _POOLS: Final = {"sim_eval": POOL, "sim_gpt4": GREEDY, "human": HUMANS}
 
 
 def gold_oracle() -> RewardOracle:
-    """The sandbox's true reward."""
+    """The true reward."""
     return gold.GoldOracle()
 
 
 def judge(name: str, seed: int = 0) -> PreferenceOracle:
-    """A judge of the sandbox.
+    """A judge of the sandbox; another seed is another opinion on the same pairs.
 
-    Args:
-        name: "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
-            annotator), "human" (16 raters) or "gold" (the truth).
-        seed: Another seed is another opinion on the same pairs.
-
-    Raises:
-        UnknownNameError: No judge of that name.
+    `name` is "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
+    annotator), "human" (16 raters) or "gold" (the truth).
     """
     if name == "sim_ann":
         return Flip(judge("sim_eval", seed), 0.25, seed=seed)
@@ -248,14 +215,7 @@ def judge(name: str, seed: int = 0) -> PreferenceOracle:
 
 
 def utility_oracle(name: str) -> RewardOracle:
-    """The mean utility of a judge's annotators: what they want, without noise, order and reward model.
-
-    Args:
-        name: "sim_eval", "sim_gpt4" or "human".
-
-    Raises:
-        UnknownNameError: No such judge, or one without annotators.
-    """
+    """The mean utility of the annotators of "sim_eval", "sim_gpt4" or "human"."""
     if name not in _POOLS:
         raise did_you_mean("judge with utilities", name, _POOLS)
     return Utility(f"{name}_utility", _POOLS[name])

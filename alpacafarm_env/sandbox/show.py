@@ -24,9 +24,9 @@ from .judges import GREEDY, HUMANS, POOL, Annotator, Annotators
 
 POLICY: Final = ASSETS / "policy"
 MAX_TOKENS: Final = 64
-"""Longest response sampled; the policy's own are half as long."""
+"""Longest response sampled."""
 MIN_TEMPERATURE: Final = 1e-3
-"""Below it logits divided by the temperature may overflow, and sampling is greedy anyway: 0 asks for that."""
+"""Below it logits divided by the temperature may overflow."""
 _LABEL: Final = 13
 """Width of the column of labels."""
 
@@ -34,19 +34,10 @@ _LABEL: Final = 13
 def show(
     split: str = "eval", *, num: int = 5, seed: int = 0, temperature: float = 0.7, policy: Path = POLICY
 ) -> Iterator[str]:
-    """Yields a heading, then a page for each of `num` instructions of a split (all of them if it has fewer).
+    """Yields a heading, then a page for each of `num` instructions drawn from a split (all of them if it has fewer).
 
-    Args:
-        split: Where the instructions come from.
-        num: How many are drawn, without replacement.
-        seed: Picks the instructions and the policy's responses.
-        temperature: Of the policy's sampling: `MIN_TEMPERATURE` or more; or 0 for the likeliest token at each step.
-        policy: Folder of a causal language model; the shipped SFT10k policy by default.
-
-    Raises:
-        UnknownNameError: The sandbox has no such split.
-        CheckpointError: There is no model in `policy`.
-        ValueError: The temperature is out of range.
+    `seed` picks instructions and responses; `policy` is the folder of a causal language model. Raises CheckpointError
+    if there is none, ValueError unless the temperature is `MIN_TEMPERATURE` or more, or 0 for the likeliest tokens.
     """
     data = Sandbox()
     instructions = data.instructions(split)
@@ -88,12 +79,7 @@ def page(instruction: Instruction, reference: str, response: str, width: int = 9
 
 
 def sample(folder: Path, instructions: Sequence[str], *, temperature: float, seed: int) -> tuple[str, ...]:
-    """One response of a causal language model to each instruction, keyed on (seed, instruction): no batch, no order.
-
-    Raises:
-        CheckpointError: There is no model in `folder`.
-        ValueError: The temperature is out of range.
-    """
+    """One response to each instruction, keyed on (seed, instruction); raises as `show` does."""
     check_temperature(temperature)
     if not (folder / "config.json").is_file():
         raise CheckpointError(
@@ -122,7 +108,6 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
 
 
 def _draw(logits: NDArray[np.float64], temperature: float, rng: np.random.Generator) -> int:
-    """A token of softmax(logits [vocabulary] / temperature); the likeliest at temperature 0."""
     if temperature == 0:
         return int(logits.argmax())
     shares = np.exp((logits - logits.max()) / temperature).cumsum()
@@ -139,7 +124,7 @@ def check_temperature(temperature: float) -> float:
 
 
 def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, response: str) -> list[float]:
-    """P(response preferred to the reference) by each annotator, the mean over both orders they can be shown in."""
+    """P(response preferred to the reference) by each annotator, the mean over both orders."""
     pool = Annotators("shown", annotators)
     row = ([instruction], [reference], [response])
     return [
@@ -149,7 +134,6 @@ def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, 
 
 
 def _gold_table(instruction: str, reference: str, response: str) -> list[str]:
-    """Gold and its parts, weights first: the total is the weighted sum of the row."""
     names = [field.name for field in fields(gold.Parts)]
     lines = ["Gold".ljust(_LABEL) + "total".rjust(8) + "".join(name.rjust(10) for name in names)]
     weights = "".join(f"{weight:+10.1f}" for weight in astuple(gold.WEIGHTS))
@@ -178,7 +162,7 @@ def _opinions(instruction: str, reference: str, response: str) -> list[str]:
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
-    """The text in a column of its own beside its label; its line breaks are kept, long lines are wrapped."""
+    """The text next to its label; its line breaks are kept, long lines are wrapped."""
     lines = [piece for line in text.split("\n") for piece in textwrap.wrap(line, width - _LABEL) or [""]]
     return [(label if k == 0 else "").ljust(_LABEL) + line for k, line in enumerate(lines)]
 

@@ -1,8 +1,6 @@
-"""Instructions of the sandbox: how a task is worded, and how its wording is read back.
+"""Instructions of the sandbox: how a task is worded, and how `read` gets it back from the wording.
 
-A task is a set of items that a good response states, how many of them are asked for, and the form asked for. The
-wording is English made from templates; `read` inverts it, so that the gold reward needs nothing but the instruction's
-text.
+Gold hence needs nothing but the instruction's text.
 """
 
 from __future__ import annotations
@@ -28,14 +26,8 @@ _FORMS: dict[str, Form] = {
     " No lists, please.": "sentence",
 }
 _POLITE = (
-    "",
-    "Please ",
-    "I need help. ",
-    "Quick question. ",
-    "For my homework: ",
-    "Hi! ",
-    "Can you help me? ",
-    "One more thing. ",
+    *("", "Please ", "I need help. ", "Quick question. ", "For my homework: ", "Hi! "),
+    *("Can you help me? ", "One more thing. "),
 )
 
 
@@ -82,8 +74,7 @@ TEMPLATES: tuple[Template, ...] = (
 class Task:
     """What an instruction asks for.
 
-    `expected` are the items that count as true, `count` how many of them are asked for, `topics` the words that may be
-    named without claiming anything, `aspects` the sentence forms a writer may use: (topic, verb, items).
+    `expected` are the items that count as true, `topics` the words that may be named without claiming anything.
     """
 
     verb: str
@@ -159,26 +150,21 @@ def _patterns() -> tuple[tuple[Template, re.Pattern[str]], ...]:
 
 @lru_cache(maxsize=200_000)
 def read(instruction: str) -> Task | None:
-    """The task that a text (input merged after a blank line) asks for; None when it is not of this world."""
+    """The task of a text (input merged after a blank line); None when it is not of this world."""
     for template, pattern in _patterns():
-        match = pattern.fullmatch(instruction)
-        if match:
+        if match := pattern.fullmatch(instruction):
             fields = match.groupdict()
             return _fields_task(template, {k: v for k, v in fields.items() if v is not None}, _FORMS[fields["form"]])
     return None
 
 
 def known(instruction: str) -> bool:
-    """Whether an instruction is of the sandbox's world, so that gold and the simulated judges can read it."""
+    """Whether an instruction is of the sandbox's world."""
     return read(str(instruction)) is not None
 
 
 def refuse_foreign(instructions: Sequence[str]) -> None:
-    """Refuses a batch that asks gold or a simulated judge about another world: there is nothing that they could say.
-
-    Raises:
-        DataError: An instruction is not the sandbox's.
-    """
+    """Raises DataError if gold or a simulated judge cannot read one of the instructions."""
     if foreign := [str(instruction) for instruction in instructions if not known(instruction)]:
         raise DataError(
             f"Expected instructions of the sandbox, but {len(foreign)} of {len(instructions)} are not, for instance "

@@ -33,14 +33,13 @@ def vocabulary() -> list[str]:
 
 
 def _fixed_words(text: str) -> str:
-    """A template's fixed words: its slots are dropped."""
     return " ".join(word for word in text.replace(".", " .").replace(",", " ,").split() if "{" not in word)
 
 
 def build(extra: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """A lossless byte-level tokenizer: `decode(encode(text)) == text` for any text.
+    """A lossless byte-level tokenizer: a Unigram model over whole words and the 256 bytes.
 
-    A Unigram model over whole words and the 256 bytes, built and not trained, so that it is the same on every machine.
+    It is built and not trained, so that it is the same on every machine.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

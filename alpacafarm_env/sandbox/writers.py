@@ -1,7 +1,4 @@
-"""Writers of the sandbox: who wrote the demonstrations, and the stand-in for Davinci003.
-
-A writer knows the world's facts but not perfectly, and has habits: how complete, how true, how chatty it is.
-"""
+"""Writers of the sandbox: who wrote the demonstrations, and the stand-in for Davinci003."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Writer:
     """Habits of a writer; every field but `extra` is a probability."""
 
     complete: tuple[float, float]
-    """Range of the share of the items asked for that a response gives: drawn anew for each response."""
+    """Range of the share of the items asked for; drawn anew for each response."""
     true: float
     """That an item is true of the topic."""
     repeat: float
@@ -32,7 +29,7 @@ class Writer:
 
 
 CROWD = Writer(complete=(0.0, 1.0), true=0.98, repeat=0.01, form=0.8, courtesy=0.15, extra=0.1)
-"""Writes the 10k demonstrations: terse, of mixed quality, as the instruction data of 2023 was."""
+"""Writes the demonstrations: terse, of mixed quality, as the instruction data of 2023 was."""
 REFERENCE = Writer(complete=(0.3, 1.0), true=0.9, repeat=0.02, form=0.85, courtesy=0.1, extra=0.2)
 """The stand-in for Davinci003."""
 
@@ -41,8 +38,9 @@ API_MODELS: Final = {
     "chatgpt": Writer(complete=(0.4, 1.0), true=0.91, repeat=0.02, form=0.85, courtesy=0.5, extra=0.3),
     "davinci001": Writer(complete=(0.0, 0.7), true=0.8, repeat=0.05, form=0.6, courtesy=0.05, extra=0.1),
 }
-"""Stand-ins for the models behind an API in the paper's table of methods. Their habits are set so that their win rates
-come near the published ones; that they do is no finding."""
+"""Stand-ins for the models behind an API in the paper's table. Their habits are set so that their win rates come near
+the published ones; that they do is no finding.
+"""
 
 
 def _pick(writer: Writer, task: tasks.Task, items: tuple[str, ...], rng: np.random.Generator, num: int) -> list[str]:
@@ -66,11 +64,7 @@ def _pick(writer: Writer, task: tasks.Task, items: tuple[str, ...], rng: np.rand
 
 
 def write(writer: Writer, instruction: str, rng: np.random.Generator) -> str:
-    """A response to an instruction of the sandbox.
-
-    Raises:
-        ValueError: If the instruction is not of the sandbox's world.
-    """
+    """A response to an instruction of the sandbox; ValueError for one of another world."""
     task = tasks.read(str(instruction))
     if task is None:
         raise ValueError(f"Expected an instruction of the sandbox, got {instruction!r}.")
@@ -102,10 +96,7 @@ def write(writer: Writer, instruction: str, rng: np.random.Generator) -> str:
 
 
 def page(rng: np.random.Generator) -> tuple[str, str]:
-    """Heading and text of a page about a topic, as a language model reads before it sees any instruction.
-
-    A page tells what its author likes to tell: true and false, one aspect or both, sentences or bullets.
-    """
+    """Heading and text about a topic, true and false: what a language model reads before it sees any instruction."""
     category = world.CATEGORIES[int(rng.integers(len(world.CATEGORIES)))]
     topics = sorted(category.aspects[0].facts)
     topic = topics[int(rng.integers(len(topics)))]

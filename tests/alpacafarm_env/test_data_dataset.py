@@ -106,12 +106,6 @@ def test_sft_may_have_several_demonstrations_of_an_instruction(tmp_path):
             FolderDataset(faulty)
 
 
-def test_faults_name_file_record_field_found_and_expected(tmp_path):
-    folder = make_folder(tmp_path, sft=[FILES["sft"][0], {"instruction": "x", "input": "", "output": None}])
-    with pytest.raises(DataError, match=r"sft\.json: .*\n  record 2 field 'output': .* string .* null"):
-        FolderDataset(folder)
-
-
 def test_references_in_a_file_of_their_own_are_joined_by_instruction(tmp_path):
     questions = [{"instruction": f"Q{i}", "input": "i" * (i % 2)} for i in range(6)]
     answers = [{**row, "output": row["instruction"].lower(), "generator": "r"} for row in questions]

@@ -1,7 +1,6 @@
 """InstructionEnv: the contract with Gymnasium, episodes, who scores, and the errors."""
 
 import copy
-import json
 import math
 import warnings
 
@@ -54,14 +53,6 @@ def test_ids_are_registered_once_with_specs_that_survive_json():
         warnings.simplefilter("error")
         register_envs()
     assert all(EnvSpec.from_json(gym.spec(id).to_json()) == gym.spec(id) for id in IDS)
-
-
-def test_spec_of_an_environment_rebuilds_it():
-    env = gym.make("AlpacaFarm-Gold-v0", oracle={"name": "constant", "value": 2.5}, split="eval")
-    again = gym.make(EnvSpec.from_json(json.dumps(json.loads(env.spec.to_json()))))
-    assert again.unwrapped.split == "eval"
-    assert env.reset(seed=5)[0] == again.reset(seed=5)[0]
-    assert again.step("anything")[1] == 2.5
 
 
 def test_spec_copies_no_oracle(tiny_dataset, constant_oracle):
@@ -124,13 +115,6 @@ def test_an_instruction_can_be_chosen_and_draws_nothing(env):
     assert env.reset()[0] == expected
 
 
-def test_every_text_is_scored_as_it_is(env):
-    for response in ("", " \n", "x" * 2**20, "日本語 🙂\x00"):
-        env.reset(seed=0)
-        *_, info = env.step(response)
-        assert (info["scored"], info["response"], info["response_length"]) == (True, response, len(response))
-
-
 @pytest.mark.parametrize(
     ("response", "error", "fact"),
     [
@@ -160,17 +144,6 @@ def test_no_verdict_and_a_failure_leave_the_episode_open(tiny_dataset):
     assert env.step("A response.")[:3] == (instruction, 0.25, True)
 
 
-def test_no_verdict_can_truncate(tiny_dataset):
-    env = InstructionEnv(tiny_dataset, oracle=Undecided(), on_unscored="truncate")
-    env.reset()
-    _, reward, terminated, truncated, info = env.step("A response.")
-    assert math.isnan(reward)  # never a number, which would be a statement about the response
-    assert (terminated, truncated, info["scored"]) == (False, True, False)
-    assert info["unscored_reason"] == "never judged"
-    with pytest.raises(ResetNeeded):
-        env.step("again")
-
-
 def test_the_outermost_decides_within_its_context_and_the_own_oracle_is_not_even_built(
     tiny_dataset, make_counting_oracle
 ):
@@ -187,30 +160,12 @@ def test_the_outermost_decides_within_its_context_and_the_own_oracle_is_not_even
         env.step("A response.")
 
 
-def test_a_second_score_is_reported_beside_an_untouched_reward(env, counting_oracle, make_counting_oracle):
-    other = make_counting_oracle("other", scale=3.0)
-    env.reset(options={"instruction_id": 101})
-    reward = env.step("A response.")[1]
-    env.reset(options={"instruction_id": 101})
-    with env.also_scored_by("gold_reward", other), env.also_scored_by("again", counting_oracle):
-        _, same, *_, info = env.step("A response.")
-    assert (same, info["gold_reward"], info["again"]) == (reward, 3 * reward, reward)
-    # The deciding oracle's answer is read, not asked again.
-    assert (counting_oracle.calls, other.calls) == ([1, 1], [1])
-
-
 @pytest.mark.parametrize("key", ["response", "episode", "_private", "taken", "response_tokens", "response_truncated"])
-def test_a_second_score_and_a_detail_need_a_key_of_their_own(env, tiny_dataset, counting_oracle, key):
+def test_a_detail_needs_a_key_of_its_own(tiny_dataset, counting_oracle, key):
     class Nosy(Undecided):
         def judge(self, instructions, responses):
             return Verdicts(np.zeros(len(responses)), {key: np.zeros(len(responses))})
 
-    with (
-        env.also_scored_by("taken", counting_oracle),
-        pytest.raises(ValueError, match=f"'{key}'"),
-        env.also_scored_by(key, counting_oracle),
-    ):
-        pass
     env = InstructionEnv(tiny_dataset, oracle=Nosy())
     env.reset()
     with env.also_scored_by("taken", counting_oracle), pytest.raises(ValueError, match=f"'undecided'.*'{key}'"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
 from stable_baselines3 import PPO
 
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -135,20 +134,3 @@ def test_stable_baselines3_takes_the_id_and_its_frames():
     agent = PPO("MultiInputPolicy", "AlpacaFarm-Token-v0", n_steps=4, batch_size=4, n_epochs=1, device="cpu", seed=0)
     agent.learn(4)
     assert is_frame(agent.get_env().get_images()[0])
-
-
-def test_gymnasiums_wrappers_of_frames(make, tmp_path):
-    env = AddRenderObservation(make("rgb_array"))
-    observation, _ = env.reset(seed=0)
-    assert is_frame(observation)
-    assert observation in env.observation_space
-    env = RenderCollection(make("rgb_array"))
-    env.reset(seed=0)
-    env.step("A response.")
-    assert [is_frame(frame) for frame in env.render()] == [True, True]
-    pytest.importorskip("moviepy")
-    env = RecordVideo(make("rgb_array"), str(tmp_path / "videos"), episode_trigger=lambda episode: True)
-    env.reset(seed=0)
-    env.step("A response.")
-    env.close()
-    assert [path.stat().st_size > 0 for path in tmp_path.rglob("*.mp4")] == [True]

@@ -1,5 +1,6 @@
 """Ensembles: the formulas on numbers by hand, who is asked, what is told, and what is refused."""
 
+import copy
 import json
 import math
 import shutil
@@ -9,7 +10,7 @@ import pytest
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
-from alpacafarm_env.oracles import Constant, Ensemble, OracleError, Verdicts, judge, make_oracle
+from alpacafarm_env.oracles import BaselineSubtracted, Constant, Ensemble, Verdicts, judge, make_oracle
 
 ASKED = ["i", "j", "k", "l"]
 ANSWERED = ["w", "x", "y", "z"]
@@ -98,15 +99,6 @@ def test_what_the_members_tell_is_told_and_does_not_replace_the_ensembles_own_de
     }
 
 
-def test_ensembles_nest():
-    inner = Ensemble(members()[:2], "min", name="inner")
-    verdicts = judge(Ensemble([inner, members()[2]]), ASKED, ANSWERED)
-    assert verdicts.scores.tolist() == [(1 + 6) / 2, 2.0, -1.5, -0.25]
-    assert verdicts.details["score:inner"].tolist() == [1.0, 2.0, -3.0, 0.5]
-    assert verdicts.details["score:a:inner"].tolist() == SCORES[0]
-    assert verdicts.details["disagreement:inner"].tolist() == [0.5, 0.0, 1.5, 0.0]
-
-
 @pytest.mark.parametrize("combine", ["mean", "min", "uwo"])
 def test_a_rows_score_does_not_round_with_its_batch(combine):
     """Bit-equal, for numpy adds up an array's rows in another order than a single one."""
@@ -117,12 +109,6 @@ def test_a_rows_score_does_not_round_with_its_batch(combine):
 
     for size in (1, 2, 7):
         np.testing.assert_array_equal(combined(size), combined(300)[:size], strict=True)
-
-
-def test_a_wrong_answer_names_the_member():
-    for wrong in (Given([0.0, math.inf], "broken"), Given([0.0], "broken")):
-        with pytest.raises(OracleError, match="'broken'"):
-            judge(Ensemble([Constant(), wrong]), ["i", "j"], ["x", "y"])
 
 
 @pytest.mark.parametrize(
@@ -170,24 +156,6 @@ def test_by_mapping(tiny_dataset):
     assert (named.name, named.combine) == ("mine", "mean")
 
 
-def test_members_draw_by_their_own_seed(tiny_dataset):
-    class Even:
-        name = "even"
-
-        def compare(self, instructions, a, b):
-            return np.full(len(a), 0.5)
-
-    noisy = {"judge": Even(), "flip": 0.5}
-    instructions, texts = tiny_dataset.instructions("val") * 4, [f"response {i}" for i in range(48)]
-
-    def disagreement(**seed):
-        ensemble = make_oracle({"ensemble": [noisy, {**noisy, **seed}]}, dataset=tiny_dataset)
-        return judge(ensemble, instructions, texts).details["disagreement"]
-
-    assert not disagreement().any()
-    assert set(disagreement(seed=1).tolist()) == {0.0, 0.5}
-
-
 def test_a_mapping_is_built_once_and_anew_when_a_members_weights_are(tiny_dataset, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     models = {"ensemble": [{"reward_model": str(folder)}, {"reward_model": str(tiny_model)}]}
@@ -221,3 +189,68 @@ def test_a_mapping_is_built_once_and_anew_when_a_members_weights_are(tiny_datase
 def test_a_wrong_mapping(tiny_dataset, spec, error, fact):
     with pytest.raises(error, match=fact):
         make_oracle(spec, dataset=tiny_dataset)
+
+
+LEVELS = {"i": 10.0, "j": -3.0}
+
+
+class Leveled:
+    """Length of the response, plus a constant of the instruction; counts what it is asked."""
+
+    name, levels = "leveled", LEVELS
+
+    def __init__(self):
+        self.calls = []
+
+    def judge(self, instructions, responses):
+        self.calls.append(list(zip(instructions, responses, strict=True)))
+        level = np.array([self.levels[x] for x in instructions])
+        lengths = np.array([float(len(y)) for y in responses])
+        return Verdicts(np.where(lengths > 5, np.nan, level + lengths), {"length": lengths})
+
+    def score(self, instructions, responses):
+        return self.judge(instructions, responses).scores
+
+
+def two_letters(instructions):
+    return [["ab"] for _ in instructions]
+
+
+def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
+    oracle = Leveled()
+    fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
+    centred = BaselineSubtracted(oracle, lambda asked: [fixed[x] for x in asked])
+    found = judge(centred, ["i", "j", "i"], ["abcd", "", "toolong"])
+    np.testing.assert_array_equal(found.scores, [1.5, -2.0, np.nan])
+    np.testing.assert_array_equal(found.details["length"], [4.0, 0.0, 7.0])
+    assert centred.name == "leveled"
+    assert BaselineSubtracted(oracle, two_letters, name="other").name == "other"
+    assert copy.deepcopy(centred) is centred
+
+
+def test_a_level_is_asked_once():
+    oracle = Leveled()
+    centred = BaselineSubtracted(oracle, two_letters)
+    centred.score(["i", "j", "i"], ["a", "b", "c"])
+    centred.score(["j"], ["abc"])
+    assert oracle.calls == [[("i", "a"), ("j", "b"), ("i", "c")], [("i", "ab"), ("j", "ab")], [("j", "abc")]]
+    assert centred.score([], []).shape == (0,)
+
+
+@pytest.mark.parametrize("answers", [["ab", "toolong"], []], ids=["no verdict on one", "none at all"])
+def test_without_a_level_there_is_no_verdict(answers):
+    fixed = [answers]
+    centred = BaselineSubtracted(Leveled(), lambda asked: fixed * len(asked))
+    assert np.isnan(centred.score(["i"], ["a"])).all()
+    fixed[0] = ["ab"]  # an outage that is over
+    assert centred.score(["i"], ["a"]).tolist() == [-1.0]
+
+
+def test_answers_of_another_shape_are_refused():
+    for answers, error, fact in (
+        (["ab", "ab"], TypeError, "'ab'"),
+        ([None] * 2, TypeError, "None"),
+        ([["ab"]], ValueError, "2 .* 1"),
+    ):
+        with pytest.raises(error, match=fact):
+            BaselineSubtracted(Leveled(), lambda asked, answers=answers: answers).score(["i", "j"], ["a", "a"])

@@ -11,7 +11,7 @@ from tiny_reward_model import make_tiny_reward_model
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import OracleError, RewardModel, judge
-from alpacafarm_env.oracles.reward_model import batches, cut_middle
+from alpacafarm_env.oracles.reward_model import batches
 
 INSTRUCTIONS = [Instruction(f"Ask {i}", "something" if i % 3 == 0 else "") for i in range(24)]
 RESPONSES = ["word " * (i % 11) + "🙂" * (i % 3) for i in range(24)]
@@ -118,11 +118,6 @@ def test_the_models_positions_are_the_limit(tiny_model):
     verdicts = judge(RewardModel(tiny_model, max_length=10_000), ["Ask"] * 2, ["w" * 100_000, "w" * 100])
     assert verdicts.details["reward_input_truncated"].tolist() == [True, False]
     assert np.isfinite(verdicts.scores).all()
-
-
-def test_cut_middle_keeps_both_ends():
-    assert cut_middle(list(range(10)), 5) == [0, 1, 7, 8, 9]
-    assert cut_middle([1, 2, 3], 3) == [1, 2, 3]
 
 
 def test_batches_hold_every_row_once_within_both_limits():

@@ -8,7 +8,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.data import load_dataset
@@ -26,13 +25,6 @@ def test_splits_have_the_papers_sizes_and_no_duplicates():
         share = np.mean([bool(row.input) for row in rows])
         assert share == pytest.approx(0.25, abs=0.06 if split == "eval" else 0.02)
     assert len({str(row) for split in SIZES for row in SANDBOX.instructions(split)}) == sum(SIZES.values())
-
-
-def test_every_instruction_can_be_read():
-    for split in SIZES:
-        read = [tasks.read(str(row)) for row in SANDBOX.instructions(split)]
-        assert None not in read
-        assert {task.verb for task in read} == {template.verb for template in tasks.TEMPLATES}
 
 
 def test_sources_of_eval_have_the_papers_sizes_and_differ_in_what_they_ask():
@@ -123,12 +115,3 @@ def test_what_is_shipped_is_small_not_pickled_and_named_by_its_hash():
     assert (manifest["seed"], manifest["sizes"]) == (dataset.SEED, SIZES)
     assert manifest["command"].startswith("python -m alpacafarm_env.benchmarks.build_sandbox")
     assert manifest["versions"]["torch"]
-
-
-@pytest.mark.parametrize("folder", [sandbox.POLICY, sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN])
-def test_weights_are_safetensors_of_a_tiny_llama(folder):
-    with safe_open(folder / "model.safetensors", framework="np") as weights:
-        count = sum(int(np.prod(weights.get_slice(name).get_shape())) for name in weights.keys())  # noqa: SIM118
-    assert 300_000 <= count <= 1_500_000
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-    assert (folder / "prompt_template.json").is_file()

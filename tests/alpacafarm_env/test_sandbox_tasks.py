@@ -1,6 +1,8 @@
-"""Wordings: `read` inverts `draw`, checked against the words themselves, and answers None for everything else."""
+"""The sandbox's words: the facts are unambiguous, `read` inverts `draw`, and writers say what gold rewards."""
 
 import re
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alpacafarm_env.instructions import Instruction
-from alpacafarm_env.sandbox import tasks, world
+from alpacafarm_env.sandbox import gold, tasks, world, writers
 
 FACTS = {(a.noun, topic): items for c in world.CATEGORIES for a in c.aspects for topic, items in a.facts.items()}
 FORM = {"list": ("Use a list.", "Make it a list."), "sentence": ("Answer in a sentence.", "No lists, please.")}
@@ -104,12 +106,6 @@ def test_a_task_read_by_hand():
     )
 
 
-def test_what_is_given_already_is_not_asked_for_again():
-    task = tasks.read("Continue the traits of a lion with four more.\n\nItems: brave, golden")
-    assert task.expected == {"proud", "roaring", "majestic", "fierce"}
-    assert task.count == 4
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -144,3 +140,89 @@ def test_what_is_not_of_this_world_is_not_read(text):
 @example("List three traits of " + "a lion " * 150_000)
 def test_any_text_is_read_or_refused_without_an_error(text):
     assert tasks.read(text) is None
+
+
+ASPECTS = [(category, aspect) for category in world.CATEGORIES for aspect in category.aspects]
+ITEMS = [item for _, aspect in ASPECTS for items in aspect.facts.values() for item in items]
+
+
+def test_every_fact_is_true_of_one_topic_in_one_way():
+    """Else an item could be true and false at once, or count twice."""
+    assert set(Counter(ITEMS).values()) == {1}
+    assert len(ITEMS) == 8 * 2 * 4 * 6
+    assert all(tuple(aspect.facts) == category.topics for category, aspect in ASPECTS)
+    assert all(len(items) == 6 for _, aspect in ASPECTS for items in aspect.facts.values())
+
+
+def test_claim_words_are_the_facts_the_topics_and_the_kinds_each_a_lower_case_word():
+    topics = {topic for category in world.CATEGORIES for topic in category.topics}
+    kinds = {name for category in world.CATEGORIES for name in (category.name, category.plural)}
+    assert world.claim_words() == set(ITEMS) | topics | kinds
+    assert not set(ITEMS) & (topics | kinds)
+    assert set(world.topic_categories()) == topics
+    assert all(re.fullmatch("[a-z]+", word) for word in world.claim_words())
+
+
+def test_courtesies_verbs_and_articles_claim_nothing():
+    verbs = " ".join(aspect.verb for _, aspect in ASPECTS)
+    spoken = " ".join([*gold.OPENERS, *gold.CLOSERS, verbs, "The answer is a and an", "It"]).lower()
+    assert not set(re.findall("[a-z]+", spoken)) & world.claim_words()
+
+
+def test_names_and_lists_in_words():
+    assert [world.named(topic) for topic in ("lion", "oak", "soup", "chess")] == ["a lion", "an oak", "soup", "chess"]
+    kinds = [world.named_kind(kind) for kind in ("animal", "tool", "instrument")]
+    assert kinds == ["an animal", "a tool", "an instrument"]
+    assert [world.joined("xyz"[:count]) for count in range(4)] == ["", "x", "x and y", "x, y and z"]
+
+
+PERFECT = writers.Writer(complete=(1.0, 1.0), true=1.0, repeat=0.0, form=1.0, courtesy=0.0, extra=0.0)
+ASK = "List three traits of a lion."
+
+
+def mean_parts(writer, num=12):
+    """Over `num` instructions of every wording."""
+    asks = [drawn(seed, template) for seed in range(num) for template in tasks.TEMPLATES]
+    rows = [gold.parts(ask, writers.write(writer, ask, np.random.default_rng(k))) for k, ask in enumerate(asks)]
+    return {name: np.mean([getattr(row, name) for row in rows]) for name in gold.Parts.__dataclass_fields__}
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
+def test_writers_are_fluent_and_a_perfect_one_earns_everything(seed, template):
+    """Gold and the writers agree on what a sentence is, so that what the policy learns to say can be fluent."""
+    ask = drawn(seed, template)
+    for writer in (writers.CROWD, writers.REFERENCE):
+        response = writers.write(writer, ask, np.random.default_rng(seed))
+        assert response == response.strip() != ""
+        assert gold.parts(ask, response).fluent == 1.0, response
+    found = gold.parts(ask, writers.write(PERFECT, ask, np.random.default_rng(seed)))
+    assert (found.false, found.repeated, found.form, found.fluent, found.excess) == (0, 0, 1, 1, 0)
+    # A classification's kind is one statement and its facts another; a writer shares the items out evenly over both.
+    assert found.complete == 1 or template.asks == "kind"
+
+
+def test_habits_show_in_the_parts():
+    base, crowd, reference = (mean_parts(writer) for writer in (PERFECT, writers.CROWD, writers.REFERENCE))
+    assert mean_parts(replace(PERFECT, complete=(0.5, 0.5)))["complete"] < base["complete"] - 0.2
+    assert mean_parts(replace(PERFECT, true=0.5))["false"] > 1
+    assert mean_parts(replace(PERFECT, repeat=0.5))["repeated"] > 0.5
+    assert mean_parts(replace(PERFECT, form=0.0))["form"] < 0.9
+    assert reference["complete"] > crowd["complete"]  # Davinci003's stand-in says more, and more that is false
+    assert reference["false"] > crowd["false"]
+
+
+def test_courtesies():
+    polite, num = replace(PERFECT, courtesy=1.0), 400
+    texts = [writers.write(polite, ASK, np.random.default_rng(k)) for k in range(num)]
+    assert all(text.startswith(gold.OPENERS) for text in texts)
+    assert sum(text.endswith(gold.CLOSERS) for text in texts) / num == pytest.approx(0.5, abs=0.1)  # 4 sigma
+    assert not writers.write(PERFECT, ASK, np.random.default_rng(0)).startswith(gold.OPENERS)
+
+
+def test_the_generator_decides_and_a_foreign_instruction_is_refused():
+    texts = [writers.write(writers.REFERENCE, ASK, np.random.default_rng(seed)) for seed in (1, 1, 2, 3, 4, 5)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 2
+    with pytest.raises(ValueError, match="'What is up"):
+        writers.write(PERFECT, "What is up?", np.random.default_rng(0))

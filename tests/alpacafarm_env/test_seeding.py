@@ -50,13 +50,6 @@ def test_uniforms_are_uniform_streams_independent_and_the_global_generator_untou
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_index_stream_draws_every_index_uniformly():
-    stream = IndexStream(np.random.default_rng(0), 5)
-    counts = np.bincount([stream.draw() for _ in range(10_000)], minlength=6)
-    assert counts[5] == 0
-    assert np.abs(counts[:5] - 2000).max() < 5 * np.sqrt(10_000 * 0.2 * 0.8)
-
-
 def test_index_stream_repeats_for_a_seed_and_goes_on_after_a_copy():
     stream, again = (IndexStream(np.random.default_rng(9), 1000) for _ in range(2))
     assert [stream.draw() for _ in range(150)] == [again.draw() for _ in range(150)]

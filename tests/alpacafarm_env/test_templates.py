@@ -33,11 +33,6 @@ def test_fields_are_substituted_once(field):
     assert SHORT.render(Instruction(field, "more")) == f"{field}|more>"
 
 
-def test_braces_around_placeholders_stay():
-    template = PromptTemplate('{"q": "{instruction}", "i": "{input}"}', '{"q": "{instruction}"}')
-    assert template.render("Hi") == '{"q": "Hi"}'
-
-
 def test_tail_is_what_stands_before_a_response():
     assert ALPACA.tail == "\n\n### Response:"
     assert PromptTemplate("{input}{instruction}", "{instruction}").tail == ""
