@@ -1,7 +1,5 @@
 """The ledger's row of each attempt, and what an `ask` has cost so far."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from concurrent.futures import Future, wait
@@ -10,17 +8,16 @@ from math import nan
 from typing import Any, TypeVar
 
 from .endpoint import Endpoint
-from .failures import Failure
 from .ledger import operations as sql
 from .ledger.store import Ledger
 from .pricing import Prices
-from .replies import Reply, raw_usage, told_usage
+from .replies import Failure, Reply, told_usage
 from .requests import Request
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 COMMIT_S = 10.0
-"""Seconds that a cancelled request waits until the ledger has what it handed in: its beginning, its end, its answer."""
+"""Seconds that a cancelled request waits for the ledger to commit what it handed in."""
 
 
 @dataclass(eq=False)
@@ -31,7 +28,7 @@ class Job:
         deadline: Ends it by the wall clock, from its first attempt on.
         attempts: Requests sent for it.
         sending: Whether one is under way.
-        problem: What the last one ended with.
+        problem: How the last one ended.
         reserve_usd: The most that the last one can have cost; None: the model has no price.
         cost_usd: What all of them count in the ledger.
     """
@@ -49,14 +46,7 @@ class Job:
 
 
 class AttemptRecorder:
-    """Writes the rows of one client's attempts; without a ledger it only adds up.
-
-    Args:
-        endpoint: The server.
-        ledger: Where rows go, or None.
-        prices: What models cost, or None.
-        budget_usd: The most that all attempts of the ledger together may count.
-    """
+    """Writes the rows of one client's attempts; without a ledger it only adds up costs. Args as in `Client`."""
 
     def __init__(
         self, endpoint: Endpoint, ledger: Ledger | None, prices: Prices | None, budget_usd: float | None
@@ -86,62 +76,61 @@ class AttemptRecorder:
             owner=job.owner,
         )
         try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            wait([future], COMMIT_S)  # it may be in the file by now
+            return await committed(future)
+        except asyncio.CancelledError:  # it may be in the file by now
             if future.done() and future.exception() is None:
-                self._end(future.result(), "cancelled before it was sent", billed=False)
+                self._close(future.result(), "cancelled before it was sent", state="failed", cost_usd=0.0)
             raise
 
     def answered(self, job: Job, attempt_id: int, raw: str, reply: Reply) -> Future[Any] | None:
         """Hand in the row of an attempt that brought an answer."""
-        request = job.request
-        usage = request.bounds.believable((reply.prompt_tokens, reply.completion_tokens))
-        cost = self._cost(job, usage, raw)
-        job.cost_usd += _nan_for_none(cost)
+        reported = (reply.prompt_tokens, reply.completion_tokens)
+        prompt, completion = job.request.bounds.believable(reported)
+        cost = self._charge(job, raw)
+        job.cost_usd += nan if cost is None else cost
         if self._ledger is None:
             return None
-        told = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "question_keys": job.questions}
+        told = {"prompt_tokens": prompt, "completion_tokens": completion, "question_keys": job.questions}
         return self._ledger.do(sql.succeed, attempt_id, raw=raw, cost_usd=cost, **told)
 
     def failed(self, job: Job, attempt_id: int, failure: Failure, raw: str) -> Future[Any] | None:
         """Hand in the row of an attempt that brought none; `raw` is what came instead."""
-        usage = raw_usage(raw)
-        cost = 0.0 if not failure.billed else self._cost(job, usage, raw) if None not in usage else None
-        job.cost_usd += _nan_for_none(job.reserve_usd if cost is None else cost)
-        if self._ledger is None:
-            return None
+        cost: float | None = 0.0
+        if failure.billed:
+            known = None not in job.request.bounds.believable(told_usage(raw))
+            cost = self._charge(job, raw) if known else None
+        counted = job.reserve_usd if cost is None else cost
+        job.cost_usd += nan if counted is None else counted
         state = "unknown" if failure.billed else "failed"
-        told = {"error": failure.message, "status": failure.status, "state": state, "cost_usd": cost}
-        return self._ledger.do(sql.fail, attempt_id, **told)
-
-    def _cost(self, job: Job, usage: tuple[int | None, int | None], raw: str) -> float | None:
-        """What to charge for a reply; the first of a model whose usage cannot be is told."""
-        if self._prices is None:
-            return None
-        request = job.request
-        cost = self._prices.charge(request.model, request.bounds, usage)
-        plain = None not in usage and (usage[0] or 0) >= request.bounds.fewest_prompt  # most are, and need no reading
-        if not plain and request.model not in self._doubted:
-            doubt = request.bounds.doubts(told_usage(raw))
-            if doubt:
-                self._doubted.add(request.model)
-                charged = "nothing is charged, as it has no price" if cost is None else f"${cost:.6f} is charged"
-                text = "%s reports a usage of model %r that cannot be: %s. For this request %s, from the larger number."
-                _LOG.warning(
-                    f"{text} Later ones of this model are not told.", self._endpoint.host, request.model, doubt, charged
-                )
-        return cost
+        return self._end(attempt_id, failure.message, failure.status, state=state, cost_usd=cost)
 
     def drop(self, job: Job, attempt_id: int, why: str) -> None:
         """End the row of an attempt that nobody waits for any more; it may have been billed."""
-        job.cost_usd += _nan_for_none(job.reserve_usd)
-        self._end(attempt_id, why, billed=True)
+        job.cost_usd += nan if job.reserve_usd is None else job.reserve_usd
+        self._close(attempt_id, why, state="unknown", cost_usd=None)
 
-    def _end(self, attempt_id: int, why: str, *, billed: bool) -> None:
-        if self._ledger is not None:
-            state, cost = ("unknown", None) if billed else ("failed", 0.0)
-            wait([self._ledger.do(sql.fail, attempt_id, error=why, status=None, state=state, cost_usd=cost)], COMMIT_S)
+    def _close(self, attempt_id: int, why: str, **told: Any) -> None:
+        if ended := self._end(attempt_id, why, **told):
+            wait([ended], COMMIT_S)
+
+    def _end(self, attempt_id: int, why: str, status: int | None = None, **told: Any) -> Future[None] | None:
+        if self._ledger is None:
+            return None
+        return self._ledger.do(sql.fail, attempt_id, error=why, status=status, **told)
+
+    def _charge(self, job: Job, raw: str) -> float | None:
+        """What to charge for a reply. The first impossible usage of each model is logged."""
+        if self._prices is None:
+            return None
+        request, usage = job.request, told_usage(raw)
+        cost = self._prices.charge(request.model, request.bounds, usage)
+        if request.model not in self._doubted and (doubt := request.bounds.doubts(usage)):
+            self._doubted.add(request.model)
+            charged = "nothing is charged, as it has no price" if cost is None else f"${cost:.6f} is charged"
+            text = "%s reports a usage of model %r that cannot be: %s. For this request %s, from the larger number."
+            more = "Later ones of this model are not logged."
+            _LOG.warning(f"{text} {more}", self._endpoint.host, request.model, doubt, charged)
+        return cost
 
 
 async def committed(future: Future[T]) -> T:
@@ -151,7 +140,3 @@ async def committed(future: Future[T]) -> T:
     except asyncio.CancelledError:
         wait([future], COMMIT_S)
         raise
-
-
-def _nan_for_none(cost_usd: float | None) -> float:
-    return nan if cost_usd is None else cost_usd

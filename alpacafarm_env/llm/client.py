@@ -2,7 +2,7 @@
 
 1. A request whose answer is in the ledger is answered from there.
 2. Else attempts: leave from the limiter, a row and the budget's leave from the ledger, the HTTP request under a
-   wall-clock deadline, the reply read strictly, and the end of the row. The answer is on the disk before `ask` returns.
+   wall-clock deadline, the reply, and the end of the row. The answer is on the disk before `ask` returns.
 3. What may pass (connections, time-outs, 408, 409, 425, 429, 5xx, replies that are none) is asked again with jitter and
    never earlier than the server says. What cannot pass ends at once, and a refused key ends the client.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -27,12 +28,11 @@ from ..errors import (
 )
 from .attempts import AttemptRecorder, Job, committed
 from .endpoint import Endpoint
-from .failures import Failure
 from .ledger import operations as sql
 from .ledger.store import Ledger
-from .limits import ClientConfig, Limiter, Slot
+from .limits import ClientConfig, Limiter
 from .pricing import Prices
-from .replies import FinalReplyError, Reply, read_reply
+from .replies import Failure, Reply, read_reply
 from .requests import Request
 from .transport import Sender
 
@@ -40,7 +40,7 @@ __all__ = ["Answer", "Client", "ClientConfig"]
 
 T = TypeVar("T")
 WAIT_INITIAL_S, WAIT_MAX_S = 0.25, 8.0
-"""The wait after a first failure, doubled with each, and the longest; jitter takes up to half of it away."""
+"""The wait after a first failure, doubled with each, and the longest; jitter shortens it by up to a half."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,8 @@ class Answer:
     """What `Client.ask` returns.
 
     Attributes:
-        reply: The reply, read.
-        raw: Its whole body.
-        cost_usd: What it cost, attempts that failed before it included; 0 from the ledger; NaN: unknown, as the model
-            has no price.
+        raw: The reply's whole body.
+        cost_usd: What it cost, failed attempts included; 0 from the ledger; NaN if the model has no price.
         cached: Whether it came from the ledger.
         attempts: Requests sent for it.
     """
@@ -64,7 +62,7 @@ class Answer:
 
 
 class _PassingError(TransientAPIError):
-    """A failed attempt that is followed by another one, after `wait_s` seconds."""
+    """A failed attempt, to be followed by another after `wait_s` seconds."""
 
     wait_s = 0.0
 
@@ -73,16 +71,14 @@ class Client:
     """Asks one endpoint, from one event loop at a time. Use it as `async with client: await client.ask(...)`.
 
     Args:
-        endpoint: The server and the key.
-        config: Limits.
         ledger: Keeps answers and attempts; None: nothing is kept.
-        prices: What models cost; None: not known.
+        prices: What models cost; None: unknown.
         budget_usd: The most that all attempts of the ledger together may cost; needs a ledger.
-        limiter: Limits that outlive this client, instead of the ones in `config`: the next client that is given them
-            knows how many requests at once the server takes, and until when to wait.
+        limiter: Limits that outlive this client, instead of those in `config`: the next client given them knows how
+            many requests at once the server takes, and until when to wait.
 
     Raises:
-        ValueError: A budget without a ledger, or one that is no amount (see `ledger.operations.check_budget`).
+        ValueError: A budget without a ledger, or one that is no amount.
     """
 
     def __init__(
@@ -99,13 +95,13 @@ class Client:
             raise ValueError("budget_usd needs a ledger, as that is where it is counted")
         sql.check_budget(budget_usd)
         self.endpoint, self.config, self.ledger = endpoint, config or ClientConfig(), ledger
-        self.limiter = limiter or Limiter.of(self.config)
+        self.limiter = limiter or Limiter(self.config)
         self._recorder = AttemptRecorder(endpoint, ledger, prices, budget_usd)
         self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: sql.Owner | None = None
         self._unanswered: set[Job] = set()
-        self._jitter = random.Random()  # from the system: clients that failed together must not come back together
+        self._jitter = random.Random()  # unseeded: clients that failed together must not come back together
 
     def __repr__(self) -> str:
         return f"Client({self.endpoint!r}, {self.config!r})"
@@ -131,13 +127,9 @@ class Client:
             label: What it is for, such as an annotator's name, for the ledger's report.
 
         Raises:
-            PermanentAPIError: The server refused this request, or the key; asking again will not help. It is a
-                ContentRefusedError where the request's own text is why, so that others may pass.
-            TransientAPIError: No valid reply within the attempts or the time allowed.
-            OutageError: The server has stopped answering anything. Each APIError's `cost_usd` is what its attempts
-                count in the ledger: what is known of their cost, else their reserve.
-            LedgerError: The ledger cannot be used, or has no leave to give: BudgetExceededError, PriceError,
-                ReplayMissError.
+            APIError: PermanentAPIError (ContentRefusedError if only for this text), TransientAPIError or OutageError.
+                Its `cost_usd` is what the attempts count in the ledger: their known cost, else their reserve.
+            LedgerError: The ledger cannot be used, or gives no leave: BudgetExceededError, PriceError, ReplayMissError.
             RuntimeError: The client is not open in this event loop.
             ValueError: The request is for another server.
         """
@@ -152,15 +144,15 @@ class Client:
     async def _stored(self, job: Job) -> Answer | None:
         if self.ledger is None:
             return None
-        raw = await self._do(sql.stored_reply, job.request.key)
+        raw = await committed(self.ledger.do(sql.stored_reply, job.request.key))
         if raw is None:
             return None
         reply = _reread(job.request, raw)
         if job.questions:
-            await self._do(sql.link, job.request.key, job.questions)
+            await committed(self.ledger.do(sql.link, job.request.key, job.questions))
         return Answer(reply, raw, 0.0, True, 0)
 
-    async def _persist(self, job: Job, slot: Slot) -> Answer:
+    async def _persist(self, job: Job, started: float) -> Answer:
         """Attempts until one brings an answer."""
         import stamina
 
@@ -172,14 +164,14 @@ class Client:
 
         # No timeout here: the deadline is the wall clock's, and ends an attempt under way too.
         attempts = stamina.retry_context(on=pause, attempts=config.max_attempts, timeout=None)
-        taken: Slot | None = slot
         try:
             async with job.deadline:
                 self._unanswered.add(job)
                 async for attempt in attempts:
                     with attempt:
-                        used, taken = taken or await self.limiter.acquire(again=True), None
-                        return await self._attempt(job, used)
+                        if attempt.num > 1:
+                            started = await self.limiter.acquire(again=True)
+                        return await self._attempt(job, started)
         except TimeoutError:
             problem = f"No answer within deadline_s={config.deadline_s:g} seconds, repeats included"
             failure = self.limiter.refused() or TransientAPIError(f"{problem}; the last: {job.problem or 'silence'}")
@@ -193,68 +185,53 @@ class Client:
         failure.cost_usd = job.cost_usd
         raise failure
 
-    async def _attempt(self, job: Job, slot: Slot) -> Answer:
+    async def _attempt(self, job: Job, started: float) -> Answer:
         """One attempt, and its row."""
         job.sending = True
-        error: APIError | None = None
         try:
-            attempt_id = await self._begin(job)
+            if not self.ledger or not self.ledger.replay:  # which needs no key
+                self._sender.connect()
+            attempt_id = await self._recorder.begin(job)
             job.attempts += 1
             try:
-                outcome = await self._sender.send(job.request)
+                raw, reply = await self._sender.send(job.request)
             except BaseException as ended:
                 self._recorder.drop(job, attempt_id, f"ended by {type(ended).__name__}")
                 raise
-            raw = outcome if isinstance(outcome, str) else ""
-            reply = self._read(job, outcome) if isinstance(outcome, str) else outcome
-            # The end of the row is handed in before the slot is given back: the ledger keeps the order, so that the
-            # next request's beginning is not committed, and the request not sent, before this one's end is.
+            # The row's end is handed in before the slot is given back: the ledger keeps the order, so that the next
+            # request is not sent before this row's end is committed.
             if isinstance(reply, Failure):
                 row = self._recorder.failed(job, attempt_id, reply, raw)
-                error = self._judge(job, reply, slot)
+                error = self._judge(job, reply, started)
             else:
                 row = self._recorder.answered(job, attempt_id, raw, reply)
-                self.limiter.succeeded(slot)
+                self.limiter.succeeded(started)
                 self._keep(job)
         finally:
             job.sending = False
             self.limiter.release()
         stands = await committed(row) if row else raw
         if isinstance(reply, Failure):
-            assert error is not None
             raise error
         if stands != raw:  # another process was faster, and its answer is the one that is kept
             raw, reply = stands, _reread(job.request, stands)
         return Answer(reply, raw, job.cost_usd, False, job.attempts)
 
-    async def _begin(self, job: Job) -> int:
-        if not self.ledger or not self.ledger.replay:  # which needs no key
-            self._sender.connect()
-        return await self._recorder.begin(job)
-
-    def _read(self, job: Job, raw: str) -> Reply | Failure:
-        """The reply that a body holds, or why it is none."""
-        try:
-            return read_reply(job.request.kind, raw)
-        except InvalidReplyError as error:
-            kind: Any = "text" if isinstance(error, FinalReplyError) else "passing"
-            return Failure(self.endpoint.redact(str(error)), kind, 200)
-
     def _keep(self, job: Job) -> None:
-        """Let nothing end a request whose answer has come but its caller: it is only to be stored."""
+        """An answer that has come is only to be stored: nothing but its caller may end it now."""
         self._unanswered.discard(job)
         with suppress(RuntimeError):  # it is ending already
             job.deadline.reschedule(None)
 
-    def _judge(self, job: Job, failure: Failure, slot: Slot) -> APIError:
-        """What a failure means for the request and for all others."""
+    def _judge(self, job: Job, failure: Failure, started: float) -> APIError:
+        """The error a failure means for the request; ends all others too if it concerns them."""
         job.problem = failure.message
         where = f"{self.endpoint.host}, model {job.request.model!r}: {failure.message}"
         if failure.kind in ("text", "final"):
             return ContentRefusedError(where) if failure.kind == "text" else PermanentAPIError(where)
         if failure.kind == "closed":
             self._refuse(PermanentAPIError(where))
-        elif self.limiter.failed(slot, crowded=failure.crowded, retry_after_s=failure.retry_after_s):
+        elif self.limiter.failed(started, crowded=failure.status in (429, 503), retry_after_s=failure.retry_after_s):
             self._refuse(
                 OutageError(
                     f"{self.endpoint.host} has not answered any of the last {self.limiter.failures} attempts ("
@@ -267,21 +244,16 @@ class Client:
         return self.limiter.refused() or passing
 
     def _refuse(self, error: APIError) -> None:
-        """End all requests: those that wait, those between attempts, and in an outage those under way too."""
+        """End all requests that wait or are between attempts; in an outage those under way too."""
         self.limiter.refuse(error)
         for job in self._unanswered:
             if not job.deadline.expired() and (isinstance(error, OutageError) or not job.sending):
                 with suppress(RuntimeError):  # it has just ended
                     job.deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def _do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        assert self.ledger is not None
-        return await committed(self.ledger.do(operation, *args, **kwargs))
-
 
 def _reread(request: Request, raw: str) -> Reply:
     """Read a reply that is in the ledger."""
-    problem = ""
     try:
         return read_reply(request.kind, raw)
     except InvalidReplyError as error:
@@ -290,3 +262,36 @@ def _reread(request: Request, raw: str) -> Reply:
         f"The ledger's reply to request {request.key} is not read by this version ({problem}). It is not asked "
         "again, as it was paid for: use the version that stored it, or another seed, which makes other requests"
     )
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end and return its result, whether or not an event loop runs already (in a notebook).
+
+    Where one runs in this thread, the coroutine gets a loop and a thread of its own. Ctrl-C cancels it, waits until it
+    has cleaned up, and raises KeyboardInterrupt.
+    """
+    try:
+        asyncio.get_running_loop()
+        inside = True
+    except RuntimeError:
+        inside = False
+    if not inside:  # out here, lest every error has that RuntimeError as its context
+        return asyncio.run(main)
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def cancellable() -> T:
+        task = asyncio.create_task(main)
+        tasks.append((asyncio.get_running_loop(), task))
+        return await task
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(asyncio.run, cancellable())
+        try:
+            while not future.done():  # in slices: a wait without an end can miss Ctrl-C while other threads run
+                wait([future], timeout=0.1)
+            return future.result()
+        except KeyboardInterrupt:  # leaving the block waits for the thread, so end its requests first
+            for loop, task in tasks:
+                with suppress(RuntimeError):  # the loop has ended by itself
+                    loop.call_soon_threadsafe(task.cancel)
+            raise

@@ -15,7 +15,7 @@ from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.replies import read_reply, told_usage
-from alpacafarm_env.llm.tokens import TokenBounds
+from alpacafarm_env.llm.requests import TokenBounds
 from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 

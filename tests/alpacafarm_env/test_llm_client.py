@@ -11,11 +11,10 @@ from llm_asks import KEY, ask, asked, chat, first
 from wire_server import WireServer, failed, http, ok, said
 
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
-from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.client import Client, run
 from alpacafarm_env.llm.endpoint import Endpoint
-from alpacafarm_env.llm.limits import Limiter
+from alpacafarm_env.llm.limits import ClientConfig, Limiter
 from alpacafarm_env.llm.requests import Request
-from alpacafarm_env.llm.run_sync import run
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -158,7 +157,7 @@ def test_retry_after_is_obeyed_by_all_requests_of_the_client_and_never_earlier(f
 
 def test_a_wait_holds_for_the_next_client():
     """A call that is told to wait and gives up; the next one has the limiter from it."""
-    limiter = Limiter(32)
+    limiter = Limiter(ClientConfig(max_concurrency=32))
     with WireServer(lambda seen, number: failed(429, retry_after=0.3) if number == 1 else ok()) as server:
         for attempts in (1, 6):
             ask(server, config={"max_attempts": attempts}, limiter=limiter)

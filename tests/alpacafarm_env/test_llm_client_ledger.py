@@ -25,12 +25,11 @@ from alpacafarm_env.errors import (
     ReplayMissError,
     TransientAPIError,
 )
-from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.client import Client, run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.store import Ledger
 from alpacafarm_env.llm.pricing import Prices
-from alpacafarm_env.llm.run_sync import run
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 BILLED = 13e-6

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alpacafarm_env.llm.failures import Failure, retry_after
-from alpacafarm_env.llm.refusals import FILTERED, TOO_LONG, refused_text
+from alpacafarm_env.llm.replies import FILTERED, TOO_LONG, refused_text, retry_after
 
 NOW = 1_900_000_000
 
@@ -49,11 +48,6 @@ def test_seconds_milliseconds_and_dates_say_the_same(seconds):
 @given(st.text(max_size=40))
 def test_any_header_is_a_wait_or_none(text):
     assert 0 <= retry_after({"retry-after": text, "retry-after-ms": text, "date": text}, NOW) <= 1e300
-
-
-def test_crowded():
-    statuses = (429, 503, 500, 408, None)
-    assert [Failure("", status=status).crowded for status in statuses] == [True, True, False, False, False]
 
 
 # ------------------------------------------------------------------------------------------------ refusals of a text

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from alpacafarm_env.llm.run_sync import run
+from alpacafarm_env.llm.client import run
 
 
 def plain(call):

@@ -11,9 +11,8 @@ from llm_asks import KEY, asked, chat
 from wire_server import WireServer, failed, http, ok, said
 
 from alpacafarm_env.errors import APIError
-from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.client import Client, ClientConfig, run
 from alpacafarm_env.llm.endpoint import Endpoint
-from alpacafarm_env.llm.run_sync import run
 
 CUT = f"{KEY[:8]}****{KEY[-4:]}"
 ECHOES = {

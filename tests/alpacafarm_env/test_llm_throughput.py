@@ -13,12 +13,11 @@ import alpacafarm_env
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig, load_prompt
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.prompts import Item, render
-from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.client import Client, ClientConfig, run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.ledger.store import Ledger
 from alpacafarm_env.llm.pricing import Prices
 from alpacafarm_env.llm.requests import Request
-from alpacafarm_env.llm.run_sync import run
 
 IN_FLIGHT, LATENCY_S, SECONDS = 64, 0.5, 34
 COUNT = int(SECONDS * IN_FLIGHT / LATENCY_S)

@@ -17,7 +17,7 @@ from wire_server import WireServer, http, ok, said
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
 from alpacafarm_env.llm import transport
 from alpacafarm_env.llm.endpoint import Endpoint
-from alpacafarm_env.llm.replies import LONGEST_REPLY
+from alpacafarm_env.llm.transport import LONGEST_REPLY
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 BODY_MB, MOST_KB = 100, 75_000
