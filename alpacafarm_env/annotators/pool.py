@@ -52,7 +52,7 @@ class AnnotatorPool(NoDeepCopy):
         api_key_env: The environment variable that holds the key; one that you name must be set, unless it is a replay.
         allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
-            `llm.ledger.store.default_path`.
+            `llm.ledger.file.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
         replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have

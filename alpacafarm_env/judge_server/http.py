@@ -19,12 +19,12 @@ from typing import Any, Final, cast
 
 from ..errors import AlpacaFarmError
 from .faults import Faults
-from .responses import HttpReply, as_error
+from .replies import HttpReply, as_error
 
 IDLE_S: Final = 30.0
-"""Seconds that a connection has for its next whole request, and to take the reply to the last one."""
+"""Seconds a connection has for its next whole request, and to take the reply to the last one."""
 MOST_CONNECTIONS: Final = 512
-"""Connections at once, each of them a thread and a file: a process may mostly open 1,024 files."""
+"""Connections at once, each a thread and a file: a process may mostly open 1,024 files."""
 _MAX_BODY: Final = 64 * 1024**2
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -33,11 +33,11 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 class Listener(ThreadingMixIn, TCPServer):
     """Accepts connections, each on a thread that does not keep the process alive.
 
-    One that brings no whole request within `IDLE_S` is ended, however slowly its bytes drip. Of `MOST_CONNECTIONS`, the
-    one that has waited longest makes room for another; one whose request is being answered is never ended.
+    A connection without a whole request within `IDLE_S` is ended, however slowly its bytes drip. Beyond
+    `MOST_CONNECTIONS` the one that has waited longest makes room; one whose request is being answered is never ended.
 
     Args:
-        address: Where to listen: a host and a port, 0 for any free one.
+        address: A host and a port, 0 for any free one.
         reply: Answers a request: its method, path, body and key.
         faults: How long a reply hangs or drips.
         latency_s: Seconds that each reply takes at least.
@@ -84,7 +84,7 @@ class Listener(ThreadingMixIn, TCPServer):
         return connection, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for a connection, if need be in the place of the one that has waited longest."""
+        """Whether there is room for a connection, if need be in place of the one that has waited longest."""
         if len(self._open) <= MOST_CONNECTIONS or self._end_longest(request):
             return True
         with suppress(OSError):
@@ -98,14 +98,14 @@ class Listener(ThreadingMixIn, TCPServer):
             pass
 
     def awaits(self, connection: socket.socket) -> None:
-        """From now on a connection's next request is due."""
+        """A connection's next request is due from now on."""
         with self._lock:
             self._waiting.pop(connection, None)
             if connection in self._open:
                 self._waiting[connection] = time.monotonic()
 
     def answers(self, connection: socket.socket) -> None:
-        """A connection's request is there in full: it has all the time that the answer takes."""
+        """A connection's request has come in full: the answer may take its time."""
         with self._lock:
             self._waiting.pop(connection, None)
 
@@ -116,8 +116,7 @@ class Listener(ThreadingMixIn, TCPServer):
             if found is None or found is but or self._waiting[found] > since:
                 return False
             del self._waiting[found]
-        with suppress(OSError):  # it has ended by itself
-            found.shutdown(socket.SHUT_RDWR)  # its thread, which reads, ends by that
+        _end(found)
         return True
 
     def shutdown_request(self, request: Any) -> None:
@@ -129,8 +128,7 @@ class Listener(ThreadingMixIn, TCPServer):
     def end_connections(self) -> None:
         """Ends all connections that are open, so that their threads end, too."""
         for connection in list(self._open):
-            with suppress(OSError):  # it has ended by itself
-                connection.shutdown(socket.SHUT_RDWR)
+            _end(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints what went wrong on a connection, if it is the server's own fault."""
@@ -138,8 +136,13 @@ class Listener(ThreadingMixIn, TCPServer):
             super().handle_error(request, client_address)
 
 
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended by itself
+        connection.shutdown(socket.SHUT_RDWR)  # which ends its thread, too
+
+
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The address behind a host's name, which is the one that is then listened on: IPv4 where there are both."""
+    """The address behind a host's name, IPv4 where there are both."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
@@ -169,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815 -- named by the base class
 
     def _read_body(self) -> bytes | None:
-        """The request's body; None if it was refused, which ends the connection, as the rest of it is still to come."""
+        """The request's body; None if it was refused, which ends the connection, as its rest is still to come."""
         length = self.headers.get("Content-Length", "0" if self.command == "GET" else "")
         if length.isdecimal() and int(length) <= _MAX_BODY:
             return self.rfile.read(int(length))

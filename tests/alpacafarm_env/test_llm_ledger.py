@@ -11,7 +11,8 @@ from ledger_calls import answer, attempts, begin, claim, fail, lookup, read_besi
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
 from alpacafarm_env.llm.ledger import operations as sql
-from alpacafarm_env.llm.ledger.store import Ledger, default_path, shared_ledger
+from alpacafarm_env.llm.ledger.file import default_path
+from alpacafarm_env.llm.ledger.store import Ledger, shared_ledger
 
 
 def names(folder):

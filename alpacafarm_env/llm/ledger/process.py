@@ -1,13 +1,11 @@
-"""Whether a process is gone for certain: a lease of one that was killed need not be waited out."""
-
-from __future__ import annotations
+"""Whether a process is gone for certain: a killed one's lease need not be waited out."""
 
 import os
 from pathlib import Path
 
 
 def identity() -> str:
-    """This process among all of the machine: its PID namespace, number and start; "" where the system does not tell."""
+    """This process's PID namespace, number and start, unique on the machine; "" where the system does not tell."""
     try:
         return f"{_namespace()}/{os.getpid()}/{_start(os.getpid())}"
     except (OSError, ValueError, IndexError):
@@ -15,7 +13,7 @@ def identity() -> str:
 
 
 def is_gone(who: str) -> bool:
-    """Whether the process of an `identity` has certainly ended. False where it cannot be known from here."""
+    """Whether the process of an `identity` has certainly ended; False where that cannot be known from here."""
     try:
         namespace, pid, start = who.split("/")
         if namespace != _namespace():
@@ -35,7 +33,7 @@ def _namespace() -> str:
 
 
 def _start(pid: int) -> str:
-    """When it started, in ticks since the machine did: a number that is used again belongs to a later process."""
+    """When it started, in ticks since boot: a reused number belongs to a later process."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     state, *fields = stat.rpartition(")")[2].split()
     if state == "Z":  # ended, and not yet waited for
