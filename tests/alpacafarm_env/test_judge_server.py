@@ -266,25 +266,6 @@ def test_own_errors_are_told(capfd, monkeypatch):
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_throughput(capsys):
-    """Enough for the fault runs of 20,000 requests: far above what a client of two cores asks."""
-    requests = [(path, json.dumps(asked).encode()) for path, asked in bodies(600)]
-
-    def ask(server, mine):
-        with connect(server) as connection:
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sum(post(connection, *request)[0] == 200 for request in mine)
-
-    with JudgeServer() as server, ThreadPoolExecutor(4) as threads:
-        start = time.perf_counter()
-        assert sum(threads.map(ask, [server] * 4, [requests[n::4] for n in range(4)])) == 600
-        rate = 600 / (time.perf_counter() - start)
-    with capsys.disabled():
-        print(f"\njudge server and client in one process: {rate:.0f} requests/s")
-    assert rate > 150
-
-
 @pytest.fixture
 def start():
     """Starts the command; whatever still runs at the end is killed."""

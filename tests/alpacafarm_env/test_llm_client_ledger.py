@@ -57,12 +57,11 @@ def test_an_answer_is_paid_once(ledger):
 def test_one_ledger_many_requests(ledger):
     """A request that differs in anything is another, and gets its own answer."""
     with WireServer(lambda seen, number: ok(seen.body["messages"][0]["content"])) as server:
-        answers, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
-        again, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
-    assert len(server.seen) == total(ledger).answered == 60
-    assert [answer.cached for answer in answers] == [False] * 60
-    assert [answer.cached for answer in again] == [True] * 60
-    assert [answer.reply.text for answer in again] == [f"Question {i}?" for i in range(60)]
+        for cached in (False, True):
+            answers, _ = ask(server, 30, ledger=ledger, prices=PRICES, budget_usd=1.0)
+            assert [answer.cached for answer in answers] == [cached] * 30
+            assert [answer.reply.text for answer in answers] == [f"Question {i}?" for i in range(30)]
+    assert len(server.seen) == total(ledger).answered == 30
 
 
 def test_the_answer_that_another_process_stored_first_stands(ledger):
@@ -125,15 +124,15 @@ def test_what_never_left_costs_nothing(ledger, listens):
         nobody = SimpleNamespace(url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
         if not listens:
             opened.close()
-        limits = {"max_attempts": 2, "attempt_timeout_s": 0.5}
-        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config=limits)
+        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config={"max_attempts": 2, "attempt_timeout_s": 0.3})
     assert isinstance(result, TransientAPIError)
+    assert "Connect" in str(result)
     assert result.cost_usd == total(ledger).usd == 0
 
 
 def test_a_request_that_ran_out_of_time_counts_its_reserve(ledger):
     with WireServer(lambda seen, number: [5.0]) as server:
-        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"deadline_s": 0.3})
+        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"deadline_s": 0.2})
     assert error.cost_usd == RESERVE
 
 
@@ -258,7 +257,7 @@ def test_an_answer_that_has_come_is_kept_though_its_caller_is_cancelled(ledger, 
 
 
 def test_no_slot_waits_for_the_commit_of_an_answer(ledger, monkeypatch):
-    """Six waves of two requests, whose commits take a second each: to wait for them would take five."""
+    """Six waves of two requests, whose commits take 0.3 s each: to wait for them would take 1.5 s."""
     do = ledger.do
 
     def slowly(operation, *args, **kwargs):
@@ -266,11 +265,11 @@ def test_no_slot_waits_for_the_commit_of_an_answer(ledger, monkeypatch):
         if operation is not sql.succeed:
             return future
         later = Future()
-        threading.Timer(1.0, lambda: later.set_result(future.result())).start()
+        threading.Timer(0.3, lambda: later.set_result(future.result())).start()
         return later
 
     monkeypatch.setattr(ledger, "do", slowly)
     with WireServer() as server:
         ask(server, 12, ledger=ledger, prices=PRICES, config={"max_concurrency": 2})
     starts = [seen.started for seen in server.seen]
-    assert max(starts) - min(starts) < 3
+    assert max(starts) - min(starts) < 1

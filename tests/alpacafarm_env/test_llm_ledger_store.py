@@ -1,4 +1,4 @@
-"""The writer thread: groups, what fails alone, forks, a full disk, and how fast it is."""
+"""The writer thread: groups, what fails alone, forks, a full disk."""
 
 import asyncio
 import os
@@ -240,19 +240,3 @@ def test_a_beat_that_cannot_be_written_stops_further_requests(tmp_path, monkeypa
         with pytest.raises(LedgerError, match="No more requests"):
             begin(ledger).result()
         monkeypatch.undo()
-
-
-@pytest.mark.slow
-def test_throughput(ledger):
-    def answers_per_second(callers, count):
-        def ask(index):
-            for number in range(count // callers):
-                answer(ledger, f"{callers} {index} {number}", [f"{callers} {index} {number}"], "x" * 1_000)
-
-        started = time.monotonic()
-        together(callers, ask)
-        return count / (time.monotonic() - started)
-
-    alone, many = answers_per_second(1, 500), answers_per_second(32, 6_400)
-    print(f"answers/s (two commits each): {alone:.0f} with 1 caller, {many:.0f} with 32")
-    assert many > max(100, 2 * alone)
