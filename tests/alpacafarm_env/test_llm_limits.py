@@ -146,7 +146,7 @@ class LimiterMachine(RuleBasedStateMachine):
             assert self.clock.now < next_start + 1e-9
 
 
-LimiterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+LimiterMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestLimiter = LimiterMachine.TestCase
 
 

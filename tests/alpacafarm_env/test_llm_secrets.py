@@ -29,7 +29,6 @@ ECHOES = {
     "bad header": [f"HTTP/1.1 200 OK\r\n{KEY}\r\n\r\n".encode(), None],
     "redirect": http(307, b"", location=f"http://127.0.0.1:9/{KEY}"),
     "answer": ok(f"Your key is {KEY}.", reason=f"stop {KEY}"),
-    "hang": [b"HTTP/1.1 200 OK\r\n", 30.0],
 }
 
 
