@@ -7,6 +7,7 @@ rate of each fault and, where they differ from the defaults, the parameters of `
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -22,12 +23,11 @@ from ..seeding import keyed_uniforms
 
 
 class Kind(NamedTuple):
-    """What a fault looks like to the client, and whether the model's work was charged for all the same."""
+    """What a fault looks like to the client, whether the work was charged, and whether the reply holds the answer."""
 
     about: str
     billed: bool
     usable: bool = False
-    """Whether the reply holds the right answer nevertheless."""
 
 
 FAULTS: Final[Mapping[str, Kind]] = {
@@ -56,7 +56,7 @@ FAULTS: Final[Mapping[str, Kind]] = {
 
 
 class Draw(NamedTuple):
-    """What happens to one request: the fault, if any, and a number in [0, 1) for its details."""
+    """What happens to one request: a fault or none, and a number in [0, 1) for its details."""
 
     fault: str | None
     detail: float
@@ -101,13 +101,7 @@ class Faults:
         return cls({name: content[name] for name in FAULTS if name in content}, **parameters)
 
     def draw(self, seed: int, body: str, occurrence: int) -> Draw:
-        """The fault of one request, keyed on the arguments alone.
-
-        Args:
-            seed: The server's seed.
-            body: The request's body, or a digest of it.
-            occurrence: How many times this body has come before.
-        """
+        """The fault of one request, keyed on the server's seed, the body's digest, and how often it came before."""
         if not any(self.rates.values()):
             return Draw(None, 0.0)
         chance, detail = (
@@ -162,8 +156,7 @@ def _json(path: Path) -> object:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
             raise ValueError(f"the key {name!r} stands there twice")
     return dict(pairs)

@@ -1,7 +1,5 @@
 """The judge server's HTTP: connections, keep-alive, and replies that drip, hang or break off."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 import os
@@ -18,7 +16,6 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, cast
 
 from ..errors import AlpacaFarmError
-from .faults import Faults
 from .replies import HttpReply, as_error
 
 IDLE_S: Final = 30.0
@@ -36,16 +33,7 @@ class Listener(ThreadingMixIn, TCPServer):
     A connection without a whole request within `IDLE_S` is ended, however slowly its bytes drip. Beyond
     `MOST_CONNECTIONS` the one that has waited longest makes room; one whose request is being answered is never ended.
 
-    Args:
-        address: A host and a port, 0 for any free one.
-        reply: Answers a request: its method, path, body and key.
-        faults: How long a reply hangs or drips.
-        latency_s: Seconds that each reply takes at least.
-        allow_remote: Take a host that other machines can reach.
-
-    Raises:
-        AlpacaFarmError: The host is not this machine alone, and that was not allowed.
-        OSError: The host is not known, or the port is taken or may not be used.
+    `reply` answers a request's method, path, body and key. Other arguments, and errors, as in `JudgeServer`.
     """
 
     allow_reuse_address = True
@@ -57,11 +45,10 @@ class Listener(ThreadingMixIn, TCPServer):
         address: tuple[str, int],
         reply: Callable[[str, str, bytes, str], HttpReply],
         *,
-        faults: Faults,
         latency_s: float,
         allow_remote: bool,
     ) -> None:
-        self.reply, self.faults, self.latency_s = reply, faults, latency_s
+        self.reply, self.latency_s = reply, latency_s
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -184,9 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: HttpReply) -> None:
-        listener = cast(Listener, self.server)
         if reply.manner == "hang":
-            listener.closing.wait(listener.faults.hang_s)
+            cast(Listener, self.server).closing.wait(reply.pause_s)
             self.close_connection = True
             return
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}"]
@@ -199,14 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(head + reply.body[: len(reply.body) // 2])
             self._reset()
         else:
-            self._drip(head, reply.body)
+            self._drip(head, reply)
 
-    def _drip(self, head: bytes, body: bytes) -> None:
-        listener = cast(Listener, self.server)
+    def _drip(self, head: bytes, reply: HttpReply) -> None:
         self.wfile.write(head)
-        for place in range(len(body)):
-            self.wfile.write(body[place : place + 1])
-            if listener.closing.wait(listener.faults.drip_s):
+        for byte in reply.body:
+            self.wfile.write(bytes([byte]))
+            if cast(Listener, self.server).closing.wait(reply.pause_s):
                 self.close_connection = True
                 return
 

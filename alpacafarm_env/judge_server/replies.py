@@ -48,12 +48,7 @@ class JudgeQuestion:
         annotator: The name of who is asked.
         items: The pairs, in the order they are shown.
         kind: "chat" or "completion".
-        model: The model's name in the request.
         format: The prompt's format: "lines", "label", "json" or "logprobs".
-        prompt_tokens: Tokens of the prompt.
-        seed: The seed that came with the request.
-        temperature: From 0 to 2.
-        max_tokens: The most tokens to answer; None for no limit.
         top_logprobs: How many logprobs a token gets; None for none at all.
     """
 
@@ -167,7 +162,7 @@ def _json_pieces(verdicts: Sequence[Verdict]) -> list[Piece]:
         label = Piece("false" if verdict.second else "true", {"true": 1.0 - verdict.chance, "false": verdict.chance})
         head = f'{"," if place else "["}\n  {{"explanation": {json.dumps(verdict.reason)}, "a_better": '
         pieces += [Piece(head), label, Piece("}")]
-    return [*pieces, Piece("\n]")] if pieces else [Piece("[]")]
+    return [*pieces, Piece("\n]" if pieces else "[]")]
 
 
 def _logprob(probability: float) -> float:
@@ -184,13 +179,14 @@ class HttpReply:
 
     Attributes:
         manner: "whole": at once. "reset": headers and half of the body, then the connection is reset. "drip": headers
-            at once, then a byte at a time. "hang": nothing, then the connection ends.
+            at once, then a byte every `pause_s` seconds. "hang": nothing for `pause_s`, then the connection ends.
     """
 
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
     manner: Manner = "whole"
+    pause_s: float = 0.0
 
 
 def as_json(content: object, status: int = 200) -> HttpReply:
@@ -210,7 +206,7 @@ def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpRe
     if draw.fault == "html":
         return HttpReply(200, _PAGE, (("Content-Type", "text/html; charset=utf-8"),))
     if draw.fault not in _REFUSALS:
-        return _changed(answer, draw)
+        return _changed(answer, draw, faults)
     status, message, code = _REFUSALS[draw.fault]
     headers = {
         "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
@@ -229,7 +225,7 @@ def _date(seconds: float) -> str:
     return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
 
 
-def _changed(answer: JudgeAnswer, draw: Draw) -> HttpReply:
+def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
     """A reply that begins as the answer."""
     fault, first = str(draw.fault), draw.detail < 0.5
     if fault == "wrong_count":
@@ -254,7 +250,8 @@ def _changed(answer: JudgeAnswer, draw: Draw) -> HttpReply:
     reply = as_json(content)
     if fault == "cut_json":
         return replace(reply, body=reply.body[: len(reply.body) // 2])
-    return replace(reply, manner=_MANNERS.get(fault, "whole"))
+    pauses = {"drip": faults.drip_s, "hang": faults.hang_s}
+    return replace(reply, manner=_MANNERS.get(fault, "whole"), pause_s=pauses.get(fault, 0.0))
 
 
 def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 from ..annotators.config import ROLES, load_models
 from ..arguments import real_number, whole_number
@@ -44,7 +44,7 @@ class JudgeServer:
     Args:
         seed: Seeds the faults, and the verdicts of requests without a seed.
         faults: What goes wrong, and how often. None: nothing.
-        host: The interface to listen on: an address of this machine, or a name of one.
+        host: The interface to listen on, an address or a name of this machine.
         port: 0 for any free one.
         api_key: The only accepted key; None accepts all.
         latency_s: Seconds that each answer takes at least.
@@ -74,15 +74,11 @@ class JudgeServer:
         self.seed, self.faults = seed, faults or Faults()
         self.judging = SandboxJudge(seed, pools, anyway=anyway)
         self._api_key = api_key
-        self._arrived: Counter[str] = Counter()
-        self._statuses: Counter[str] = Counter()
-        self._faulted: Counter[str] = Counter()
+        self._arrived, self._statuses, self._faulted = Counter[str](), Counter[str](), Counter[str]()
         self._charged: dict[str, Counter[str]] = {}
         self._answered = 0
         self._lock = threading.Lock()
-        self._listener = Listener(
-            (host, port), self.reply, faults=self.faults, latency_s=latency_s, allow_remote=allow_remote
-        )
+        self._listener = Listener((host, port), self.reply, latency_s=latency_s, allow_remote=allow_remote)
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -151,12 +147,12 @@ class JudgeServer:
             return self._refused(400, str(error), "invalid_request_error")
 
     def _judge(self, kind: str, content: bytes, key: str) -> HttpReply:
-        body = _json_object(content)
-        question = self.judging.read(kind, body)
         try:
-            digest = content_key(body)
-        except ValueError as error:  # 1e999, which JSON can write and no float can hold
-            raise PoolError(f"The body holds a number that cannot be: {error}.") from error
+            body = json.loads(content)
+            digest = content_key(body)  # raises on NaN and 1e999
+        except (ValueError, RecursionError) as error:
+            raise PoolError(f"The body is not JSON: {error}.") from error
+        question = self.judging.read(kind, body)
         with self._lock:
             draw = self.faults.draw(self.seed, digest, self._arrived[digest])
             self._arrived[digest] += 1
@@ -181,29 +177,12 @@ class JudgeServer:
         return as_error(status, message, code)
 
 
-def _json_object(content: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(content, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"The body is not JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise PoolError(f"The body is a JSON {type(body).__name__}; expected an object.")
-    return body
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
 def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> int:
-    """Serves until Ctrl-C. Prints the base URL first, and nothing else but a warning where other machines can reach it.
+    """Serves until Ctrl-C; returns the exit status. Prints the base URL, and a warning if other machines can reach it.
 
     Args:
         faults: A faults file, see `faults`; None for no faults.
         options: The other arguments of `JudgeServer`.
-
-    Returns:
-        The exit status: 0 after Ctrl-C.
 
     Raises:
         AlpacaFarmError: The faults file is not well written (PoolError), or the host or port cannot be had.

@@ -22,27 +22,18 @@ COMMIT_S = 10.0
 
 @dataclass(eq=False)
 class Job:
-    """One `ask` under way.
-
-    Attributes:
-        deadline: Ends it by the wall clock, from its first attempt on.
-        attempts: Requests sent for it.
-        sending: Whether one is under way.
-        problem: How the last one ended.
-        reserve_usd: The most that the last one can have cost; None: the model has no price.
-        cost_usd: What all of them count in the ledger.
-    """
+    """One `ask` under way."""
 
     request: Request
     questions: tuple[str, ...]
     label: str
     owner: sql.Owner | None
-    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.Timeout(None))
+    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.Timeout(None))  # from the first attempt on
     attempts: int = 0
     sending: bool = False
-    problem: str = ""
-    reserve_usd: float | None = None
-    cost_usd: float = 0.0
+    problem: str = ""  # how the last attempt ended
+    reserve_usd: float | None = None  # the most that the last attempt can have cost; None: the model has no price
+    cost_usd: float = 0.0  # what all attempts count in the ledger
 
 
 class AttemptRecorder:

@@ -30,13 +30,12 @@ from .attempts import AttemptRecorder, Job, committed
 from .endpoint import Endpoint
 from .ledger import operations as sql
 from .ledger.store import Ledger
-from .limits import ClientConfig, Limiter
+from .limits import ClientConfig as ClientConfig
+from .limits import Limiter
 from .pricing import Prices
 from .replies import Failure, Reply, read_reply
 from .requests import Request
 from .transport import Sender
-
-__all__ = ["Answer", "Client", "ClientConfig"]
 
 T = TypeVar("T")
 WAIT_INITIAL_S, WAIT_MAX_S = 0.25, 8.0
@@ -73,9 +72,9 @@ class Client:
     Args:
         ledger: Keeps answers and attempts; None: nothing is kept.
         prices: What models cost; None: unknown.
-        budget_usd: The most that all attempts of the ledger together may cost; needs a ledger.
-        limiter: Limits that outlive this client, instead of those in `config`: the next client given them knows how
-            many requests at once the server takes, and until when to wait.
+        budget_usd: The most that all attempts of the ledger together may cost.
+        limiter: Replaces `config`'s limits and outlives this client: the next one given it knows how many requests at
+            once the server takes, and until when to wait.
 
     Raises:
         ValueError: A budget without a ledger, or one that is no amount.
@@ -121,10 +120,8 @@ class Client:
     async def ask(self, request: Request, *, questions: Sequence[str] = (), label: str = "") -> Answer:
         """The answer to a request, from the ledger or the server.
 
-        Args:
-            request: What to ask; its `base_url` is the endpoint's.
-            questions: Keys of the questions in it, in their order, for the ledger to link to the answer.
-            label: What it is for, such as an annotator's name, for the ledger's report.
+        `questions` are the keys of the questions in it, in their order, for the ledger to link to the answer; `label`
+        is what it is for, such as an annotator's name, for the ledger's report.
 
         Raises:
             APIError: PermanentAPIError (ContentRefusedError if only for this text), TransientAPIError or OutageError.
@@ -232,12 +229,9 @@ class Client:
         if failure.kind == "closed":
             self._refuse(PermanentAPIError(where))
         elif self.limiter.failed(started, crowded=failure.status in (429, 503), retry_after_s=failure.retry_after_s):
-            self._refuse(
-                OutageError(
-                    f"{self.endpoint.host} has not answered any of the last {self.limiter.failures} attempts ("
-                    f"{failure.message}). What was answered before is kept: run again when the server is back"
-                )
-            )
+            silent = f"{self.endpoint.host} has not answered any of the last {self.limiter.failures} attempts"
+            kept = "What was answered before is kept: run again when the server is back"
+            self._refuse(OutageError(f"{silent} ({failure.message}). {kept}"))
         passing = _PassingError(where)
         longest = min(WAIT_MAX_S, WAIT_INITIAL_S * 2 ** (job.attempts - 1))
         passing.wait_s = failure.retry_after_s or longest * self._jitter.uniform(0.5, 1)
@@ -265,10 +259,10 @@ def _reread(request: Request, raw: str) -> Reply:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result, whether or not an event loop runs already (in a notebook).
+    """Run a coroutine to its end and return its result.
 
-    Where one runs in this thread, the coroutine gets a loop and a thread of its own. Ctrl-C cancels it, waits until it
-    has cleaned up, and raises KeyboardInterrupt.
+    Where an event loop runs in this thread already (a notebook), the coroutine gets a loop and a thread of its own.
+    Ctrl-C cancels it, waits until it has cleaned up, and raises KeyboardInterrupt.
     """
     try:
         asyncio.get_running_loop()

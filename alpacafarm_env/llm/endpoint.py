@@ -70,16 +70,12 @@ class Endpoint:
         self.api_key_env = api_key_env
         found: set[str] = set()
 
-        def find() -> str:
+        def find() -> tuple[str, set[str]]:
             key = (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
             found.add(key)
-            return key
+            return key, found - {"", NO_KEY}
 
-        def secrets() -> list[str]:
-            find()
-            return list(found - {"", NO_KEY})
-
-        self._find, self._secrets = find, secrets  # functions, because vars() does not show what they return
+        self._find = find  # a function, because vars() does not show what it returns
 
     def key(self) -> str:
         """The key as it is now.
@@ -87,7 +83,7 @@ class Endpoint:
         Raises:
             PermanentAPIError: There is none, or it holds characters that no key has.
         """
-        key = self._find()
+        key, _ = self._find()
         if re.fullmatch(r"[!#-\[\]-~]+", key):  # printable ASCII without blanks, quotes and backslashes
             return key
         what = "has a key with characters that no key has" if key else "has no key"
@@ -99,7 +95,7 @@ class Endpoint:
 
     def redact(self, text: str) -> str:
         """A message without the key: whole, as JSON or a URL writes it, or with its middle masked."""
-        keys = self._secrets()
+        _, keys = self._find()
         for form in _forms(keys):
             text = text.replace(form, HIDDEN)
         for key in keys:
@@ -111,7 +107,7 @@ class Endpoint:
 
     def redact_reply(self, raw: str) -> str:
         """A model's reply without the key, which a hostile or careless server may have put there."""
-        for form in _forms(key for key in self._secrets() if len(key) >= _SHORTEST_SECRET):
+        for form in _forms(key for key in self._find()[1] if len(key) >= _SHORTEST_SECRET):
             raw = raw.replace(form, HIDDEN)
         return raw
 
@@ -122,9 +118,9 @@ class Endpoint:
         stamina's warnings of repeats become debug messages: for a served model repeats are normal.
         """
         names = list(logging.root.manager.loggerDict)  # at once: other threads may be importing
-        watched = [name for name in names if name.split(".")[0] in _LIBRARIES]
-        watched += [*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)]
-        loggers = [logging.getLogger(name) for name in sorted(set(watched))]
+        watched = {name for name in names if name.split(".")[0] in _LIBRARIES}
+        watched |= {*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)}
+        loggers = [logging.getLogger(name) for name in watched]
 
         def redacted(record: logging.LogRecord) -> bool:
             if record.name == "stamina":

@@ -53,8 +53,7 @@ class ClientConfig:
 class _Pace:
     """What was learned of a server, and when it may be asked next, in seconds of the monotonic clock.
 
-    It outlives event loops, and limiters in several threads may share it: each value is one number, and a lost update
-    costs no more than one step of the search.
+    Limiters in several threads may share it: a lost update costs no more than one step of the search.
     """
 
     limit: float
@@ -103,11 +102,8 @@ class Limiter:
     async def acquire(self, *, again: bool = False) -> float:
         """Wait for leave to send: first come, first served, but repeats before all others, as their time is running.
 
-        Returns:
-            When the request started, in seconds of the monotonic clock, for `succeeded` and `failed`.
-
-        Raises:
-            APIError: The client takes no more requests.
+        Returns the start of the request on the monotonic clock, for `succeeded` and `failed`. Raises APIError if the
+        client takes no more requests.
         """
         self._check_pause()
         if refusal := self.refused():
@@ -176,12 +172,8 @@ class Limiter:
     def _check_pause(self) -> None:
         wait = self._pace.paused_until - time.monotonic()
         if wait > self.config.max_wait_s and not self.refusal:
-            self.refuse(
-                TransientAPIError(
-                    f"The server asks for no requests for another {wait:,.0f} s, longer than max_wait_s="
-                    f"{self.config.max_wait_s:g}. Run again later: what was answered is kept"
-                )
-            )
+            problem = f"The server asks for no requests for another {wait:,.0f} s, longer than max_wait_s="
+            self.refuse(TransientAPIError(f"{problem}{self.config.max_wait_s:g}. Run again later: answers are kept"))
 
     def _admit(self) -> None:
         """Let in as many as may start now, and come back when the next may."""

@@ -30,9 +30,7 @@ _MAYBE_BILLED: Final = (408, 502, 504, 520, 522, 524)
 _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "LocalProtocolError")
 _OF_A_TEXT: Final = (400, 403, 413, 422)
 _QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-_NO_API: Final = (
-    "there is no OpenAI-compatible server: it does not take such requests at all; check base_url ({base_url})"
-)
+_NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
 _CLOSING: Final = {
     401: "the server refused the key; check the environment variable {key_variable}, or api_key",
     402: "the quota or the credit of this key is used up; see the account at {host}",
@@ -42,8 +40,7 @@ _CLOSING: Final = {
     501: _NO_API,
 }
 _MOVED: Final = (
-    "the server sends requests on to another address, which is not followed, as the key is for this one only; check "
-    "base_url"
+    "the server redirects elsewhere, which is not followed, as the key is for this address alone; check base_url"
 )
 _SETTINGS: Final = (
     "If it refused the request's settings: a file of models can leave out what the model does not take (omit: "
@@ -52,14 +49,9 @@ _SETTINGS: Final = (
 
 # Servers share no codes for this, so that their words decide. A refusal missed here ends a whole call; one found by
 # mistake leaves texts out. So phrases count only if they speak of a text's length or content.
-_CODES: Final = {
-    "context_length_exceeded": TOO_LONG,
-    "exceed_context_size_error": TOO_LONG,
-    "string_above_max_length": TOO_LONG,
-    "content_filter": FILTERED,
-    "content_policy_violation": FILTERED,
-    "moderation_blocked": FILTERED,
-}
+_CODES: Final = dict.fromkeys(
+    ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length"), TOO_LONG
+) | dict.fromkeys(("content_filter", "content_policy_violation", "moderation_blocked"), FILTERED)
 # OpenAI, vLLM, OpenRouter, Mistral, SGLang, llama.cpp and its Python server, Ollama and LM Studio speak of a "context
 # length", "size" or "window"; vLLM also of a "maximum model length", TGI of "`inputs` tokens + `max_new_tokens`",
 # Gemini of a "token count" that "exceeds the maximum", Anthropic of a prompt that "is too long".
@@ -85,15 +77,13 @@ class FinalReplyError(InvalidReplyError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answered.
+    """What a model answered; what the server did not send, or sent in an invalid form, is None.
 
     Attributes:
         text: The answer; never blank.
-        finish_reason: Why it ended ("stop", "length" ...), None if the server does not say.
-        logprobs: For each token of the answer the log-probabilities of the likeliest tokens in its place; None if the
-            server sent none, or invalid ones.
-        prompt_tokens: Tokens read, as the server counts; None if missing or invalid.
-        completion_tokens: Tokens written, likewise.
+        finish_reason: Why it ended ("stop", "length" ...).
+        logprobs: For each token of the answer the log-probabilities of the likeliest tokens in its place.
+        prompt_tokens, completion_tokens: As the server counts.
     """
 
     text: str
@@ -268,11 +258,8 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float:
     """Seconds that a server asks to wait, 0 or more; 0 if it does not say, or says nonsense.
 
     Reads "retry-after-ms" (milliseconds) and "retry-after" (seconds, whole or not, or an HTTP date, RFC 9110 section
-    10.2.3); of two, the longer. A date counts from the server's own "date" if it sends one: clocks differ.
-
-    Args:
-        headers: The response's, with names in lower case or in a case-insensitive mapping.
-        now: Seconds since 1970, for dates where the server sends none; None: the clock.
+    10.2.3); of two, the longer. A date counts from the server's own "date" if it sends one, as clocks differ; else from
+    `now`, in seconds since 1970 (None: the clock).
     """
     text = headers.get("retry-after", "").strip()
     waits = [_number(headers.get("retry-after-ms", "")) / 1000, _number(text)]
@@ -299,18 +286,13 @@ def _date(text: str) -> float | None:
 
 
 def refused_text(words: str, body: Any = None) -> str:
-    """Why a text was refused; "" where it is not the text, as far as one can tell.
-
-    Args:
-        words: What the server said; the first 20,000 characters count.
-        body: Its error as JSON; "code", "type" and "metadata" (OpenRouter's `flagged_input`) are read.
-    """
+    """Why a text was refused, by the server's words and its error as JSON; "" if it does not seem to be the text."""
     error = body if isinstance(body, dict) else {}
     for name in ("code", "type"):
         if str(error.get(name)) in _CODES:
             return _CODES[str(error[name])]
     metadata = error.get("metadata")
-    if isinstance(metadata, dict) and "flagged_input" in metadata:
+    if isinstance(metadata, dict) and "flagged_input" in metadata:  # OpenRouter's
         return FILTERED
     words = words[:20_000]
     if _LONG.search(words):

@@ -58,17 +58,11 @@ def content_key(content: Any) -> str:
 
 @dataclass(frozen=True)
 class TokenBounds:
-    """The fewest and the most tokens of a request.
+    """The fewest and the most tokens of a request."""
 
-    Attributes:
-        fewest_prompt: One per `_BYTES_PER_TOKEN` bytes of its texts, at least 1.
-        most_prompt: The bytes of the whole body: a token is at least one byte.
-        most_completion: The body's own limit, over all choices and prompts; `math.inf`: it sets none.
-    """
-
-    fewest_prompt: int
-    most_prompt: int
-    most_completion: float
+    fewest_prompt: int  # one per `_BYTES_PER_TOKEN` bytes of its texts, at least 1
+    most_prompt: int  # the bytes of the whole body: a token is at least one byte
+    most_completion: float  # the body's own limit, over all choices and prompts; `math.inf`: it sets none
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:

@@ -27,14 +27,10 @@ _CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class Sender:
-    """Sends requests to one endpoint. It repeats nothing and follows no redirect.
+    """Sends requests to one endpoint, `timeout_s` seconds of wall clock each. Repeats nothing, follows no redirect.
 
     Each request under way has a connection of its own, which then serves the next. In one pool the HTTP library would
     look at each of them for every request: with 64 that takes longer than all else together.
-
-    Args:
-        endpoint: The server and the key.
-        timeout_s: Wall-clock seconds for a whole attempt, the reply's body included.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
@@ -46,11 +42,9 @@ class Sender:
     async def close(self) -> None:
         """End all connections; the next request opens new ones."""
         libraries, self._all, self._free = self._all, [], []
-        try:
+        with self._opened:
             for library in libraries:
                 await library.close()
-        finally:
-            self._opened.close()
 
     async def send(self, request: Request) -> tuple[str, Reply | Failure]:
         """The body of the reply, "" if there is none, and what it says."""
@@ -89,8 +83,7 @@ class Sender:
         first = AsyncOpenAI(
             api_key=self._endpoint.key(),
             base_url=self._endpoint.base_url,
-            # A connection that is not made in time ends before `send`'s own time-out: nothing has left, and nothing is
-            # charged.
+            # Shorter than `send`'s own time-out, so that a connection that is never made charges nothing.
             timeout=_http().Timeout(None, connect=min(CONNECT_S, self._timeout_s / 2)),
             max_retries=0,
             http_client=self._connection(),

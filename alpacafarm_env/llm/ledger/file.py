@@ -82,11 +82,7 @@ def ledger_path(path: str | os.PathLike[str] | None) -> Path:
 
 
 def prepare(path: Path, *, replay: bool) -> None:
-    """Makes the file if there is none; checks an existing one without changing it.
-
-    Raises:
-        LedgerError: It is no sound ledger of this version, or cannot be used.
-    """
+    """Makes the file if there is none; LedgerError, without changing it, if it is no sound ledger of this version."""
     if sqlite3.sqlite_version_info < (3, 37):
         raise LedgerError(f"The ledger needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
@@ -135,7 +131,7 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
                 conn.execute(statement)
                 return
             except sqlite3.OperationalError as error:
-                passing = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
+                passing = error_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
                 if not passing or time.monotonic() > deadline:
                     raise
             time.sleep(random.uniform(0.0005, 0.005))
@@ -152,22 +148,24 @@ def inode(path: Path) -> tuple[int, int, float] | None:
     return found.st_dev, found.st_ino, found.st_size
 
 
+def error_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def explain(path: Path, error: sqlite3.Error) -> LedgerError:
     """An error of SQLite in words that help the user of the ledger."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
-        text = (
-            "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
-            "then run again"
-        )
-    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        text = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
-    elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        text = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
-    elif code == sqlite3.SQLITE_READONLY:
-        text = "it is read-only. Make it writable, or open it to replay"
-    else:
-        text = "nothing of this call was stored; what was stored before is kept"
+    held = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
+    damaged = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
+    full = "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
+    text = {
+        sqlite3.SQLITE_FULL: f"{full}then run again",
+        sqlite3.SQLITE_BUSY: held,
+        sqlite3.SQLITE_LOCKED: held,
+        sqlite3.SQLITE_CORRUPT: damaged,
+        sqlite3.SQLITE_NOTADB: damaged,
+        sqlite3.SQLITE_READONLY: "it is read-only. Make it writable, or open it to replay",
+    }.get(error_code(error), "nothing of this call was stored; what was stored before is kept")
     return LedgerError(f"The ledger {path} cannot be used: {text} (SQLite: {error}).")
 
 
@@ -236,7 +234,7 @@ def _check_content(path: Path) -> None:
             elif not _sums_agree(conn):
                 problem = "its totals are not the sum of its attempts"
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
+        if error_code(error) == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
             raise explain(path, error) from error
         problem = f"SQLite: {error}"
     except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits

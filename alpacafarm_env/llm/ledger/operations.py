@@ -30,46 +30,29 @@ MAX_USD = 10**9
 
 @dataclass(frozen=True)
 class Owner:
-    """One call's name as a claimant: calls of one process, even of one handle, are different claimants.
+    """One call's name as a claimant: calls of one process, even of one handle, are different claimants."""
 
-    Attributes:
-        handle: The open ledger; its writer thread beats for it.
-        call: Number of the call.
-        lease_s: Seconds after which a handle that no longer beats is dead.
-    """
-
-    handle: str
+    handle: str  # the open ledger; its writer thread beats for it
     call: int
-    lease_s: float
+    lease_s: float  # seconds after which a handle that no longer beats is dead
 
 
 class Stored(NamedTuple):
-    """A stored answer to a question.
+    """A stored answer to a question."""
 
-    Attributes:
-        raw: The whole body of the reply as it came.
-        request_key: The request it replied to.
-        position: The question's index in that request, 0 ... size - 1.
-        size: Questions in that request.
-        tries: How often the question was answered alone (in requests of size 1).
-    """
-
-    raw: str
+    raw: str  # the whole body of the reply as it came
     request_key: str
-    position: int
-    size: int
-    tries: int
+    position: int  # the question's index in that request, 0 ... size - 1
+    size: int  # questions in that request
+    tries: int  # how often the question was answered alone (in requests of size 1)
 
 
 @dataclass(frozen=True)
 class AttemptTotals:
     """Counts and dollars of a set of attempts; `*_usd` is what those in a state count, an unknown one its reserve.
 
-    Attributes:
-        unknown: Attempts that may have been billed, and whose answer was lost.
-        questions: Questions in the answered attempts.
-        prompt_tokens, completion_tokens: As the server reported them, over the attempts where it did.
-        unpriced: Attempts, failed ones aside, that count nothing because the model has no price.
+    Unknown attempts may have been billed, and their answer was lost. `questions` are those answered, tokens as far as
+    reported, and `unpriced` counts attempts, failed ones aside, that count nothing as the model has no price.
     """
 
     answered: int = 0
@@ -195,13 +178,8 @@ def succeed(
 ) -> str:
     """Stores an attempt's answer (the whole body `raw`) and links its questions to it, in the request's order.
 
-    `cost_usd=None` leaves the reserve counted; tokens are None where not reported, or not believably.
-
-    Returns:
-        The raw reply that stands: this one, or the one that was stored for the same request before.
-
-    Raises:
-        LedgerError: There is no such attempt, or it has ended already.
+    `cost_usd=None` leaves the reserve counted. Returns the raw reply that stands: this one, or the one stored for the
+    same request before. Raises LedgerError if there is no such attempt, or it has ended already.
     """
     tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     request_key = _end(
@@ -244,10 +222,8 @@ def fail(
 ) -> None:
     """Ends an attempt without an answer; `state` "unknown" may have been billed, "failed" was not.
 
-    `cost_usd` is what it cost all the same, if known; an unknown one without counts its reserve.
-
-    Raises:
-        LedgerError: There is no such attempt, or it has ended already.
+    `cost_usd` is what it cost all the same, if known; an unknown one without counts its reserve. Raises LedgerError as
+    `succeed` does.
     """
     if state not in ("failed", "unknown"):
         raise ValueError(f"expected state 'failed' or 'unknown', got {state!r}")
@@ -306,11 +282,7 @@ READS = (lookup, stored_reply, spending, busy)
 
 
 def check_budget(budget_usd: object) -> None:
-    """Check that a budget is None (no limit) or a number of dollars in [0, `MAX_USD`].
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Raise ValueError unless a budget is None (no limit) or a number of dollars in [0, `MAX_USD`]."""
     number = isinstance(budget_usd, int | float) and not isinstance(budget_usd, bool)
     if budget_usd is not None and not (number and 0 <= budget_usd <= MAX_USD):  # type: ignore[operator]
         raise ValueError(
@@ -319,11 +291,7 @@ def check_budget(budget_usd: object) -> None:
 
 
 def nanodollars(usd: float | None) -> int | None:
-    """Dollars, rounded up to whole nanodollars; None stays None.
-
-    Raises:
-        ValueError: Not in [0, `MAX_USD`].
-    """
+    """Dollars, rounded up to whole nanodollars; None stays None. ValueError if not in [0, `MAX_USD`]."""
     if usd is None:
         return None
     if not 0 <= usd <= MAX_USD:

@@ -33,7 +33,7 @@ from weakref import WeakSet
 
 from ...errors import LedgerError, ReplayMissError
 from . import operations as sql
-from .file import begin, connect, explain, inode, ledger_path, prepare
+from .file import begin, connect, error_code, explain, inode, ledger_path, prepare
 from .process import identity
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ class Ledger:
         cause = error.__cause__ if isinstance(error, _UndoneError) and error.__cause__ else error
         if isinstance(cause, sqlite3.Error):
             told = explain(self.path, cause)
-            if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            if error_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 # Answers that cannot be stored must not be bought: no attempt begins until another call has claimed its
                 # questions. Smaller rows do not count: they still fit where answers do not.
                 self._full = f"No more requests are sent: {told}"
