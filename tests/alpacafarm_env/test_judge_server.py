@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from itertools import islice
 
@@ -21,17 +22,16 @@ from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import KINDS, JudgeServer
 from alpacafarm_env.llm.requests import content_key
 
-MIX = {"retry_after_seconds": 0.1, "server_error": 0.1, "cut_json": 0.1, "null_content": 0.1, "absurd_usage": 0.1}
 COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server"]
-
-
-def bodies(count):
-    return [body(n) for n in range(count)]
 
 
 @cache
 def body(number):
     return make_body("chatgpt_4", pairs(1, number))
+
+
+def bodies(count):
+    return list(map(body, range(count)))
 
 
 def faulted(server, fault, count=1):
@@ -173,13 +173,10 @@ def outcomes(server, requests, workers):
 
 
 def test_same_seed_same_faults_in_any_order():
-    requests = bodies(60)
-    mix = Faults({**MIX, "hang": 0.05, "reset": 0.05}, hang_s=0.0)
-    with (
-        JudgeServer(seed=3, faults=mix) as one,
-        JudgeServer(seed=3, faults=mix) as two,
-        JudgeServer(faults=mix) as three,
-    ):
+    requests, rates = bodies(60), {"retry_after_seconds": 0.2, "cut_json": 0.1, "hang": 0.1, "reset": 0.1}
+    mix = Faults(rates, hang_s=0.0)
+    with ExitStack() as stack:
+        one, two, three = (stack.enter_context(JudgeServer(seed=seed, faults=mix)) for seed in (3, 3, 0))
         first = outcomes(one, requests, 1)
         assert outcomes(two, requests[::-1], 8) == first
         assert outcomes(three, requests, 8) != first
@@ -187,57 +184,6 @@ def test_same_seed_same_faults_in_any_order():
         expected = Counter(mix.draw(3, content_key(asked), 0).fault for _, asked in requests)
         del expected[None]
         assert one.stats()["by_fault"] == dict(sorted(expected.items()))
-
-
-def ask_until_answered(server, requests):
-    """The verdict of each request, repeated until there is one; how many requests that took."""
-    texts, sent = [], 0
-    with connect(server) as connection:
-        for request in requests:
-            while True:
-                sent += 1
-                try:
-                    status, _, content = post(connection, *request)
-                except json.JSONDecodeError:
-                    continue
-                if status == 200 and text_of(content):
-                    texts.append(text_of(content))
-                    break
-    return texts, sent
-
-
-def test_faults_change_no_verdict():
-    requests = bodies(60)
-    with JudgeServer() as healthy, JudgeServer(faults=Faults(MIX)) as faulty:
-        for seed in (0, 1):
-            asked = [(path, {**asked, "seed": seed}) for path, asked in requests]
-            wanted, _ = ask_until_answered(healthy, asked)
-            got, sent = ask_until_answered(faulty, asked)
-            assert got == wanted
-            assert sent > 1.3 * len(requests)
-
-
-def test_counts_add_up():
-    requests = bodies(100)
-    with JudgeServer(faults=Faults(MIX)) as server:
-        usages = []
-        with connect(server) as connection:
-            for path, asked in requests:
-                connection.request("POST", path, json.dumps(asked).encode())
-                content = connection.getresponse().read()
-                if server.faults.draw(0, content_key(asked), 0).fault in (None, "null_content"):
-                    usages.append(json.loads(content)["usage"])
-        stats = server.stats()
-    faults = stats["by_fault"]
-    unbilled = faults["retry_after_seconds"] + faults["server_error"]
-    assert stats["requests"] == sum(stats["by_status"].values()) == 100
-    assert stats["by_status"]["429"] == faults["retry_after_seconds"]
-    assert stats["by_status"]["500"] == faults["server_error"]
-    assert stats["charged"]["requests"] == 100 - unbilled
-    assert stats["answered"] == 100 - sum(faults.values()) + faults["absurd_usage"]
-    assert stats["charged_by_model"] == {"sandbox-chatgpt": stats["charged"]}
-    # Requests with absurd usage and cut replies were charged what they should have said.
-    assert stats["charged"]["prompt_tokens"] > sum(usage["prompt_tokens"] for usage in usages)
 
 
 def test_latency_is_per_request_and_not_per_server():

@@ -166,6 +166,9 @@ def test_fault_is_on_the_wire_what_it_says(fault, clean):
             CHECKS[fault](exchange(server, *request, key=KEY), wanted)
         stats = server.stats()
     assert stats["by_fault"] == {fault: len(REQUESTS)}
+    assert stats["answered"] == len(REQUESTS) * (fault in ("drip", "absurd_usage", "no_usage"))
+    assert list(stats["by_status"].values()) == [stats["requests"]] == [len(REQUESTS)]
+    assert len(stats["charged_by_model"]) == (0 if fault in UNBILLED else 2)
     assert stats["charged"]["requests"] == (0 if fault in UNBILLED else len(REQUESTS))
     if fault not in UNBILLED:
         usages = [parsed(wire)["usage"] for wire in clean]
@@ -208,12 +211,6 @@ def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
     mixes = Faults(RATES), Faults(dict(reversed(RATES.items())))
     draws = [all_draws(mix, seed, 300) for mix, seed in ((mixes[0], 0), (mixes[1], 0), (mixes[0], 1))]
     assert draws[0] == draws[1] != draws[2]
-
-
-def test_no_faults_by_default_and_certain_ones():
-    assert Faults().draw(0, "x", 0).fault is Faults({"hang": 0.0}).draw(0, "x", 0).fault is None
-    assert Faults({"hang": 1.0}).draw(0, "x", 0).fault == "hang"
-    assert Faults({"hang": 0.5, "drip": 0.5}).draw(0, "x", 0).fault in ("hang", "drip")
 
 
 @pytest.mark.parametrize(

@@ -54,16 +54,6 @@ def test_an_answer_is_paid_once(ledger):
     assert (row.label, row.model, row.num_questions, row.host) == ("judge", "m-1", 2, Endpoint(server.url).host)
 
 
-def test_one_ledger_many_requests(ledger):
-    """A request that differs in anything is another, and gets its own answer."""
-    with WireServer(lambda seen, number: ok(seen.body["messages"][0]["content"])) as server:
-        for cached in (False, True):
-            answers, _ = ask(server, 30, ledger=ledger, prices=PRICES, budget_usd=1.0)
-            assert [answer.cached for answer in answers] == [cached] * 30
-            assert [answer.reply.text for answer in answers] == [f"Question {i}?" for i in range(30)]
-    assert len(server.seen) == total(ledger).answered == 30
-
-
 def test_the_answer_that_another_process_stored_first_stands(ledger):
     """It has been used by now, maybe."""
 
@@ -203,16 +193,6 @@ def test_a_stored_reply_that_cannot_be_read_is_not_paid_again(ledger):
         with pytest.raises(LedgerError, match=request.key):
             ask_one(server, ledger, request=request)
     assert not server.seen
-
-
-def test_nothing_is_sent_once_the_ledger_was_cut(ledger):
-    with WireServer() as server:
-        ask_one(server, ledger, prices=PRICES, budget_usd=1.0)
-        ledger.path.write_bytes(b"")
-        for text in ("Well?", "Another?"):
-            with pytest.raises(LedgerError, match="cut"):
-                ask_one(server, ledger, prices=PRICES, budget_usd=1.0, request=chat(server.url, text))
-    assert len(server.seen) == 1
 
 
 # ------------------------------------------------------------------------------------------------ cancelled, and slow

@@ -1,6 +1,5 @@
 """The writer thread: groups, what fails alone, forks, a full disk."""
 
-import asyncio
 import os
 import sqlite3
 import threading
@@ -69,19 +68,6 @@ def test_callers_of_a_busy_file_are_told_together(ledger, monkeypatch):
         assert time.monotonic() - started < 1  # not 20 x 0.1 s
     assert len({id(future.exception()) for future in futures}) == 20
     assert claim(ledger, ["0"], owner) == ["0"]
-
-
-def test_an_operation_cannot_be_cancelled(ledger):
-    async def pay_and_leave():
-        future = asyncio.wrap_future(succeed(ledger, attempt))
-        future.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await future
-
-    attempt = begin(ledger).result()
-    with ledger._lock:
-        asyncio.run(pay_and_leave())
-    assert "q" in lookup(ledger, "q")
 
 
 # ------------------------------------------------------------------------------------------------ forks

@@ -64,12 +64,6 @@ class Ledger:
 
     Raises:
         LedgerError: The file is damaged, not a ledger, of a newer version, or not writable. It is left as it is.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/ledger.sqlite") as ledger:
-        ...     ledger.do(sql.lookup, ["a question"]).result()
-        {}
     """
 
     def __init__(
@@ -82,7 +76,7 @@ class Ledger:
         self.lease_s = lease_s
         with _FORKING:
             prepare(self.path, replay=replay)
-        self._closed = False
+        self.closed = False
         self._reset()
         _OPEN.add(self)
         if not replay:
@@ -101,11 +95,6 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, replay={self.replay})"
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed
-
     def new_owner(self) -> sql.Owner:
         """A name for one call, to claim and begin with."""
         return sql.Owner(self._handle, next(self._calls), self.lease_s)
@@ -123,7 +112,7 @@ class Ledger:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         with self._door:
-            if self._closed:
+            if self.closed:
                 raise LedgerError(f"The ledger {self.path} is closed.")
             if self.replay and operation not in sql.READS:
                 _replayed(self.path, future, operation, args)
@@ -140,9 +129,9 @@ class Ledger:
                 self.do(sql.reap, self._handle).result()
         with self._door:
             started = self._thread.ident is not None
-            if started and not self._closed:
+            if started and not self.closed:
                 self._jobs.put(None)
-            self._closed = True
+            self.closed = True
         if started:
             self._thread.join()
         with self._lock:
