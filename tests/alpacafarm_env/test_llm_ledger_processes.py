@@ -17,7 +17,7 @@ from ledger_calls import attempts, begin, claim, lookup, total
 from ledger_workers import billed, finish, kill, lines, question_keys, start, true_label, wait_ready
 
 from alpacafarm_env.errors import BudgetExceededError
-from alpacafarm_env.llm.ledger.process import identity, is_gone
+from alpacafarm_env.llm.ledger.operations import identity, is_gone
 from alpacafarm_env.llm.ledger.store import Ledger
 
 THREADS = 8
@@ -149,7 +149,7 @@ def test_a_budget_is_never_passed(tmp_path, run, processes):
 
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")  # noqa: PTH110
 TELL = """import sys
-from alpacafarm_env.llm.ledger.process import identity
+from alpacafarm_env.llm.ledger.operations import identity
 print(identity(), flush=True)
 sys.stdin.read()"""
 

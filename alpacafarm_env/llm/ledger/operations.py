@@ -1,8 +1,7 @@
 """The ledger's operations: functions of a connection, which `Ledger.do` runs on the writer thread in a transaction.
 
 Money is kept in whole nanodollars: sums of integers do not depend on their order. Beats are in `time.monotonic()`,
-which all processes of a machine share and no change of the clock moves; a beat from the future is from before a restart
-of the machine, and dead.
+which all processes of a machine share; one from the future is from before a restart of the machine, and dead.
 """
 
 from __future__ import annotations
@@ -10,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
 
 from ...errors import BudgetExceededError, LedgerError, PriceError
-from .process import is_gone
 
 NANO = 10**9
 """Nanodollars in a dollar: a token of the cheapest model costs 50."""
@@ -360,3 +360,40 @@ def _now() -> str:
 def _totals(sums: Counter[str]) -> AttemptTotals:
     names = [field.name for field in fields(AttemptTotals)]
     return AttemptTotals(*(sums[name] / NANO if name.endswith("_usd") else sums[name] for name in names))  # type: ignore[arg-type]
+
+
+def identity() -> str:
+    """This process's PID namespace, number and start, unique on the machine; "" where the system does not tell."""
+    try:
+        return f"{_namespace()}/{os.getpid()}/{_start(os.getpid())}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def is_gone(who: str) -> bool:
+    """Whether the process of an `identity` has certainly ended; False where that cannot be known from here."""
+    try:
+        namespace, pid, start = who.split("/")
+        if namespace != _namespace():
+            return False  # its number means another process here
+    except (OSError, ValueError):
+        return False
+    try:
+        return _start(int(pid)) != start
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _start(pid: int) -> str:
+    """When it started, in ticks since boot: a reused number belongs to a later process."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    state, *columns = stat.rpartition(")")[2].split()
+    if state == "Z":  # ended, and not yet waited for
+        raise ProcessLookupError
+    return columns[18]

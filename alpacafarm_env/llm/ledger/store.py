@@ -34,7 +34,6 @@ from weakref import WeakSet
 from ...errors import LedgerError, ReplayMissError
 from . import operations as sql
 from .file import begin, connect, error_code, explain, inode, ledger_path, prepare
-from .process import identity
 
 T = TypeVar("T")
 MAX_GROUP = 512
@@ -139,7 +138,7 @@ class Ledger:
 
     def _reset(self) -> None:
         """A fresh handle's state: at the start, and in the child of a fork."""
-        self._handle = f"{uuid.uuid4().hex}@{identity()}"
+        self._handle = f"{uuid.uuid4().hex}@{sql.identity()}"
         self._calls = count()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held while the connection is in use
