@@ -24,11 +24,10 @@ from math import inf
 from typing import Any, Literal, Self, get_args
 
 from ..errors import APIError, PolicyError, did_you_mean
-from ..llm.client import Client, ClientConfig
+from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import Endpoint
 from ..llm.replies import Reply
 from ..llm.requests import Kind, Request
-from ..llm.run_sync import run
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from ..errors import ContentRefusedError, InvalidReplyError, ReplayMissError, TransientAPIError, UnparsableVerdictError
 from ..llm.client import Client
 from ..llm.ledger import operations as sql
-from ..llm.ledger.schema import Stored
+from ..llm.ledger.operations import Stored
 from ..llm.ledger.store import Ledger
 from ..llm.replies import read_reply
 from ..llm.requests import Request

@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PoolError, did_you_mean
-from ..llm.client import Client, ClientConfig
+from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ..llm.ledger.operations import check_budget
 from ..llm.ledger.store import Ledger, shared_ledger
 from ..llm.limits import Limiter
 from ..llm.pricing import Prices
-from ..llm.run_sync import run
 from ..oracles.base import UNSCORED_REASON, NoDeepCopy, Verdicts
 from .batch import Answer, BatchRun, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
@@ -53,7 +52,7 @@ class AnnotatorPool(NoDeepCopy):
         api_key_env: The environment variable that holds the key; one that you name must be set, unless it is a replay.
         allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
         ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
-            `llm.ledger.store.default_path`.
+            `llm.ledger.file.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
         replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have
@@ -126,7 +125,7 @@ class AnnotatorPool(NoDeepCopy):
         self.draws_order = order == "random"
         # Pools of one stream draw alike: what "eval" has asked, "ann" need not ask again.
         self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, self.config.stream)
-        self._limiter = Limiter.of(self.client_config)
+        self._limiter = Limiter(self.client_config)
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""

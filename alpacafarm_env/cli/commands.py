@@ -126,7 +126,8 @@ def ledger(options: argparse.Namespace) -> Report:
         LedgerError: There is no such ledger, or it cannot be read.
     """
     from ..llm.ledger import operations as sql
-    from ..llm.ledger.store import Ledger, default_path
+    from ..llm.ledger.file import default_path
+    from ..llm.ledger.store import Ledger
     from ..tables import format_table
 
     path = options.ledger or default_path()

@@ -1,32 +1,33 @@
 """Seeded faults of the judge server: which there are, how often each comes, and whether the answer was billed.
 
 A faults file is JSON or YAML: {"retry_after_date": 0.1, "cut_json": 0.03, "drip": 0.01, "drip_s": 0.2}, that is the
-rate of each fault and, where they should differ from the defaults, the parameters of `Faults`.
+rate of each fault and, where they differ from the defaults, the parameters of `Faults`.
 """
 
 from __future__ import annotations
 
 import json
-import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from ..annotators.strict_yaml import MAX_BYTES, hint, mistakes_error, read_yaml
+from pydantic import AfterValidator, Field, create_model
+
+from ..annotators.strict_yaml import Strict, check, mistakes_error, read_yaml
 from ..errors import PoolError
 from ..seeding import keyed_uniforms
 
 
 class Kind(NamedTuple):
-    """What a fault looks like to the client, and whether the model's work was charged for all the same."""
+    """What a fault looks like to the client, whether the work was charged, and whether the reply holds the answer."""
 
     about: str
     billed: bool
     usable: bool = False
-    """Whether the reply holds the right answer nevertheless."""
 
 
 FAULTS: Final[Mapping[str, Kind]] = {
@@ -55,7 +56,7 @@ FAULTS: Final[Mapping[str, Kind]] = {
 
 
 class Draw(NamedTuple):
-    """What happens to one request: the fault, if any, and a number in [0, 1) for its details."""
+    """What happens to one request: a fault or none, and a number in [0, 1) for its details."""
 
     fault: str | None
     detail: float
@@ -70,7 +71,7 @@ class Faults:
         retry_s: What the Retry-After headers ask for, in seconds; a date is rounded up to a whole second.
         drip_s: Seconds between two bytes of a dripping answer.
         hang_s: Seconds until a hanging connection ends without an answer.
-        redirect_to: Where a redirect points. The default is an address that exists nowhere.
+        redirect_to: Where a redirect points. The default exists nowhere.
 
     Raises:
         PoolError: Unknown faults or values out of range; the message lists all of them.
@@ -83,34 +84,24 @@ class Faults:
     redirect_to: str = "http://elsewhere.invalid/v1/chat/completions"
 
     def __post_init__(self) -> None:
-        parameters = {name: getattr(self, name) for name in _PARAMETERS}
-        problems = _problems({**self.rates, **parameters})
-        if problems:
-            raise mistakes_error("faults", problems)
+        _check({**self.rates, **{name: getattr(self, name) for name in PARAMETERS}}, "faults")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Reads a faults file: JSON if its name ends in .json, else YAML.
 
         Raises:
-            PoolError: The file cannot be read, or is not a mapping of faults to rates; every problem is listed.
+            PoolError: The file cannot be read, or is not a mapping of faults to rates; every mistaken field is listed.
         """
         place = Path(path)
-        content = _mapping(place)
-        problems = _problems(content)
-        if problems:
-            raise mistakes_error(place, problems)
-        parameters = {name: content[name] for name in _PARAMETERS if name in content}
+        content: Any = _json(place) if place.suffix == ".json" else read_yaml(place)
+        content = {} if content is None else content  # an empty file
+        _check(content, place)
+        parameters = {name: content[name] for name in PARAMETERS if name in content}
         return cls({name: content[name] for name in FAULTS if name in content}, **parameters)
 
     def draw(self, seed: int, body: str, occurrence: int) -> Draw:
-        """The fault of one request, keyed on its arguments alone.
-
-        Args:
-            seed: The server's seed.
-            body: The request's body, or a digest of it.
-            occurrence: How many times this body has come before.
-        """
+        """The fault of one request, keyed on the server's seed, the body's digest, and how often it came before."""
         if not any(self.rates.values()):
             return Draw(None, 0.0)
         chance, detail = (
@@ -123,72 +114,49 @@ class Faults:
         return Draw(None, detail)
 
 
-_PARAMETERS: Final = tuple(item.name for item in fields(Faults) if item.name != "rates")
+PARAMETERS: Final = {item.name: item.default for item in fields(Faults) if item.name != "rates"}
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    """The file's content, a mapping with names as keys."""
-    value = _json(path) if path.suffix == ".json" else read_yaml(path)
-    if value is None:
-        return {}  # an empty file: no faults
-    if not isinstance(value, dict):
-        raise PoolError(f"{path}: expected a mapping of faults to rates, got {type(value).__name__}.")
-    return {str(name): rate for name, rate in value.items()}
+def _address(value: str) -> str:
+    try:
+        parts = urlsplit(value) if value.isascii() and value.isprintable() and " " not in value else None
+        if parts and parts.scheme in ("http", "https") and parts.hostname:
+            return value
+    except ValueError:
+        pass  # brackets that hold no address
+    raise ValueError(f"expected an address like http://host/v1/chat/completions, got {value!r}.")
+
+
+_RATE: Final = (Annotated[float, Field(ge=0, le=1)], 0.0)
+_SECONDS: Final = (Annotated[float, Field(ge=0, le=86400)], 0.0)
+_File: Final = create_model(
+    "_File",
+    __base__=Strict,
+    **dict.fromkeys(FAULTS, _RATE),  # type: ignore[call-overload]
+    **dict.fromkeys(("retry_s", "drip_s", "hang_s"), _SECONDS),
+    redirect_to=(Annotated[str, AfterValidator(_address)], ""),
+)
+
+
+def _check(content: Any, where: object) -> None:
+    check(_File, content, where)
+    total = sum(rate for name, rate in content.items() if name in FAULTS)
+    if total > 1 + 1e-9:
+        raise mistakes_error(where, [f"The rates add up to {total:g}; expected at most 1. Lower some of them."])
 
 
 def _json(path: Path) -> object:
     # Not as YAML, which JSON nearly is: there 1e-3 would be a text.
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PoolError(f"{path}: larger than {MAX_BYTES} bytes; expected a short JSON file.")
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise PoolError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, PoolError):
-            raise
         raise PoolError(f"{path}: expected JSON. {error}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"the key {doubled[0]!r} stands there twice")
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"the key {name!r} stands there twice")
     return dict(pairs)
-
-
-def _problems(content: Mapping[str, Any]) -> list[str]:
-    """What is wrong, one sentence a field."""
-    found = []
-    total = 0.0
-    for name, value in content.items():
-        if name in FAULTS:
-            if _is_number(value) and 0 <= value <= 1:
-                total += value
-            else:
-                found.append(f"{name}: expected a rate from 0 to 1, got {value!r}.")
-        elif name == "redirect_to":
-            found += _address_problems(value)
-        elif name in _PARAMETERS:
-            if not (_is_number(value) and 0 <= value <= 86400):
-                found.append(f"{name}: expected seconds from 0 to 86400, got {value!r}.")
-        else:
-            found.append(f"{name}: unknown fault.{hint(name, (*FAULTS, *_PARAMETERS))}")
-    if total > 1 + 1e-9:
-        found.append(f"The rates add up to {total:g}; expected at most 1. Lower some of them.")
-    return found
-
-
-def _address_problems(value: object) -> list[str]:
-    try:
-        parts = urlsplit(value) if isinstance(value, str) and value.isascii() and value.isprintable() else None
-        if parts and parts.scheme in ("http", "https") and parts.hostname and " " not in str(value):
-            return []
-    except ValueError:
-        pass  # brackets that hold no address: said below
-    return [f"redirect_to: expected an address like http://host/v1/chat/completions, got {value!r}."]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

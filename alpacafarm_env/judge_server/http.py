@@ -1,7 +1,5 @@
 """The judge server's HTTP: connections, keep-alive, and replies that drip, hang or break off."""
 
-from __future__ import annotations
-
 import ipaddress
 import math
 import os
@@ -18,13 +16,12 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, cast
 
 from ..errors import AlpacaFarmError
-from .faults import Faults
-from .responses import HttpReply, as_error
+from .replies import HttpReply, as_error
 
 IDLE_S: Final = 30.0
-"""Seconds that a connection has for its next whole request, and to take the reply to the last one."""
+"""Seconds a connection has for its next whole request, and to take the reply to the last one."""
 MOST_CONNECTIONS: Final = 512
-"""Connections at once, each of them a thread and a file: a process may mostly open 1,024 files."""
+"""Connections at once, each a thread and a file: a process may mostly open 1,024 files."""
 _MAX_BODY: Final = 64 * 1024**2
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -33,19 +30,10 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 class Listener(ThreadingMixIn, TCPServer):
     """Accepts connections, each on a thread that does not keep the process alive.
 
-    One that brings no whole request within `IDLE_S` is ended, however slowly its bytes drip. Of `MOST_CONNECTIONS`, the
-    one that has waited longest makes room for another; one whose request is being answered is never ended.
+    A connection without a whole request within `IDLE_S` is ended, however slowly its bytes drip. Beyond
+    `MOST_CONNECTIONS` the one that has waited longest makes room; one whose request is being answered is never ended.
 
-    Args:
-        address: Where to listen: a host and a port, 0 for any free one.
-        reply: Answers a request: its method, path, body and key.
-        faults: How long a reply hangs or drips.
-        latency_s: Seconds that each reply takes at least.
-        allow_remote: Take a host that other machines can reach.
-
-    Raises:
-        AlpacaFarmError: The host is not this machine alone, and that was not allowed.
-        OSError: The host is not known, or the port is taken or may not be used.
+    `reply` answers a request's method, path, body and key. Other arguments, and errors, as in `JudgeServer`.
     """
 
     allow_reuse_address = True
@@ -57,11 +45,10 @@ class Listener(ThreadingMixIn, TCPServer):
         address: tuple[str, int],
         reply: Callable[[str, str, bytes, str], HttpReply],
         *,
-        faults: Faults,
         latency_s: float,
         allow_remote: bool,
     ) -> None:
-        self.reply, self.faults, self.latency_s = reply, faults, latency_s
+        self.reply, self.latency_s = reply, latency_s
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -84,7 +71,7 @@ class Listener(ThreadingMixIn, TCPServer):
         return connection, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for a connection, if need be in the place of the one that has waited longest."""
+        """Whether there is room for a connection, if need be in place of the one that has waited longest."""
         if len(self._open) <= MOST_CONNECTIONS or self._end_longest(request):
             return True
         with suppress(OSError):
@@ -98,14 +85,14 @@ class Listener(ThreadingMixIn, TCPServer):
             pass
 
     def awaits(self, connection: socket.socket) -> None:
-        """From now on a connection's next request is due."""
+        """A connection's next request is due from now on."""
         with self._lock:
             self._waiting.pop(connection, None)
             if connection in self._open:
                 self._waiting[connection] = time.monotonic()
 
     def answers(self, connection: socket.socket) -> None:
-        """A connection's request is there in full: it has all the time that the answer takes."""
+        """A connection's request has come in full: the answer may take its time."""
         with self._lock:
             self._waiting.pop(connection, None)
 
@@ -116,8 +103,7 @@ class Listener(ThreadingMixIn, TCPServer):
             if found is None or found is but or self._waiting[found] > since:
                 return False
             del self._waiting[found]
-        with suppress(OSError):  # it has ended by itself
-            found.shutdown(socket.SHUT_RDWR)  # its thread, which reads, ends by that
+        _end(found)
         return True
 
     def shutdown_request(self, request: Any) -> None:
@@ -129,8 +115,7 @@ class Listener(ThreadingMixIn, TCPServer):
     def end_connections(self) -> None:
         """Ends all connections that are open, so that their threads end, too."""
         for connection in list(self._open):
-            with suppress(OSError):  # it has ended by itself
-                connection.shutdown(socket.SHUT_RDWR)
+            _end(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints what went wrong on a connection, if it is the server's own fault."""
@@ -138,8 +123,13 @@ class Listener(ThreadingMixIn, TCPServer):
             super().handle_error(request, client_address)
 
 
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended by itself
+        connection.shutdown(socket.SHUT_RDWR)  # which ends its thread, too
+
+
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The address behind a host's name, which is the one that is then listened on: IPv4 where there are both."""
+    """The address behind a host's name, IPv4 where there are both."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
@@ -169,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815 -- named by the base class
 
     def _read_body(self) -> bytes | None:
-        """The request's body; None if it was refused, which ends the connection, as the rest of it is still to come."""
+        """The request's body; None if it was refused, which ends the connection, as its rest is still to come."""
         length = self.headers.get("Content-Length", "0" if self.command == "GET" else "")
         if length.isdecimal() and int(length) <= _MAX_BODY:
             return self.rfile.read(int(length))
@@ -181,9 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: HttpReply) -> None:
-        listener = cast(Listener, self.server)
         if reply.manner == "hang":
-            listener.closing.wait(listener.faults.hang_s)
+            cast(Listener, self.server).closing.wait(reply.pause_s)
             self.close_connection = True
             return
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}"]
@@ -196,14 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(head + reply.body[: len(reply.body) // 2])
             self._reset()
         else:
-            self._drip(head, reply.body)
+            self._drip(head, reply)
 
-    def _drip(self, head: bytes, body: bytes) -> None:
-        listener = cast(Listener, self.server)
+    def _drip(self, head: bytes, reply: HttpReply) -> None:
         self.wfile.write(head)
-        for place in range(len(body)):
-            self.wfile.write(body[place : place + 1])
-            if listener.closing.wait(listener.faults.drip_s):
+        for byte in reply.body:
+            self.wfile.write(bytes([byte]))
+            if cast(Listener, self.server).closing.wait(reply.pause_s):
                 self.close_connection = True
                 return
 

@@ -3,15 +3,9 @@
     with JudgeServer(seed=0) as server:
         pool = AnnotatorPool("alpaca_farm", "sandbox", base_url=server.base_url)
 
-From a shell: `python -m alpacafarm_env judge-server --port 8000 --faults faults.yaml --seed 0`. Its first line of
-output is its base URL; it says nothing else unless something goes wrong or --allow-remote lets other machines in, and
-ends by Ctrl-C.
-
 Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /stats. It keeps no secret and has no
 encryption: it is meant for this machine's own programs.
 """
-
-from __future__ import annotations
 
 import argparse
 import errno
@@ -23,43 +17,41 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 from ..annotators.config import ROLES, load_models
 from ..arguments import real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
-from .faults import FAULTS, Faults
+from .faults import FAULTS, PARAMETERS, Faults
 from .http import Listener
-from .responses import HttpReply, as_error, as_json, spoiled
+from .replies import HttpReply, JudgeAnswer, as_error, as_json, spoiled
 from .sandbox_judge import BY_TASTE, SandboxJudge
-from .stats import Stats
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+_CHARGES: Final = ("requests", "prompt_tokens", "completion_tokens")
 
 
 class JudgeServer:
     """A judge server in this process, on threads of its own; a context manager.
 
+    A verdict depends on the seed and its own pair alone, see `SandboxJudge.answer`: a failed request, when repeated,
+    gets the verdicts it would have got at once. Faults are keyed on the whole body and how often it came before. So
+    neither depends on the order or the number of connections.
+
     Args:
-        seed: Seeds the faults, and the verdicts of requests that bring no seed.
+        seed: Seeds the faults, and the verdicts of requests without a seed.
         faults: What goes wrong, and how often. None: nothing.
-        host: The interface to listen on: an address of this machine, or a name of one.
+        host: The interface to listen on, an address or a name of this machine.
         port: 0 for any free one.
-        api_key: The only key that is let in; None lets everyone in.
+        api_key: The only accepted key; None accepts all.
         latency_s: Seconds that each answer takes at least.
-        pools: Further pools, names or files, whose prompts are read.
+        pools: Further pools, names or files, whose prompts are recognized.
         anyway: Judge instructions that are not the sandbox's too, by taste alone; else such a request is refused (400).
         allow_remote: Take a `host` that other machines can reach, such as "0.0.0.0" or "::". Anybody on the way can
             read what is asked and answered.
-
-    A verdict depends on the seed and its own pair alone, see `SandboxJudge.answer`: a request that failed is given,
-    when it is repeated, the verdicts it would have been given at once. Faults are keyed on the whole body and how often
-    it came before. So neither depends on the order or the number of connections.
 
     Raises:
         AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
@@ -82,12 +74,11 @@ class JudgeServer:
         self.seed, self.faults = seed, faults or Faults()
         self.judging = SandboxJudge(seed, pools, anyway=anyway)
         self._api_key = api_key
-        self._stats = Stats()
-        self._arrived: Counter[str] = Counter()
+        self._arrived, self._statuses, self._faulted = Counter[str](), Counter[str](), Counter[str]()
+        self._charged: dict[str, Counter[str]] = {}
+        self._answered = 0
         self._lock = threading.Lock()
-        self._listener = Listener(
-            (host, port), self.reply, faults=self.faults, latency_s=latency_s, allow_remote=allow_remote
-        )
+        self._listener = Listener((host, port), self.reply, latency_s=latency_s, allow_remote=allow_remote)
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -103,8 +94,22 @@ class JudgeServer:
         return self._listener.remote
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far; see `Stats.summary`."""
-        return self._stats.summary()
+        """What happened so far, as plain data.
+
+        `requests` (for answers, and whatever was refused), `answered` (with the right answer, however odd its usage or
+        slow its bytes), `charged` and `charged_by_model` (requests, prompt_tokens and completion_tokens that a provider
+        would have billed), `by_status` ("none": no status was sent) and `by_fault`.
+        """
+        with self._lock:
+            by_model = {model: {name: sums[name] for name in _CHARGES} for model, sums in self._charged.items()}
+            return {
+                "requests": self._statuses.total(),
+                "answered": self._answered,
+                "charged": {name: sum(sums[name] for sums in by_model.values()) for name in _CHARGES},
+                "charged_by_model": by_model,
+                "by_status": dict(sorted(self._statuses.items())),
+                "by_fault": dict(sorted(self._faulted.items())),
+            }
 
     def close(self) -> None:
         """Stops at once, whatever is still being answered: open connections end."""
@@ -119,20 +124,11 @@ class JudgeServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
-        """The reply to one HTTP request.
-
-        Args:
-            method: "GET" or "POST".
-            path: The path, without host.
-            content: The body's bytes.
-            key: The API key that came with it, "" for none.
-        """
+        """The reply to one HTTP request; `key` is the API key that came with it, "" for none."""
         route = path.partition("?")[0]
         if method == "GET" and route == "/stats":
             return as_json(self.stats())
@@ -151,53 +147,45 @@ class JudgeServer:
             return self._refused(400, str(error), "invalid_request_error")
 
     def _judge(self, kind: str, content: bytes, key: str) -> HttpReply:
-        body = _json_object(content)
-        question = self.judging.read(kind, body)
         try:
-            digest = content_key(body)
-        except ValueError as error:  # 1e999, which JSON can write and no float can hold
-            raise PoolError(f"The body holds a number that cannot be: {error}.") from error
+            body = json.loads(content)
+            digest = content_key(body)  # raises on NaN and 1e999
+        except (ValueError, RecursionError) as error:
+            raise PoolError(f"The body is not JSON: {error}.") from error
+        question = self.judging.read(kind, body)
         with self._lock:
             draw = self.faults.draw(self.seed, digest, self._arrived[digest])
             self._arrived[digest] += 1
         answer = self.judging.answer(question, digest)
         reply = spoiled(answer, draw, self.faults, key)
-        self._stats.count(question.model, reply, draw.fault, answer.usage)
+        with self._lock:
+            self._statuses["none" if reply.manner == "hang" else str(reply.status)] += 1
+            self._count(answer, draw.fault)
         return reply
+
+    def _count(self, answer: JudgeAnswer, fault: str | None) -> None:
+        if fault is not None:
+            self._faulted[fault] += 1
+        self._answered += fault is None or FAULTS[fault].usable
+        if fault is None or FAULTS[fault].billed:
+            usage = {name: count for name, count in answer.usage.items() if name in _CHARGES}
+            self._charged.setdefault(answer.question.model, Counter()).update(requests=1, **usage)
 
     def _refused(self, status: int, message: str, code: str) -> HttpReply:
-        reply = as_error(status, message, code)
-        self._stats.count("", reply)
-        return reply
-
-
-def _json_object(content: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(content, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"The body is not JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise PoolError(f"The body is a JSON {type(body).__name__}; expected an object.")
-    return body
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+        with self._lock:
+            self._statuses[str(status)] += 1
+        return as_error(status, message, code)
 
 
 def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> int:
-    """Serves until Ctrl-C. Prints the base URL first, and nothing else but a warning where other machines can reach it.
+    """Serves until Ctrl-C; returns the exit status. Prints the base URL, and a warning if other machines can reach it.
 
     Args:
         faults: A faults file, see `faults`; None for no faults.
         options: The other arguments of `JudgeServer`.
 
-    Returns:
-        The exit status: 0 after Ctrl-C.
-
     Raises:
-        PoolError: The faults file is not well written.
-        AlpacaFarmError: The host or port cannot be had, or other machines can reach it and that was not allowed.
+        AlpacaFarmError: The faults file is not well written (PoolError), or the host or port cannot be had.
     """
     loaded = None if faults is None else Faults.load(faults)
     try:
@@ -236,5 +224,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anyway", action="store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     kinds = [f"  {name:<20} {kind.about}" for name, kind in FAULTS.items()]
-    rest = {item.name: item.default for item in fields(Faults) if item.name != "rates"}
-    parser.epilog = "\n".join(["faults:", *kinds, "parameters:", *(f"  {name:<20} {rest[name]}" for name in rest)])
+    rest = [f"  {name:<20} {default}" for name, default in PARAMETERS.items()]
+    parser.epilog = "\n".join(["faults:", *kinds, "parameters:", *rest])

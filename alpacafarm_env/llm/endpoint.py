@@ -1,7 +1,5 @@
 """Where a served model is, and the key to it: checked once, sent to that address alone, and shown nowhere."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import os
@@ -19,16 +17,16 @@ NO_KEY = "no-key"
 HIDDEN = "[key]"
 _ADDRESS = "base_url must look like https://host/v1, with no user, password, query or fragment in it"
 _SHORTEST_SECRET = 12
-"""A shorter key may stand in a model's answer by chance ("ollama"), so that answers are not searched for it."""
+"""A shorter key ("ollama") may be in a model's answer by chance, so that answers are not searched for it."""
 _LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "stamina")
 _LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 
 
 def require_key_variable(name: str, option: str = "api_key_env") -> None:
-    """Check that the environment variable somebody named holds something; the usual one need not, for a local server.
+    """Check that the environment variable a user named is set; the default one need not be, for a local server.
 
     Raises:
-        PoolError: It does not. Its name is not in the message, in case it is the key itself.
+        PoolError: It is not.
     """
     if name != OPENAI_KEY and not os.environ.get(name, "").strip():
         raise PoolError(
@@ -40,21 +38,19 @@ def require_key_variable(name: str, option: str = "api_key_env") -> None:
 class Endpoint:
     """An OpenAI-compatible server's address and key.
 
-    The key is not in `vars()`, in the repr or in a message, and a pickle is refused. Each key that it ever had is kept
-    out of messages: requests that carry an older one may still be under way.
+    The key is not in `vars()`, the repr, a pickle (refused) or a message. Nor are the keys it had before: requests
+    that carry an older one may still be under way.
 
     Args:
         base_url: The address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: the variable named by `api_key_env`, read whenever a client opens its first connection.
-            A server on this machine needs none.
+        api_key: The key; None: read from `api_key_env` whenever a client opens its first connection. A server on this
+            machine needs none.
         api_key_env: The environment variable that holds the key.
-        allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
+        allow_insecure: Accept http:// to another machine. Anybody on the way can then read the key and the texts.
 
     Attributes:
-        base_url: The address, without a slash at its end.
-        host: Its host, with the port where one is given.
+        host: The address's host, with the port if given.
         local: Whether the host is this machine.
-        api_key_env: The environment variable that is read where no key was given.
 
     Raises:
         ValueError: `base_url` is no address, holds a user, a password or a query, or is http:// to another machine.
@@ -72,19 +68,14 @@ class Endpoint:
             base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or OPENAI
         self.base_url, self.host, self.local = _check(base_url, allow_insecure)
         self.api_key_env = api_key_env
-
         found: set[str] = set()
 
-        def find() -> str:
+        def find() -> tuple[str, set[str]]:
             key = (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
             found.add(key)
-            return key
+            return key, found - {"", NO_KEY}
 
-        def secrets() -> list[str]:
-            find()
-            return list(found - {"", NO_KEY})
-
-        self._find, self._secrets = find, secrets  # functions, because vars() does not show what they return
+        self._find = find  # a function, because vars() does not show what it returns
 
     def key(self) -> str:
         """The key as it is now.
@@ -92,31 +83,31 @@ class Endpoint:
         Raises:
             PermanentAPIError: There is none, or it holds characters that no key has.
         """
-        key = self._find()
+        key, _ = self._find()
         if re.fullmatch(r"[!#-\[\]-~]+", key):  # printable ASCII without blanks, quotes and backslashes
             return key
         what = "has a key with characters that no key has" if key else "has no key"
-        del key  # lest a traceback with the values of variables shows it
+        del key  # a traceback may show the values of variables
         raise PermanentAPIError(
             f"The server {self.host} {what}. Put it into the environment variable {self.api_key_env} "
             f'("{NO_KEY}" if the server needs none), or name another variable (api_key_env=, --api-key-env).'
         )
 
     def redact(self, text: str) -> str:
-        """The text of a message, without the key: whole, as JSON or a URL writes it, or with its middle cut out."""
-        keys = self._secrets()
+        """A message without the key: whole, as JSON or a URL writes it, or with its middle masked."""
+        _, keys = self._find()
         for form in _forms(keys):
             text = text.replace(form, HIDDEN)
         for key in keys:
             if len(key) >= _SHORTEST_SECRET:
-                # Servers quote a wrong key as "sk-ab****wxyz": its first characters, a run of marks, its last ones.
+                # Servers quote a wrong key as "sk-ab****wxyz".
                 cut = rf"{re.escape(key[:3])}[^\s\"'*•…]*?(?:[*•…]|\.{{3,}})[^\s\"']*"
                 text = re.sub(cut, HIDDEN, text)
         return text
 
     def redact_reply(self, raw: str) -> str:
-        """A model's reply without the key, which a hostile or careless server may have put there; else unchanged."""
-        for form in _forms(key for key in self._secrets() if len(key) >= _SHORTEST_SECRET):
+        """A model's reply without the key, which a hostile or careless server may have put there."""
+        for form in _forms(key for key in self._find()[1] if len(key) >= _SHORTEST_SECRET):
             raw = raw.replace(form, HIDDEN)
         return raw
 
@@ -124,12 +115,12 @@ class Endpoint:
     def quiet_logs(self) -> Iterator[None]:
         """Keep the key out of what the HTTP libraries log: at DEBUG they log every header that a server sends.
 
-        Repeats that stamina announces as warnings become debug messages: for a served model they are everyday.
+        stamina's warnings of repeats become debug messages: for a served model repeats are normal.
         """
         names = list(logging.root.manager.loggerDict)  # at once: other threads may be importing
-        watched = [name for name in names if name.split(".")[0] in _LIBRARIES]
-        watched += [*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)]
-        loggers = [logging.getLogger(name) for name in sorted(set(watched))]
+        watched = {name for name in names if name.split(".")[0] in _LIBRARIES}
+        watched |= {*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)}
+        loggers = [logging.getLogger(name) for name in watched]
 
         def redacted(record: logging.LogRecord) -> bool:
             if record.name == "stamina":
@@ -138,7 +129,7 @@ class Endpoint:
             if record.exc_info:  # its text, without the exception itself
                 record.exc_text = self.redact(logging.Formatter().formatException(record.exc_info))
                 record.exc_info = None
-            # The level that the record had when it was let in is not the one it has now.
+            # Its level has changed since the logger accepted it.
             return record.name != "stamina" or logging.getLogger("stamina").isEnabledFor(logging.DEBUG)
 
         for logger in loggers:
@@ -152,11 +143,10 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
 
-    def __deepcopy__(self, memo: object) -> Self:
-        return self  # it never changes
+    def __deepcopy__(self, memo: object = None) -> Self:
+        return self  # immutable
 
-    def __copy__(self) -> Self:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"{self!r} is not pickled, as it may hold a key. Make one where it is used.")
@@ -190,6 +180,6 @@ def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
 
 
 def _forms(keys: Iterable[str]) -> list[str]:
-    """The ways in which the keys may be written, longest first."""
+    """The spellings of the keys, longest first."""
     forms = {form for key in keys for form in (key, key.replace("/", "\\/"), quote(key, safe=""))}
     return sorted(forms, key=len, reverse=True)

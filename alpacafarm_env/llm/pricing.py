@@ -1,14 +1,13 @@
 """What requests to served models cost, and the most that a request can cost before it is sent."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from ..errors import PoolError
-from .tokens import TokenBounds, Usage
+from .requests import TokenBounds
 
 SHIPPED = Path(__file__).with_name("prices.yaml")
 MAX_USD_PER_MILLION = 1e6
@@ -16,13 +15,9 @@ MAX_USD_PER_MILLION = 1e6
 
 @dataclass(frozen=True)
 class Price:
-    """A model's price.
+    """US dollars per million tokens of the prompt and of the completion (hidden reasoning included), read at `source`.
 
-    Attributes:
-        input_usd: US dollars per million tokens of the prompt.
-        output_usd: The same for the completion, hidden reasoning included.
-        as_of: The month ("2026-03") or day the price was read.
-        source: Where it was read.
+    `as_of` is the month ("2026-03") or day it was read.
     """
 
     input_usd: float
@@ -30,14 +25,10 @@ class Price:
     as_of: str
     source: str
 
-    def of(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """US dollars for so many tokens."""
-        return (prompt_tokens * self.input_usd + completion_tokens * self.output_usd) / 1e6
-
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model, by exact names: a dated snapshot need not have its model's price (gpt-4o-2024-05-13 has not)."""
+    """Prices by exact model name: a dated snapshot need not have its model's price (gpt-4o-2024-05-13 has not)."""
 
     models: Mapping[str, Price]
 
@@ -46,10 +37,10 @@ class Prices:
         """The package's own prices.
 
         Args:
-            overrides: Your own prices, {"model": [input, output]} in US dollars per million tokens; they come first.
+            overrides: Your own, {"model": [input, output]} in US dollars per million tokens; they take precedence.
 
         Raises:
-            PoolError: A price given is none; the message lists every fault.
+            PoolError: An override is no price; the message lists all that are not.
         """
         import yaml
 
@@ -57,57 +48,47 @@ class Prices:
         for model, entry in yaml.safe_load(SHIPPED.read_text("utf-8")).items():
             input_usd, output_usd = entry["usd_per_million"]
             models[model] = Price(input_usd, output_usd, entry["as_of"], entry["source"])
-        faults: list[str] = []
-        for model, pair in (overrides or {}).items():
-            models[model] = Price(*_pair(model, pair, faults), "", "given by the user")
+        given = overrides or {}
+        faults = [
+            f"  {model}: expected [input, output] in USD per million tokens, each in [0, {MAX_USD_PER_MILLION:.0e}], "
+            f"got {pair!r}"
+            for model, pair in given.items()
+            if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_price, pair)))
+        ]
         if faults:
-            raise PoolError("The prices given:\n" + "\n".join(f"  {fault}" for fault in faults))
+            raise PoolError("\n".join(["The prices given:", *faults]))
+        for model, (input_usd, output_usd) in given.items():
+            models[model] = Price(float(input_usd), float(output_usd), "", "given by the user")
         return cls(models)
 
     def price(self, model: str) -> Price | None:
         """The model's price, or None."""
         return self.models.get(model)
 
-    def cost(self, model: str, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """US dollars for so many tokens; None: no price is known."""
+    def cost(self, model: str, prompt_tokens: float, completion_tokens: float) -> float | None:
+        """US dollars for so many tokens; None if no price is known."""
         price = self.price(model)
-        return None if price is None else price.of(prompt_tokens, completion_tokens)
+        if price is None:
+            return None
+        return (prompt_tokens * price.input_usd + completion_tokens * price.output_usd) / 1e6
 
     def upper_bound(self, model: str, bounds: TokenBounds) -> float | None:
-        """The most a request can cost, in US dollars; None: no price is known, or the request sets no limit."""
-        price = self.price(model)
-        if price is None or bounds.most_completion is None:
+        """The most a request can cost, in US dollars; None if no price is known or the request sets no limit."""
+        if math.isinf(bounds.most_completion):
             return None
-        return price.of(bounds.most_prompt, bounds.most_completion)
+        return self.cost(model, bounds.most_prompt, bounds.most_completion)
 
-    def charge(self, model: str, bounds: TokenBounds, usage: Usage) -> float | None:
-        """What to charge for a request that was answered.
+    def charge(self, model: str, bounds: TokenBounds, reported: tuple[object, object]) -> float | None:
+        """What to charge for an answered request, in US dollars; None as in `upper_bound`.
 
-        Args:
-            model: The model's name.
-            bounds: What the request can have taken.
-            usage: (prompt tokens, completion tokens) as the server reported them; None where it did not.
-
-        Returns:
-            The cost of the usage if it can be; else the upper bound. A prompt is charged as `fewest_prompt` at least,
-            whatever was reported. None as in `upper_bound`; a request without a limit is charged what was reported.
+        The reported (prompt tokens, completion tokens) if believable, with `fewest_prompt` as a floor for the prompt;
+        else the upper bound. A request without a limit is charged what was reported.
         """
-        prompt, completion = bounds.believable(usage)
+        prompt, completion = bounds.believable(reported)
         if prompt is None or completion is None:
             return self.upper_bound(model, bounds)
         return self.cost(model, max(prompt, bounds.fewest_prompt), completion)
 
 
-def _pair(where: str, pair: object, faults: list[str]) -> tuple[float, float]:
-    if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_price, pair)):
-        return float(pair[0]), float(pair[1])
-    faults.append(
-        f"{where}: expected [input, output] in USD per million tokens, each in [0, {MAX_USD_PER_MILLION:.0e}], "
-        f"got {pair!r}"
-    )
-    return 0.0, 0.0
-
-
 def _is_price(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= MAX_USD_PER_MILLION  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= MAX_USD_PER_MILLION  # type: ignore[operator]

@@ -1,21 +1,74 @@
-"""Raw replies of chat and completion servers, read strictly: what is no answer is an error, never an empty text.
+"""What a server sent back: an answer, read strictly, or why there is none and what to do about it.
 
-Raw bodies are what the ledger keeps, so that reading them again with newer code costs nothing.
+What is no answer is an error, never an empty text. The ledger keeps raw bodies, so that newer code can read them again
+at no cost.
 """
 
-from __future__ import annotations
-
+import email.utils
 import json
+import re
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log
-from typing import Any
+from datetime import UTC
+from math import inf, isfinite
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from ..errors import InvalidReplyError
-from .refusals import refused_text
-from .requests import Kind
+from .endpoint import Endpoint
+from .requests import Kind, Usage
 
-LONGEST_REPLY = 8 * 2**20
-"""Bytes of the longest body that is read, after decompression."""
+TOO_LONG: Final = "the prompt and max_tokens together are longer than the model's context"
+FILTERED: Final = "the server's filter refused the text"
+_MOST_CHARS: Final = 500
+"""Characters of a server's own words in a message."""
+_PASSES: Final = (408, 409, 425, 429)
+_MAYBE_BILLED: Final = (408, 502, 504, 520, 522, 524)
+"""Statuses by which a gateway gives up on a server that may have gone on and billed."""
+_NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "LocalProtocolError")
+_OF_A_TEXT: Final = (400, 403, 413, 422)
+_QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+_NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
+_CLOSING: Final = {
+    401: "the server refused the key; check the environment variable {key_variable}, or api_key",
+    402: "the quota or the credit of this key is used up; see the account at {host}",
+    403: "the key may not use this model or server",
+    404: "the server has no model {model!r}, or base_url is wrong (it mostly ends in /v1)",
+    405: _NO_API,
+    501: _NO_API,
+}
+_MOVED: Final = (
+    "the server redirects elsewhere, which is not followed, as the key is for this address alone; check base_url"
+)
+_SETTINGS: Final = (
+    "If it refused the request's settings: a file of models can leave out what the model does not take (omit: "
+    "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); see also the config"
+)
+
+# Servers share no codes for this, so that their words decide. A refusal missed here ends a whole call; one found by
+# mistake leaves texts out. So phrases count only if they speak of a text's length or content.
+_CODES: Final = dict.fromkeys(
+    ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length"), TOO_LONG
+) | dict.fromkeys(("content_filter", "content_policy_violation", "moderation_blocked"), FILTERED)
+# OpenAI, vLLM, OpenRouter, Mistral, SGLang, llama.cpp and its Python server, Ollama and LM Studio speak of a "context
+# length", "size" or "window"; vLLM also of a "maximum model length", TGI of "`inputs` tokens + `max_new_tokens`",
+# Gemini of a "token count" that "exceeds the maximum", Anthropic of a prompt that "is too long".
+_LONG: Final = re.compile(
+    r"context[ _-](?:length|size|window|limit)|maximum model length|inputs?\W{0,2} tokens? \+ \W?max_new_tokens"
+    r"|inputs?\W{0,2} must have less than \d+ tokens|token count .{0,60}exceeds? the maximum"
+    r"|(?:prompt|input|request)(?: is| was)? too (?:long|large)|too many (?:input |prompt )?tokens"
+    r"|reduce the length of (?:the|your)",
+    re.IGNORECASE,
+)
+_FLAGGED: Final = re.compile(
+    r"\bflagged\b|\bmoderation\b|content[ _-](?:filter|policy|management)|safety (?:system|filter|polic)"
+    r"|(?:violat\w+|against|by) (?:\w+ ){0,4}polic(?:y|ies)|usage polic(?:y|ies)|prohibited[ _]content",
+    re.IGNORECASE,
+)
+_ACCOUNT: Final = re.compile(r"\b(?:account|organi[sz]ation|api[ _]key|billing|country|region)\b", re.IGNORECASE)
+"""Words of refusals that are about who asks, not about what."""
 
 
 class FinalReplyError(InvalidReplyError):
@@ -24,15 +77,13 @@ class FinalReplyError(InvalidReplyError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answered.
+    """What a model answered; what the server did not send, or sent in an invalid form, is None.
 
     Attributes:
-        text: The answer; never empty or blank.
-        finish_reason: Why it ended ("stop", "length" ...), None if the server does not say.
-        logprobs: For each token of the answer the log-probabilities of the likeliest tokens in its place; None if the
-            server sent none, or none that can be.
-        prompt_tokens: Tokens read, as the server counts; None if that count cannot be.
-        completion_tokens: Tokens written; None if that count cannot be.
+        text: The answer; never blank.
+        finish_reason: Why it ended ("stop", "length" ...).
+        logprobs: For each token of the answer the log-probabilities of the likeliest tokens in its place.
+        prompt_tokens, completion_tokens: As the server counts.
     """
 
     text: str
@@ -43,11 +94,7 @@ class Reply:
 
 
 def read_reply(kind: Kind, raw: str) -> Reply:
-    """Read the body of a reply with status 200.
-
-    Args:
-        kind: "chat" or "completion", the endpoint that was asked.
-        raw: The whole body.
+    """Read the whole body of a reply with status 200.
 
     Raises:
         InvalidReplyError: It is not a JSON object, holds an error, no choice or no text. A `FinalReplyError` if asking
@@ -56,15 +103,41 @@ def read_reply(kind: Kind, raw: str) -> Reply:
     body = _json(raw)
     if not isinstance(body, dict):
         raise InvalidReplyError(f"The reply is JSON but no object: {_shown(raw)}")
-    if body.get("error"):
-        refused = refused_text(json.dumps(body["error"]), body["error"])
-        if refused:
-            raise FinalReplyError(f"{refused}. The server said: {_shown(body['error'])}")
-        raise InvalidReplyError(f"The reply holds an error: {_shown(body['error'])}")
+    if error := body.get("error"):
+        if refused := refused_text(json.dumps(error), error):
+            raise FinalReplyError(f"{refused}. The server said: {_shown(error)}")
+        raise InvalidReplyError(f"The reply holds an error: {_shown(error)}")
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise InvalidReplyError(f"The reply has no choice, hence no answer: {_shown(raw)}")
-    choice = choices[0]
+    reason = choices[0].get("finish_reason")
+    return Reply(
+        _text(kind, choices[0]),
+        reason if isinstance(reason, str) else None,
+        _logprobs(kind, choices[0].get("logprobs")),
+        *_counts(body.get("usage")),
+    )
+
+
+def told_usage(raw: str) -> tuple[object, object]:
+    """The prompt and completion tokens in a raw body, of whatever type; None where there are none."""
+    try:
+        usage = json.loads(raw)["usage"]
+        return usage.get("prompt_tokens"), usage.get("completion_tokens")
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        return None, None
+
+
+def _json(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        problem = str(error)[:80]
+    # Raised out here: the decoder's own error holds the whole text.
+    raise InvalidReplyError(f"The reply is not JSON, or was cut off ({problem}): {_shown(raw)}")
+
+
+def _text(kind: Kind, choice: dict[str, Any]) -> str:
     part = choice.get("message") if kind == "chat" else choice
     text = part.get("content" if kind == "chat" else "text") if isinstance(part, dict) else None
     reason = choice.get("finish_reason")
@@ -75,51 +148,19 @@ def read_reply(kind: Kind, raw: str) -> Reply:
         if reason == "length":
             raise FinalReplyError(f"{problem}: the limit on tokens is too low for this model")
         raise InvalidReplyError(problem)
-    if not _is_utf8(text):
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidReplyError(f"The answer holds half a character (a lone surrogate): {_shown(text)}")
-    prompt, completion = read_usage(body)
-    logprobs = _logprobs(kind, choice.get("logprobs"))
-    return Reply(text, reason if isinstance(reason, str) else None, logprobs, prompt, completion)
+    return text
 
 
-def read_usage(body: Any) -> tuple[int | None, int | None]:
-    """Tokens read and written according to a reply's JSON; None for each that is missing or cannot be."""
-    usage = body.get("usage") if isinstance(body, dict) else None
-    counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens")) if isinstance(usage, dict) else ()
-    found = [count if type(count) is int and count >= 0 else None for count in counts] or [None, None]
-    return found[0], found[1]
-
-
-def told_usage(raw: str) -> tuple[object, object]:
-    """What a raw body says of the tokens read and written, as it stands there; None where it says nothing."""
-    try:
-        usage = _json(raw)["usage"]
-        return usage.get("prompt_tokens"), usage.get("completion_tokens")
-    except (InvalidReplyError, AttributeError, LookupError, TypeError):
-        return None, None
-
-
-def raw_usage(raw: str) -> tuple[int | None, int | None]:
-    """`read_usage` of a raw body that may be anything."""
-    try:
-        return read_usage(_json(raw))
-    except InvalidReplyError:
-        return None, None
-
-
-def _json(raw: str) -> Any:
-    body, problem = None, ""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        problem = str(error)[:80]
-    if problem:  # raised out here: the decoder's own error holds the whole text
-        raise InvalidReplyError(f"The reply is not JSON, or was cut off ({problem}): {_shown(raw)}")
-    return body
+def _counts(usage: Any) -> Usage:
+    found = [usage.get(f"{name}_tokens") if isinstance(usage, dict) else None for name in ("prompt", "completion")]
+    prompt, completion = [count if type(count) is int and count >= 0 else None for count in found]
+    return prompt, completion
 
 
 def _logprobs(kind: Kind, given: Any) -> tuple[dict[str, float], ...] | None:
-    """Both endpoints' layouts as one: a dict for each token."""
+    """Both endpoints' layouts as one: a dict per token."""
     if not isinstance(given, dict):
         return None
     rows: list[dict[str, float]] = []
@@ -129,8 +170,8 @@ def _logprobs(kind: Kind, given: Any) -> tuple[dict[str, float], ...] | None:
         if not pairs or not all(isinstance(name, str) and _is_logprob(value) for name, value in pairs):
             return None
         row: dict[str, float] = {}
-        for name, value in pairs:  # tokens of other bytes may have equal text: their probabilities add up
-            row[name] = _log_sum(row[name], float(value)) if name in row else min(float(value), 0.0)
+        for name, value in pairs:  # tokens of different bytes may have equal text: their probabilities add up
+            row[name] = min(float(np.logaddexp(row.get(name, -inf), float(value))), 0.0)
         rows.append(row)
     return tuple(rows) or None
 
@@ -150,19 +191,110 @@ def _is_logprob(value: Any) -> bool:
     return (type(value) is float or (type(value) is int and value > -(10**9))) and value <= 1e-3
 
 
-def _log_sum(first: float, second: float) -> float:
-    total = exp(first) + exp(second)
-    return min(log(total), 0.0) if total > 0 else max(first, second)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return ascii(text) if len(text) <= 200 else f"{text[:200]!a}..."
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt brought no reply.
+
+    Attributes:
+        message: For people; without the key.
+        kind: "passing": asking again may help; "text": this request's text is refused, others may pass; "final": this
+            request's settings are refused; "closed": no request will be answered.
+        status: The HTTP status, if there was one.
+        billed: Whether it may have been billed.
+        retry_after_s: Seconds the server asks to wait before the next request; 0 if it does not say.
+    """
+
+    message: str
+    kind: Literal["passing", "text", "final", "closed"] = "passing"
+    status: int | None = None
+    billed: bool = True
+    retry_after_s: float = 0.0
+
+
+def explain(error: Exception, endpoint: Endpoint, model: str) -> Failure:
+    """What an `openai.OpenAIError`, or an InvalidReplyError from reading a reply, means and what to do."""
+    status: int | None = getattr(error, "status_code", None)
+    if status is None:
+        return _unanswered(error, endpoint)
+    words, body = str(getattr(error, "message", error)), getattr(error, "body", None)
+    if isinstance(body, str | dict) and body and not (isinstance(body, dict) and body.get("message")):
+        words = f"{words} {body}"  # it is in the message of some versions only
+    text = refused_text(words, body) if status in _OF_A_TEXT else ""
+    words = endpoint.redact(words)[:_MOST_CHARS]
+    code = body.get("code") or body.get("type") if isinstance(body, dict) else None
+    if code in _QUOTA or getattr(error, "code", None) in _QUOTA:
+        closing = _CLOSING[402]
+    elif text or status == 413:
+        return Failure(f"{text or TOO_LONG}. The server said: {words}", "text", status, billed=False)
+    elif (status in _PASSES or status >= 500) and status not in _CLOSING:
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, retry_after(headers))
+    elif status >= 400 and status not in _CLOSING:
+        return Failure(f"status {status}: {words.rstrip('.')}. {_SETTINGS}", "final", status, billed=False)
+    else:
+        closing = _CLOSING.get(status, _MOVED)
+    names = {"base_url": endpoint.base_url, "host": endpoint.host, "key_variable": endpoint.api_key_env}
+    return Failure(f"{closing.format(model=model, **names)}. The server said: {words}", "closed", status, billed=False)
+
+
+def _unanswered(error: Exception, endpoint: Endpoint) -> Failure:
+    """No status: the connection failed or broke, or the body was not read to its end."""
+    cause = error.__cause__
+    for ours in (error, cause):  # from reading the body; openai 2 wraps it
+        if isinstance(ours, InvalidReplyError):
+            kind: Any = "text" if isinstance(ours, FinalReplyError) else "passing"
+            return Failure(endpoint.redact(str(ours)), kind, 200)
+    name = type(cause or error).__name__
+    words = endpoint.redact(f"{error} {cause or ''}".strip())[:_MOST_CHARS]
+    return Failure(f"{words} ({name}, {endpoint.base_url})", billed=name not in _NOT_SENT)
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float:
+    """Seconds that a server asks to wait, 0 or more; 0 if it does not say, or says nonsense.
+
+    Reads "retry-after-ms" (milliseconds) and "retry-after" (seconds, whole or not, or an HTTP date, RFC 9110 section
+    10.2.3); of two, the longer. A date counts from the server's own "date" if it sends one, as clocks differ; else from
+    `now`, in seconds since 1970 (None: the clock).
+    """
+    text = headers.get("retry-after", "").strip()
+    waits = [_number(headers.get("retry-after-ms", "")) / 1000, _number(text)]
+    until = _date(text)
+    if until is not None:
+        sent = _date(headers.get("date", ""))
+        waits.append(until - (sent if sent is not None else time.time() if now is None else now))
+    return max(0.0, *waits)
+
+
+def _number(text: str) -> float:
+    """The digits' value; 0 for anything else ("nan", "-5", "soon"). More digits than a float holds are a long time."""
+    text = text.strip()
+    value = float(text) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text, re.ASCII) else 0.0
+    return value if isfinite(value) else 1e300 if value == inf else 0.0
+
+
+def _date(text: str) -> float | None:
+    try:
+        moment = email.utils.parsedate_to_datetime(text.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+
+
+def refused_text(words: str, body: Any = None) -> str:
+    """Why a text was refused, by the server's words and its error as JSON; "" if it does not seem to be the text."""
+    error = body if isinstance(body, dict) else {}
+    for name in ("code", "type"):
+        if str(error.get(name)) in _CODES:
+            return _CODES[str(error[name])]
+    metadata = error.get("metadata")
+    if isinstance(metadata, dict) and "flagged_input" in metadata:  # OpenRouter's
+        return FILTERED
+    words = words[:20_000]
+    if _LONG.search(words):
+        return TOO_LONG
+    return FILTERED if _FLAGGED.search(words) and not _ACCOUNT.search(words) else ""

@@ -1,7 +1,5 @@
 """One HTTP request through the openai library: its body as it is, its reply's body or why there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os
@@ -12,73 +10,71 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import InvalidReplyError, PermanentAPIError
 from .endpoint import Endpoint
-from .failures import Failure, explain
-from .replies import LONGEST_REPLY
-from .requests import Request
+from .replies import Failure, Reply, explain, read_reply
+from .requests import Kind, Request
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 CONNECT_S: Final = 10.0
 """Seconds to make a connection, TLS included; half of an attempt's if that is less."""
-_PATHS: Final = {"chat": "/chat/completions", "completion": "/completions"}
+LONGEST_REPLY: Final = 8 * 2**20
+"""Bytes of the longest body that is read, after decompression."""
+_PATHS: Final[dict[Kind, str]] = {"chat": "/chat/completions", "completion": "/completions"}
 _ENCODINGS: Final = ("gzip", "deflate")
-"""Compressions that are asked for and read, one at a time: a piece from the wire (64 KiB) becomes 64 MiB at most."""
+"""Accepted compressions, one at a time: a piece from the wire (64 KiB) becomes 64 MiB at most."""
+_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class Sender:
-    """Sends requests to one endpoint. It repeats nothing and follows no redirect.
+    """Sends requests to one endpoint, `timeout_s` seconds of wall clock each. Repeats nothing, follows no redirect.
 
-    Each request under way has a connection of its own, which then serves the next. The HTTP library would keep all of
-    them in one pool, and look at each of them for every request: with 64 that takes longer than all else together.
-
-    Args:
-        endpoint: The server and the key.
-        timeout_s: Seconds for a whole attempt, by the wall clock, the reply's body included.
+    Each request under way has a connection of its own, which then serves the next. In one pool the HTTP library would
+    look at each of them for every request: with 64 that takes longer than all else together.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
         self._all: list[AsyncOpenAI] = []
-        self._free: list[AsyncOpenAI] = []  # the last one used comes first: its connection is the least likely gone
+        self._free: list[AsyncOpenAI] = []  # a stack: the last used connection is the least likely gone
         self._opened = ExitStack()
 
     async def close(self) -> None:
         """End all connections; the next request opens new ones."""
         libraries, self._all, self._free = self._all, [], []
-        try:
+        with self._opened:
             for library in libraries:
                 await library.close()
-        finally:
-            self._opened.close()
 
-    async def send(self, request: Request) -> str | Failure:
-        """The body of the reply, or why there is none."""
+    async def send(self, request: Request) -> tuple[str, Reply | Failure]:
+        """The body of the reply, "" if there is none, and what it says."""
         from openai import OpenAIError
 
         self.connect()
         library = self._free.pop() if self._free else self._another()
         whole: Any = _http().Response  # the body is sent as it is, and the reply not read by the library
+        raw = ""
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await library.post(_PATHS[request.kind], cast_to=whole, body=request.body)
-                return self._endpoint.redact_reply(response.content.decode("utf-8-sig"))
+                raw = self._endpoint.redact_reply(response.content.decode("utf-8-sig"))
+            return raw, read_reply(request.kind, raw)
         except TimeoutError:
-            return Failure(f"timed out: no whole reply within attempt_timeout_s={self._timeout_s:g}")
+            return "", Failure(f"timed out: no whole reply within attempt_timeout_s={self._timeout_s:g}")
         except UnicodeEncodeError:
-            return Failure("the request holds half a character (a lone surrogate)", "text", billed=False)
+            return "", Failure("the request holds half a character (a lone surrogate)", "text", billed=False)
         except UnicodeDecodeError:
-            return Failure("the reply is not UTF-8", status=200)
+            return "", Failure("the reply is not UTF-8", status=200)
         except (OpenAIError, InvalidReplyError) as error:
-            return explain(error, self._endpoint, request.model)
+            return raw, explain(error, self._endpoint, request.model)
         finally:
             self._free.append(library)
 
     def connect(self) -> None:
-        """Be ready to send, with the key as it is now; at the first request, as stored answers need no library and key.
+        """Be ready to send, with the key as it is now; not before it is needed: stored answers need no library and key.
 
         Raises:
-            PermanentAPIError: There is no key, or what the environment says of certificates and proxies cannot be used.
+            PermanentAPIError: There is no key, or the environment's certificates or proxies cannot be used.
         """
         if self._all:
             return
@@ -87,8 +83,7 @@ class Sender:
         first = AsyncOpenAI(
             api_key=self._endpoint.key(),
             base_url=self._endpoint.base_url,
-            # A connection that is not made in time ends before `send`'s own time-out, which counts all waits: of that
-            # it is known that nothing has left, and nothing is charged.
+            # Shorter than `send`'s own time-out, so that a connection that is never made charges nothing.
             timeout=_http().Timeout(None, connect=min(CONNECT_S, self._timeout_s / 2)),
             max_retries=0,
             http_client=self._connection(),
@@ -96,13 +91,12 @@ class Sender:
         self._opened.enter_context(self._endpoint.quiet_logs())
         self._all, self._free = [first], [first]
 
-    def _another(self) -> AsyncOpenAI:
+    def _another(self) -> "AsyncOpenAI":
         self._all.append(self._all[0].copy(http_client=self._connection()))
         return self._all[-1]
 
     def _connection(self) -> Any:
         encrypted = self._endpoint.base_url.startswith("https:")
-        problem = ""
         try:
             # A proxy is for other machines. Redirects are errors: the key is for this address alone.
             return _limited_client()(
@@ -111,7 +105,7 @@ class Sender:
                 trust_env=not self._endpoint.local,
                 verify=_certificates(*map(os.environ.get, _CERTIFICATES)) if encrypted else _no_certificates(),
             )
-        except Exception as error:  # noqa: BLE001 - of as many kinds as there are ways to get a variable wrong
+        except Exception as error:  # noqa: BLE001 - there are as many kinds as ways to get a variable wrong
             problem = f"{type(error).__name__}: {error}"
         raise PermanentAPIError(
             f"No connection to {self._endpoint.host} can be prepared ({self._endpoint.redact(problem)}). Check the "
@@ -129,7 +123,7 @@ def _http() -> Any:
 
 @cache
 def _limited_client() -> Any:
-    """The openai library's HTTP client with a limit: it would read a body to its end, whatever its size."""
+    """The openai library's HTTP client, but with a limit on the size of a body."""
     from openai import DefaultAsyncHttpxClient
 
     class LimitedClient(DefaultAsyncHttpxClient):
@@ -147,10 +141,10 @@ def _limited_client() -> Any:
 
 
 async def _read_body(response: Any) -> bytes:
-    """A reply's body, decompressed; of an error's only the beginning, as its status says enough.
+    """A reply's body, decompressed; only the beginning of an error's, as its status says enough.
 
     Raises:
-        InvalidReplyError: It is longer than `LONGEST_REPLY`, or compressed in another way than was asked for.
+        InvalidReplyError: It is longer than `LONGEST_REPLY`, or compressed in a way that was not asked for.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity", *_ENCODINGS):
@@ -167,12 +161,9 @@ async def _read_body(response: Any) -> bytes:
     return bytes(body[:LONGEST_REPLY])
 
 
-_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-
-
 @cache
 def _certificates(*_: str | None) -> ssl.SSLContext:
-    """Whom the HTTP library trusts; read once for each setting of the variables that say so, as it takes 20 ms."""
+    """Whom the HTTP library trusts; read once for each setting of `_CERTIFICATES`, as it takes 20 ms."""
     context: ssl.SSLContext = _http().create_ssl_context()
     return context
 

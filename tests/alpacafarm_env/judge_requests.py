@@ -13,9 +13,11 @@ import numpy as np
 
 from alpacafarm_env.annotators.config import load_models, load_pool, load_prompt
 from alpacafarm_env.annotators.prompts import Item, render
-from alpacafarm_env.judge_server.sandbox_judge import JudgeQuestion
+from alpacafarm_env.judge_server.replies import JudgeQuestion
 from alpacafarm_env.sandbox import SANDBOX
 
+LOOK_UP = socket.getaddrinfo
+"""As it is outside of tests: addresses in numbers need no network."""
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 POOLS = ("alpaca_farm", "greedy", "weighted")
 MEMBERS = {member.name: member for pool in POOLS for member in load_pool(pool).annotators}
@@ -43,8 +45,7 @@ def make_body(name, items, **settings):
 
 def chances(judging, name, items):
     """P(the second shown is better), [B], in the eyes of a judge server's annotator."""
-    settings = {"temperature": 0.0, "seed": None, "prompt_tokens": 0, "max_tokens": None, "top_logprobs": None}
-    asked = JudgeQuestion(name, items=items, kind="chat", model="any", format="lines", **settings)
+    asked = JudgeQuestion(name, items, kind="chat", model="any", format="lines", temperature=0.0)
     return np.array([verdict.chance for verdict in judging.answer(asked, "key").verdicts])
 
 
@@ -85,17 +86,20 @@ class Wire:
     chunks: list = field(default_factory=list)
 
 
-def exchange(server, path, body, key="sk-client", timeout=10):
-    """One request on a socket of its own, and everything that is received on it."""
+def send(server, path, body, key="sk-client", timeout=10):
+    """A request on a socket of its own, which is open; the reply is not read."""
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
-    ).encode()
-    wire, received = Wire(), b""
-    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=timeout) as connection:
-        wire.sent, start = time.time(), time.monotonic()
-        connection.sendall(head + content)
-        while True:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=timeout)
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def exchange(server, path, body, key="sk-client"):
+    """One request on a socket of its own, and everything that is received on it."""
+    wire, received, start = Wire(sent=time.time()), b"", time.monotonic()
+    with send(server, path, body, key) as connection:
+        while wire.end == "closed":
             try:
                 chunk = connection.recv(65536)
             except ConnectionResetError:
@@ -105,15 +109,12 @@ def exchange(server, path, body, key="sk-client", timeout=10):
                 break
             received += chunk
             wire.chunks.append(chunk)
-            top, gap, rest = received.partition(b"\r\n\r\n")
-            if not gap:
-                continue
-            first, *lines = top.decode("latin-1").split("\r\n")
-            wire.status = int(first.split()[1])
-            wire.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-            wire.body = rest
-            if len(rest) >= int(wire.headers["content-length"]):
-                wire.end = "whole"
-                break
-        wire.seconds = time.monotonic() - start
+            top, gap, wire.body = received.partition(b"\r\n\r\n")
+            if gap:
+                first, *lines = top.decode("latin-1").split("\r\n")
+                wire.status = int(first.split()[1])
+                wire.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+                if len(wire.body) >= int(wire.headers["content-length"]):
+                    wire.end = "whole"
+    wire.seconds = time.monotonic() - start
     return wire

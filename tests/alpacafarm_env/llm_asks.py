@@ -7,11 +7,10 @@ import openai.resources.chat
 import stamina
 
 from alpacafarm_env.errors import APIError
-from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.client import Client, ClientConfig, run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.pricing import Prices
 from alpacafarm_env.llm.requests import Request
-from alpacafarm_env.llm.run_sync import run
 
 KEY = "sk-canary-0123456789abcdef"
 PRICES = Prices.load({"m-1": [1.0, 2.0]})

@@ -10,27 +10,28 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from itertools import islice
 
 import pytest
-from judge_requests import PATHS, connect, exchange, make_body, pairs, port_of, post, text_of
+from judge_requests import LOOK_UP, PATHS, connect, exchange, make_body, pairs, port_of, post, send, text_of
 
+from alpacafarm_env.__main__ import main
 from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import KINDS, JudgeServer
 from alpacafarm_env.llm.requests import content_key
 
-MIX = {"retry_after_seconds": 0.1, "server_error": 0.1, "cut_json": 0.1, "null_content": 0.1, "absurd_usage": 0.1}
 COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server"]
-
-
-def bodies(count):
-    return [body(n) for n in range(count)]
 
 
 @cache
 def body(number):
     return make_body("chatgpt_4", pairs(1, number))
+
+
+def bodies(count):
+    return list(map(body, range(count)))
 
 
 def faulted(server, fault, count=1):
@@ -71,7 +72,6 @@ def test_completion_answers_look_like_the_api():
     assert chat.keys() == completion.keys() == {"id", "object", "created", "model", "choices", "usage"}
     assert (chat["object"], completion["object"]) == ("chat.completion", "text_completion")
     assert chat["choices"][0]["message"]["role"] == "assistant"
-    assert isinstance(completion["choices"][0]["text"], str)
     assert chat["model"] == "sandbox-chatgpt"
 
 
@@ -107,38 +107,27 @@ def test_only_the_key_is_let_in():
         assert server.stats()["by_status"] == {"200": 1, "401": 4}
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("reset", "hang")])
-def test_connection_goes_on_after_a_fault(fault):
-    with JudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0)) as server, connect(server) as connection:
-        local = connection.sock.getsockname()
-        for path, asked in (*faulted(server, fault, 2), *faulted(server, None, 2)):
-            connection.request("POST", path, json.dumps(asked).encode())
-            reply = connection.getresponse()
-            content = reply.read()
-            assert connection.sock.getsockname() == local
+@pytest.mark.parametrize("fault", FAULTS)
+def test_connection_goes_on_after_a_fault_that_does_not_end_it(fault):
+    with JudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0, hang_s=0.05)) as server:
+        if fault in ("reset", "hang"):
+            assert exchange(server, *faulted(server, fault)[0]).end != "whole"
+            assert exchange(server, *faulted(server, None)[0]).status == 200
+            return
+        with connect(server) as connection:
+            local = connection.sock.getsockname()
+            for path, asked in (*faulted(server, fault, 2), *faulted(server, None, 2)):
+                connection.request("POST", path, json.dumps(asked).encode())
+                content = connection.getresponse().read()
+                assert connection.sock.getsockname() == local
         assert text_of(json.loads(content)).startswith("Output (")
         assert server.stats()["by_fault"] == {fault: 2}
-
-
-@pytest.mark.parametrize("fault", ["reset", "hang"])
-def test_a_new_connection_works_after_a_fault_that_ends_one(fault):
-    with JudgeServer(faults=Faults({fault: 0.5}, hang_s=0.05)) as server:
-        assert exchange(server, *faulted(server, fault)[0]).end != "whole"
-        assert exchange(server, *faulted(server, None)[0]).status == 200
-
-
-def send_only(server, request):
-    path, asked = request
-    content = json.dumps(asked).encode()
-    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
-    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
-    return connection
 
 
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_stuck_requests_block_neither_others_nor_the_end(fault):
     server = JudgeServer(faults=Faults({fault: 0.5}, drip_s=60.0))
-    stuck = [send_only(server, request) for request in faulted(server, fault, 20)]
+    stuck = [send(server, *request) for request in faulted(server, fault, 20)]
     healthy = faulted(server, None, 20)
     idle = connect(server)
     try:
@@ -184,13 +173,10 @@ def outcomes(server, requests, workers):
 
 
 def test_same_seed_same_faults_in_any_order():
-    requests = bodies(100)
-    mix = Faults({**MIX, "hang": 0.05, "reset": 0.05}, hang_s=0.0)
-    with (
-        JudgeServer(seed=3, faults=mix) as one,
-        JudgeServer(seed=3, faults=mix) as two,
-        JudgeServer(faults=mix) as three,
-    ):
+    requests, rates = bodies(60), {"retry_after_seconds": 0.2, "cut_json": 0.1, "hang": 0.1, "reset": 0.1}
+    mix = Faults(rates, hang_s=0.0)
+    with ExitStack() as stack:
+        one, two, three = (stack.enter_context(JudgeServer(seed=seed, faults=mix)) for seed in (3, 3, 0))
         first = outcomes(one, requests, 1)
         assert outcomes(two, requests[::-1], 8) == first
         assert outcomes(three, requests, 8) != first
@@ -198,57 +184,6 @@ def test_same_seed_same_faults_in_any_order():
         expected = Counter(mix.draw(3, content_key(asked), 0).fault for _, asked in requests)
         del expected[None]
         assert one.stats()["by_fault"] == dict(sorted(expected.items()))
-
-
-def ask_until_answered(server, requests):
-    """The verdict of each request, repeated until there is one; how many requests that took."""
-    texts, sent = [], 0
-    with connect(server) as connection:
-        for request in requests:
-            while True:
-                sent += 1
-                try:
-                    status, _, content = post(connection, *request)
-                except json.JSONDecodeError:
-                    continue
-                if status == 200 and text_of(content):
-                    texts.append(text_of(content))
-                    break
-    return texts, sent
-
-
-def test_faults_change_no_verdict():
-    requests = bodies(60)
-    with JudgeServer() as healthy, JudgeServer(faults=Faults(MIX)) as faulty:
-        for seed in (0, 1):
-            asked = [(path, {**asked, "seed": seed}) for path, asked in requests]
-            wanted, _ = ask_until_answered(healthy, asked)
-            got, sent = ask_until_answered(faulty, asked)
-            assert got == wanted
-            assert sent > 1.3 * len(requests)
-
-
-def test_counts_add_up():
-    requests = bodies(100)
-    with JudgeServer(faults=Faults(MIX)) as server:
-        usages = []
-        with connect(server) as connection:
-            for path, asked in requests:
-                connection.request("POST", path, json.dumps(asked).encode())
-                content = connection.getresponse().read()
-                if server.faults.draw(0, content_key(asked), 0).fault in (None, "null_content"):
-                    usages.append(json.loads(content)["usage"])
-        stats = server.stats()
-    faults = stats["by_fault"]
-    unbilled = faults["retry_after_seconds"] + faults["server_error"]
-    assert stats["requests"] == sum(stats["by_status"].values()) == 100
-    assert stats["by_status"]["429"] == faults["retry_after_seconds"]
-    assert stats["by_status"]["500"] == faults["server_error"]
-    assert stats["charged"]["requests"] == 100 - unbilled
-    assert stats["answered"] == 100 - sum(faults.values()) + faults["absurd_usage"]
-    assert stats["charged_by_model"] == {"sandbox-chatgpt": stats["charged"]}
-    # Requests with absurd usage and cut replies were charged what they should have said.
-    assert stats["charged"]["prompt_tokens"] > sum(usage["prompt_tokens"] for usage in usages)
 
 
 def test_latency_is_per_request_and_not_per_server():
@@ -259,13 +194,13 @@ def test_latency_is_per_request_and_not_per_server():
 
 
 def test_client_that_goes_away_is_nobodys_error(capfd):
-    with JudgeServer(latency_s=0.1) as server:
+    with JudgeServer(latency_s=0.05) as server:
         for request in bodies(5):
-            connection = send_only(server, request)
+            connection = send(server, *request)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.close()
         wait_for(lambda: server.stats()["requests"] == 5)
-        time.sleep(0.2)
+        time.sleep(0.1)
         assert exchange(server, *bodies(1)[0]).status == 200
     assert capfd.readouterr() == ("", "")
 
@@ -275,24 +210,6 @@ def test_own_errors_are_told(capfd, monkeypatch):
         monkeypatch.setattr(server.judging, "answer", lambda *args: 1 / 0)
         assert exchange(server, *bodies(1)[0]).end == "closed"
     assert "ZeroDivisionError" in capfd.readouterr().err
-
-
-def test_throughput(capsys):
-    """Enough for the fault runs of 20,000 requests: far above what a client of two cores asks."""
-    requests = [(path, json.dumps(asked).encode()) for path, asked in bodies(600)]
-
-    def ask(server, mine):
-        with connect(server) as connection:
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sum(post(connection, *request)[0] == 200 for request in mine)
-
-    with JudgeServer() as server, ThreadPoolExecutor(4) as threads:
-        start = time.perf_counter()
-        assert sum(threads.map(ask, [server] * 4, [requests[n::4] for n in range(4)])) == 600
-        rate = 600 / (time.perf_counter() - start)
-    with capsys.disabled():
-        print(f"\njudge server and client in one process: {rate:.0f} requests/s")
-    assert rate > 150
 
 
 @pytest.fixture
@@ -316,7 +233,7 @@ def start():
 
 def test_command_line_serves_until_ctrl_c(start, tmp_path):
     (tmp_path / "faults.yaml").write_text("unavailable: 0.5\nhang: 0.1\n", encoding="utf-8")
-    process = start("--port", "0", "--faults", str(tmp_path / "faults.yaml"), "--seed", "7")
+    process = start("--port", "0", "--faults", str(tmp_path / "faults.yaml"), "--seed", "7", "--allow-remote")
     base_url = process.stdout.readline().strip()
     assert base_url == f"http://127.0.0.1:{port_of(base_url)}/v1"
     expected = Faults({"unavailable": 0.5, "hang": 0.1})
@@ -324,7 +241,7 @@ def test_command_line_serves_until_ctrl_c(start, tmp_path):
     for request, fault in drawn:
         if fault != "hang":
             assert exchange(base_url, *request).status == (503 if fault else 200)
-    with send_only(base_url, next(request for request, fault in drawn if fault == "hang")):
+    with send(base_url, *next(request for request, fault in drawn if fault == "hang")):
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=30)
@@ -334,7 +251,7 @@ def test_command_line_serves_until_ctrl_c(start, tmp_path):
 
 def test_ctrl_c_is_never_missed(start):
     """A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run."""
-    servers = [start() for _ in range(3)]
+    servers = [start() for _ in range(2)]
     for process in servers:
         base_url = process.stdout.readline().strip()
         assert [exchange(base_url, *request).status for request in bodies(5)] == [200] * 5
@@ -344,22 +261,26 @@ def test_ctrl_c_is_never_missed(start):
         assert process.returncode == 0
 
 
-def test_command_line_names_what_is_wrong(start, tmp_path):
+def test_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):
+    def refused(*args):
+        assert main(["judge-server", *args]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err[:7]) == ("", "error: ")
+        return err
+
     (tmp_path / "faults.json").write_text('{"hng": 0.5, "drip": 7}', encoding="utf-8")
-    bad = start("--faults", str(tmp_path / "faults.json"))
-    out, err = bad.communicate(timeout=30)
-    assert (bad.returncode, out) == (2, "")
+    err = refused("--faults", str(tmp_path / "faults.json"))
     assert "Did you mean 'hang'?" in err
-    assert "drip: expected a rate from 0 to 1, got 7" in err
+    assert "drip: " in err
     with JudgeServer() as server:
-        port = str(port_of(server))
-        taken = start("--port", port)
-        out, err = taken.communicate(timeout=30)
-    assert (taken.returncode, out, err.count("\n")) == (2, "", 1)
-    assert port in err
-    assert "--port" in err
-    beyond = start("--port", "99999")
-    assert (beyond.communicate(timeout=30)[0], beyond.returncode) == ("", 2)
+        err = refused("--port", str(port_of(server)))
+        assert f"{port_of(server)}: " in err
+        assert "--port" in err
+    monkeypatch.setattr(socket, "getaddrinfo", LOOK_UP)
+    err = refused("--host", "192.0.2.1", "--allow-remote")
+    assert "--host" in err.rpartition(":")[2]
+    with pytest.raises(SystemExit):
+        main(["judge-server", "--port", "99999"])
 
 
 def test_nothing_is_sent_in_two_parts():

@@ -13,18 +13,11 @@ from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 
-RETRY_S, DRIP_S, HANG_S = 1.5, 0.001, 0.3
+RETRY_S, DRIP_S, HANG_S = 1.5, 0.0005, 0.1
 KEY = "sk-canary-5e1f"
 UNBILLED = {
-    *(
-        "retry_after_seconds",
-        "retry_after_date",
-        "retry_after_ms",
-        "retry_after_garbage",
-        "server_error",
-        "unavailable",
-    ),
-    *("html", "error_in_200", "echo_key", "redirect"),
+    *("retry_after_seconds", "retry_after_date", "retry_after_ms", "retry_after_garbage", "server_error"),
+    *("unavailable", "html", "error_in_200", "echo_key", "redirect"),
 }
 
 
@@ -34,37 +27,27 @@ def parsed(wire):
     return json.loads(wire.body)
 
 
-def check_refusal(status, header=None):
+def check_refusal(status, header=None, holds=lambda value, wire: True):
+    """A status and an error message; one header says when to retry, or where to go."""
+
     def check(wire, clean):
         assert wire.status == status
         assert parsed(wire)["error"]["message"]
-        assert (header in wire.headers) if header else "retry-after" not in wire.headers
+        assert {name for name in wire.headers if "retry-after" in name or name == "location"} == ({header} - {None})
+        assert header is None or holds(wire.headers[header], wire)
 
     return check
 
 
-def check_date(wire, clean):
-    check_refusal(429, "retry-after")(wire, clean)
-    until = parsedate_to_datetime(wire.headers["retry-after"]).timestamp()
-    assert wire.sent + RETRY_S <= until <= wire.sent + wire.seconds + RETRY_S + 1
+def is_soon(date, wire):
+    return wire.sent + RETRY_S <= parsedate_to_datetime(date).timestamp() <= wire.sent + wire.seconds + RETRY_S + 1
 
 
-def check_number(header, value):
-    def check(wire, clean):
-        check_refusal(429, header)(wire, clean)
-        assert float(wire.headers[header]) == value
-        assert {name for name in wire.headers if name.startswith("retry-after")} == {header}
-
-    return check
-
-
-def check_garbage(wire, clean):
-    check_refusal(429, "retry-after")(wire, clean)
+def is_garbage(text, wire):
     try:
-        seconds = float(wire.headers["retry-after"])
+        return not (math.isfinite(float(text)) and float(text) >= 0)
     except ValueError:
-        return
-    assert not (math.isfinite(seconds) and seconds >= 0)
+        return True
 
 
 def check_half(end):
@@ -82,11 +65,6 @@ def check_html(wire, clean):
     assert wire.body.startswith(b"<!doctype html>")
 
 
-def check_error_in_200(wire, clean):
-    assert wire.status == 200
-    assert parsed(wire).keys() == {"error"}
-
-
 def check_same_but(**fields):
     """The clean reply, but for some of its fields; a function says what holds for the value of one."""
 
@@ -100,15 +78,14 @@ def check_same_but(**fields):
     return check
 
 
-def check_changed(**changes):
+def check_changed(text, finish_reason):
     """The clean reply, but for the text, the reason to stop and the logprobs of its choice."""
 
     def check(wire, clean):
         content, wanted = parsed(wire), parsed(clean)
         choice, right = content["choices"][0], wanted["choices"][0]
-        text = changes["text"](text_of(wanted))
-        assert text_of(content) == text
-        assert choice["finish_reason"] == changes["finish_reason"]
+        assert text_of(content) == text(text_of(wanted))
+        assert choice["finish_reason"] == finish_reason
         assert choice.keys() == right.keys()
         assert content["usage"] == wanted["usage"]
 
@@ -116,12 +93,11 @@ def check_changed(**changes):
 
 
 def check_count(wire, clean):
-    assert wire.status == 200
     content = parsed(wire)
     asked, got = len(text_of(parsed(clean)).split("\n")), text_of(content).split("\n")
     assert len(got) in (asked - 1, asked + 1)
     assert all("Output (" in line for line in got)
-    assert content["choices"][0]["finish_reason"] == "stop"
+    assert (wire.status, content["choices"][0]["finish_reason"]) == (200, "stop")
 
 
 def check_drip(wire, clean):
@@ -144,33 +120,28 @@ def check_echo(wire, clean):
     assert KEY in parsed(wire)["error"]["message"]
 
 
-def check_redirect(wire, clean):
-    assert wire.status == 307
-    assert wire.headers["location"] == "http://127.0.0.1:9/elsewhere"
-
-
 CHECKS = {
-    "retry_after_seconds": check_number("retry-after", RETRY_S),
-    "retry_after_date": check_date,
-    "retry_after_ms": check_number("retry-after-ms", 1000 * RETRY_S),
-    "retry_after_garbage": check_garbage,
+    "retry_after_seconds": check_refusal(429, "retry-after", lambda text, wire: float(text) == RETRY_S),
+    "retry_after_date": check_refusal(429, "retry-after", is_soon),
+    "retry_after_ms": check_refusal(429, "retry-after-ms", lambda text, wire: float(text) == 1000 * RETRY_S),
+    "retry_after_garbage": check_refusal(429, "retry-after", is_garbage),
     "server_error": check_refusal(500),
     "unavailable": check_refusal(503),
     "reset": check_half("reset"),
     "cut_json": check_half("whole"),
     "html": check_html,
-    "error_in_200": check_error_in_200,
+    "error_in_200": check_refusal(200),
     "empty_choices": check_same_but(choices=[]),
-    "null_content": check_changed(text=lambda text: None, finish_reason="stop"),
+    "null_content": check_changed(lambda text: None, "stop"),
     "wrong_count": check_count,
-    "content_filter": check_changed(text=lambda text: "", finish_reason="content_filter"),
-    "finish_length": check_changed(text=lambda text: text[: len(text) // 2], finish_reason="length"),
+    "content_filter": check_changed(lambda text: "", "content_filter"),
+    "finish_length": check_changed(lambda text: text[: len(text) // 2], "length"),
     "drip": check_drip,
     "hang": check_hang,
     "absurd_usage": check_same_but(usage=absurd),
     "no_usage": check_same_but(usage=None),
     "echo_key": check_echo,
-    "redirect": check_redirect,
+    "redirect": check_refusal(307, "location", lambda place, wire: place == "http://127.0.0.1:9/elsewhere"),
 }
 REQUESTS = [make_body("gpt4_2", pairs(2)), make_body("gpt4_4", pairs(1)), make_body("davinci003_2", pairs(1))]
 """A batch of two, a single pair by chat, and a completion."""
@@ -188,17 +159,16 @@ def make_server(fault, seed=0):
     return JudgeServer(seed=seed, faults=Faults({fault: 1.0} if fault else {}, **settings))
 
 
-def test_every_fault_is_checked():
-    assert CHECKS.keys() == FAULTS.keys()
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)  # each has to have a check
 def test_fault_is_on_the_wire_what_it_says(fault, clean):
     with make_server(fault) as server:
         for request, wanted in zip(REQUESTS, clean, strict=True):
             CHECKS[fault](exchange(server, *request, key=KEY), wanted)
         stats = server.stats()
     assert stats["by_fault"] == {fault: len(REQUESTS)}
+    assert stats["answered"] == len(REQUESTS) * (fault in ("drip", "absurd_usage", "no_usage"))
+    assert list(stats["by_status"].values()) == [stats["requests"]] == [len(REQUESTS)]
+    assert len(stats["charged_by_model"]) == (0 if fault in UNBILLED else 2)
     assert stats["charged"]["requests"] == (0 if fault in UNBILLED else len(REQUESTS))
     if fault not in UNBILLED:
         usages = [parsed(wire)["usage"] for wire in clean]
@@ -243,13 +213,6 @@ def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_no_faults_by_default():
-    assert Faults().draw(0, "x", 0).fault is None
-    assert Faults({"hang": 0.0}).draw(0, "x", 0).fault is None
-    assert Faults({"hang": 1.0}).draw(0, "x", 0).fault == "hang"
-    assert Faults({"hang": 0.5, "drip": 0.5}).draw(0, "x", 0).fault in ("hang", "drip")
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -268,7 +231,7 @@ def test_empty_file_has_no_faults(tmp_path):
     assert Faults.load(str(tmp_path / "none.yaml")) == Faults()
 
 
-def test_file_errors_are_listed_all_at_once(tmp_path):
+def test_mistaken_fields_are_listed_all_at_once(tmp_path):
     path = tmp_path / "bad.yaml"
     wrong = {
         "cutjson": ("0.1", "'cut_json'"),
@@ -280,20 +243,16 @@ def test_file_errors_are_listed_all_at_once(tmp_path):
         "redirect_to": ("ftp://x", "'ftp://x'"),
         "redirct": ("0.1", "'redirect'"),
     }
-    content = "".join(f"{name}: {value}\n" for name, (value, _) in wrong.items())
-    path.write_text(f"{content}hang: 0.9\nno_usage: 0.9\n", encoding="utf-8")
-    with pytest.raises(PoolError) as caught:
+    path.write_text("".join(f"{name}: {value}\n" for name, (value, _) in wrong.items()), encoding="utf-8")
+    with pytest.raises(PoolError, match=str(path)) as caught:
         Faults.load(path)
-    first, *lines = str(caught.value).split("\n")
-    assert str(path) in first
-    for line, (name, (_, told)) in zip(lines[:-1], wrong.items(), strict=True):
-        assert line.strip().startswith(name)
-        assert told in line
-    assert "1.8" in lines[-1]  # the rates together
+    told = dict(line.strip().split(": ", 1) for line in str(caught.value).split("\n")[1:])
+    assert told.keys() == wrong.keys()
+    assert all(part in told[name] for name, (_, part) in wrong.items())
 
 
 UNREADABLE = {
-    "f.json": [b"{", b'{"hang": 0.1, "hang": 0.2}', b'{"hang": "\xff"}', b"[]", b"[" * 100_000, b" " * 2**20 + b"{}"],
+    "f.json": [b"{", b'{"hang": 0.1, "hang": 0.2}', b'{"hang": "\xff"}', b"[]", b"[" * 100_000],
     "f.yaml": [b"hang: 0.1\nhang: 0.2\n", b"!!python/object/apply:os.getcwd []", b"just words", b"1: 0.5", None],
 }
 
@@ -317,6 +276,8 @@ def test_redirects_go_to_addresses(value):
 def test_arguments_are_checked_like_files():
     with pytest.raises(PoolError, match="'hang'"):
         Faults({"hangg": 0.1})
+    with pytest.raises(PoolError, match=r"1\.8"):  # the rates together
+        Faults({"hang": 0.9, "no_usage": 0.9})
 
 
 def test_finish_length_never_leaves_a_whole_label():

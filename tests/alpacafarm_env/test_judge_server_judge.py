@@ -15,7 +15,7 @@ from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.replies import read_reply, told_usage
-from alpacafarm_env.llm.tokens import TokenBounds
+from alpacafarm_env.llm.requests import TokenBounds
 from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 
@@ -31,11 +31,16 @@ def own_chances(name, items):
 
 
 def verdicts_of(connection, name, items, **settings):
-    path, body = make_body(name, items, **settings)
-    status, _, content = post(connection, path, body)
-    assert status == 200, content
-    kind = "chat" if path == PATHS["chat"] else "completion"
-    return parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(items))
+    """All items' verdicts, asked in requests of the annotator's batch size."""
+    size, found = MEMBERS[name].batch_size, []
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
+        path, body = make_body(name, batch, **settings)
+        status, _, content = post(connection, path, body)
+        assert status == 200, content
+        kind = "chat" if path == PATHS["chat"] else "completion"
+        found += parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(batch))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +56,12 @@ def connection(server):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_probabilities_are_the_annotators_own(name):
-    items = pairs(200)
-    np.testing.assert_allclose(chances(SandboxJudge(), name, items), own_chances(name, items), rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_temperature_zero_is_the_likelier_verdict(connection, name):
+def test_probabilities_and_likelier_verdicts_are_the_annotators_own(connection, name):
     items = pairs(60)
-    size = MEMBERS[name].batch_size
-    got = [
-        verdict
-        for start in range(0, len(items), size)
-        for verdict in verdicts_of(connection, name, items[start : start + size], temperature=0)
-    ]
-    assert got == (own_chances(name, items) > 0.5).tolist()
+    chances_of_all = own_chances(name, items)
+    np.testing.assert_allclose(chances(SandboxJudge(), name, items), chances_of_all, rtol=1e-12)
+    few = items[: 4 * MEMBERS[name].batch_size]
+    assert verdicts_of(connection, name, few, temperature=0) == (chances_of_all[: len(few)] > 0.5).tolist()
 
 
 def check_share(wins, chances):
@@ -78,12 +74,7 @@ def check_share(wins, chances):
 @pytest.mark.parametrize("name", ["gpt4_1", "gpt4_5", "chatgpt_3", "davinci003_1"])
 def test_verdicts_are_draws_from_the_annotators_probability(connection, name):
     items = pairs(120)
-    size = MEMBERS[name].batch_size
-    wins = [
-        verdict
-        for start in range(0, len(items), size)
-        for verdict in verdicts_of(connection, name, items[start : start + size])
-    ]
+    wins = verdicts_of(connection, name, items)
     chances = own_chances(name, items)
     check_share(wins, chances)
     assert wins != (chances > 0.5).tolist()  # draws, not the likelier ones
@@ -93,30 +84,19 @@ def test_another_seed_in_the_request_draws_anew_and_the_same_does_not(connection
     items = pairs(300)
     chances = own_chances("chatgpt_4", items)
     place = int(np.argmin(np.abs(chances - 0.4)))
-    drawn = [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(200)]
-    assert binom.ppf(1e-6, 200, chances[place]) <= sum(drawn) <= binom.ppf(1 - 1e-6, 200, chances[place])
+    drawn = [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(80)]
+    assert binom.ppf(1e-6, 80, chances[place]) <= sum(drawn) <= binom.ppf(1 - 1e-6, 80, chances[place])
     assert [verdicts_of(connection, "chatgpt_4", [items[place]], seed=seed)[0] for seed in range(20)] == drawn[:20]
 
 
 @pytest.mark.parametrize(("name", "stream"), [("gpt4_5", "sim_eval"), ("greedy_gpt4", "sim_gpt4")])
 def test_a_pairs_verdict_is_the_draw_of_its_pool_whatever_it_is_asked_with(connection, name, stream):
-    items, size = pairs(60), MEMBERS[name].batch_size
+    items = pairs(60)
     chances = own_chances(name, items)
     expected = KeyedDraws(3, stream).b_wins(items, np.log(chances) - np.log1p(-chances)).tolist()
     for arranged in (items, items[::-1], items[2:] + items[:2]):
-        got = {}
-        for start in range(0, len(items), size):
-            batch = arranged[start : start + size]
-            got |= zip(batch, verdicts_of(connection, name, batch, seed=3, temperature=1.0), strict=True)
+        got = dict(zip(arranged, verdicts_of(connection, name, arranged, seed=3, temperature=1.0), strict=True))
         assert [got[item] for item in items] == expected
-
-
-def test_settings_that_are_no_part_of_the_question_change_no_verdict(connection):
-    items = pairs(30)
-    for item in items:
-        assert verdicts_of(connection, "gpt4_2", [item], seed=1, top_p=0.9, max_tokens=99, user="me") == verdicts_of(
-            connection, "gpt4_2", [item], seed=1
-        )
 
 
 @pytest.mark.parametrize("temperature", [0, 5e-324, 1e-300, 1e-9])
@@ -128,37 +108,25 @@ def test_next_to_temperature_zero_the_likelier_verdict_is_certain(temperature):
         assert judging.answer(question, "key").verdicts[0].second == (chance > 0.5)
 
 
-def test_lower_temperatures_are_more_certain(connection):
-    items = pairs(80)
-    likelier = own_chances("chatgpt_4", items) > 0.5
-    agreement = [
-        np.mean([verdicts_of(connection, "chatgpt_4", [i], temperature=t)[0] for i in items] == likelier)
-        for t in (0.2, 1.0, 2.0)
-    ]
-    assert agreement[0] > agreement[1] > agreement[2]
-
-
 @pytest.mark.parametrize("seed", [5, 6])
 def test_the_servers_seed_decides_where_a_request_has_none(connection, seed):
-    items = pairs(30, start=1000)
+    items = pairs(20, start=1000)
     with JudgeServer(seed=seed) as other, connect(other) as there:
         for own in ({}, {"seed": None}, {"seed": 0}, {"seed": -(2**70)}):
-            here, away = ([verdicts_of(c, "gpt4_2", [i], **own) for i in items] for c in (connection, there))
+            here, away = (verdicts_of(c, "gpt4_5", items, **own) for c in (connection, there))
             assert (here == away) == (seed == 5 or own.get("seed") is not None)
 
 
 def test_weighted_prompt_reads_the_probability(connection):
     items = pairs(40)
-    got = [verdicts_of(connection, "weighted_gpt4", [i], logprobs=True, top_logprobs=20)[0] for i in items]
+    got = verdicts_of(connection, "weighted_gpt4", items, logprobs=True, top_logprobs=20)
     np.testing.assert_allclose(got, own_chances("greedy_gpt4", items), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt4_1", "gpt4_2", "davinci003_1"])
 def test_logprobs_cover_the_text(connection, name):
-    path, body = make_body(
-        name, pairs(3), **({"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2})
-    )
-    status, _, content = post(connection, path, body)
+    settings = {"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2}
+    status, _, content = post(connection, *make_body(name, pairs(3), **settings))
     found = content["choices"][0]["logprobs"]
     tokens = [token["token"] for token in found["content"]] if "content" in found else found["tokens"]
     assert status == 200
@@ -211,12 +179,11 @@ def test_equal_responses_tie_to_the_position_and_then_to_a():
 def test_usage_counts_a_token_for_four_characters(connection):
     path, body = make_body("gpt4_2", pairs(3))
     _, _, content = post(connection, path, body)
-    said = sum(len(message["content"]) for message in body["messages"])
-    assert content["usage"]["prompt_tokens"] == math.ceil(said / 4)
-    assert content["usage"]["completion_tokens"] == math.ceil(len(text_of(content)) / 4)
-    assert content["usage"]["total_tokens"] == sum(
-        content["usage"][f"{part}_tokens"] for part in ("prompt", "completion")
+    prompt, said = (
+        math.ceil(sum(len(each["content"]) for each in body["messages"]) / 4),
+        math.ceil(len(text_of(content)) / 4),
     )
+    assert content["usage"] == {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
 
 
 def test_limit_on_tokens_cuts_the_text(connection):
@@ -232,7 +199,7 @@ def test_limit_on_tokens_cuts_the_text(connection):
 
 @pytest.mark.parametrize("name", ALL)
 def test_answers_fit_the_limits_of_the_pool(connection, name):
-    for start in range(0, 30, MEMBERS[name].batch_size):
+    for start in range(0, 3 * MEMBERS[name].batch_size, MEMBERS[name].batch_size):
         path, body = make_body(name, pairs(MEMBERS[name].batch_size, start=start))
         _, _, content = post(connection, path, body)
         assert content["choices"][0]["finish_reason"] == "stop"
@@ -240,7 +207,7 @@ def test_answers_fit_the_limits_of_the_pool(connection, name):
 
 
 def test_explanations_agree_with_the_verdict(connection):
-    for start in range(0, 40, 4):
+    for start in range(0, 12, 4):
         path, body = make_body("gpt4_1", pairs(4, start=start))
         _, _, content = post(connection, path, body)
         for found in json.loads(text_of(content)):
@@ -255,10 +222,7 @@ WRONG = {
     "max_completion_tokens": [1.5],
     "stream": [True],
     "n": [2],
-    "messages": [
-        *("hello", [], [{"role": "user"}], [{"role": "user", "content": [{"type": "text"}]}]),
-        *([{"role": "user", "content": text}] for text in ("hello", "\ud800")),  # made from none of the prompts
-    ],
+    "messages": ["hello", [], [{"role": "user"}], [{"role": "user", "content": [{"type": "text"}]}]],
     "top_logprobs": [21],
 }
 
@@ -271,8 +235,7 @@ def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, co
         status, _, content = post(connection, path, {**body, field: value})
         after = server.stats()
         assert (status, content["error"]["code"]) == (400, "invalid_request_error")
-        named = "prompts" if "content': " in str(value) and "type" not in str(value) else f"{field}: "
-        assert named in content["error"]["message"]
+        assert f"\n  {field}" in content["error"]["message"]
         assert after["requests"] == before["requests"] + 1
         assert after["charged"] == before["charged"]
 
@@ -288,12 +251,12 @@ def test_a_pool_of_ones_own_is_read_anew(tmp_path):
 
 def test_a_changed_prompt_is_not_understood():
     _, body = make_body("gpt4_4", pairs(1))
-    last = body["messages"][-1]
-    twin = {**body, "messages": [*body["messages"][:-1], {**last, "content": last["content"] + " Be quick."}]}
+    *head, last = body["messages"]
     judging = SandboxJudge()
     assert judging.read("chat", body).annotator == "gpt4_4"
-    with pytest.raises(PoolError, match="prompts"):
-        judging.read("chat", twin)
+    for content in (last["content"] + " Be quick.", "hello", "\ud800"):
+        with pytest.raises(PoolError, match="prompts"):
+            judging.read("chat", {**body, "messages": [*head, {**last, "content": content}]})
     with pytest.raises(PoolError, match="prompt: "):
         judging.read("completion", {**body, "prompt": ["a", "b"]})
 

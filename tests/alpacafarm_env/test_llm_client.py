@@ -1,21 +1,18 @@
-"""The client against a real server on the loopback interface: what is sent, and what is asked again."""
+"""The client against a real server on the loopback interface: what is sent, what is asked again, and what ends."""
 
 import email.utils
-import socket
 import time
 from math import isnan
-from types import SimpleNamespace
 
 import pytest
-from llm_asks import KEY, ask, asked, chat, first
+from llm_asks import KEY, PRICES, ask, asked, chat, first
 from wire_server import WireServer, failed, http, ok, said
 
-from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
-from alpacafarm_env.llm.client import Client
+from alpacafarm_env.errors import ContentRefusedError, OutageError, PermanentAPIError, TransientAPIError
+from alpacafarm_env.llm.client import Client, run
 from alpacafarm_env.llm.endpoint import Endpoint
-from alpacafarm_env.llm.limits import Limiter
+from alpacafarm_env.llm.limits import ClientConfig, Limiter
 from alpacafarm_env.llm.requests import Request
-from alpacafarm_env.llm.run_sync import run
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -28,8 +25,7 @@ def test_body_path_and_key_as_sent():
         answers = [asked(Endpoint(f"{server.url}/", KEY), [request])[0] for request in requests]
     assert [answer.reply.text for answer in answers] == ["It.", "It."]
     sent = [(seen.path, seen.body, seen.headers["authorization"]) for seen in server.seen]
-    paths = ("/v1/chat/completions", "/v1/completions")
-    assert sent == [(path, each, f"Bearer {KEY}") for path, each in zip(paths, (body, prompt), strict=True)]
+    assert sent == [("/v1/chat/completions", body, f"Bearer {KEY}"), ("/v1/completions", prompt, f"Bearer {KEY}")]
     assert (answers[0].attempts, answers[0].cached, isnan(answers[0].cost_usd)) == (1, False, True)
     assert '"content": "It."' in answers[0].raw
 
@@ -99,13 +95,13 @@ def test_what_passes_is_asked_again(fault):
 
 def test_what_is_asked_again_goes_before_all_that_wait():
     def reply(seen, number):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return failed(500) if number == 1 else ok()
 
     with WireServer(reply) as server:
-        ask(server, 30, config={"max_concurrency": 1})
+        ask(server, 20, config={"max_concurrency": 1})
     sent = [seen.body["messages"][0]["content"] for seen in server.seen]
-    assert sent[0] in sent[1:15]
+    assert sent[0] in sent[1:10]
 
 
 def test_what_stays_ends_after_the_attempts():
@@ -115,15 +111,6 @@ def test_what_stays_ends_after_the_attempts():
     assert len(server.seen) == 3
     for part in ("3 attempts", "m-1", "500", "out of luck", "127.0.0.1"):
         assert part in str(error)
-
-
-def test_connection_refused():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = SimpleNamespace(url=f"http://127.0.0.1:{free.getsockname()[1]}/v1")
-    error = first(nobody, config={"max_attempts": 2})
-    assert isinstance(error, TransientAPIError)
-    assert nobody.url in str(error)
-    assert "ConnectError" in str(error)
 
 
 def test_half_characters_are_not_sent():
@@ -136,12 +123,10 @@ def test_half_characters_are_not_sent():
 
 # ------------------------------------------------------------------------------------------------ waits
 
-RETRY_AFTER = {  # every form that a header can have is in test_llm_failures.py
-    "seconds": (lambda: {"retry_after": 0.3}, 0.3),
-    "milliseconds": (lambda: {"retry_after_ms": 300}, 0.3),
-    "date": (lambda: {"retry_after": email.utils.formatdate(time.time() + 1.4, usegmt=True)}, 0.3),
+RETRY_AFTER = {  # every form that a header can have is in test_llm_replies.py
+    "milliseconds": (lambda: {"retry_after_ms": 200}, 0.2),
+    "date": (lambda: {"retry_after": email.utils.formatdate(time.time() + 1.3, usegmt=True)}, 0.2),
     "garbage": (lambda: {"retry_after": "nan"}, 0.0),
-    "past": (lambda: {"retry_after": email.utils.formatdate(time.time() - 99, usegmt=True)}, 0.0),
 }
 
 
@@ -158,7 +143,7 @@ def test_retry_after_is_obeyed_by_all_requests_of_the_client_and_never_earlier(f
 
 def test_a_wait_holds_for_the_next_client():
     """A call that is told to wait and gives up; the next one has the limiter from it."""
-    limiter = Limiter(32)
+    limiter = Limiter(ClientConfig(max_concurrency=32))
     with WireServer(lambda seen, number: failed(429, retry_after=0.3) if number == 1 else ok()) as server:
         for attempts in (1, 6):
             ask(server, config={"max_attempts": attempts}, limiter=limiter)
@@ -177,18 +162,129 @@ def test_too_long_a_wait_is_an_error_at_once(wait):
 
 
 def test_crowded_servers_get_fewer_requests_at_once():
-    """100 questions, 32 at once, to a server that takes four: one that is asked on at 32 has to refuse most of them."""
+    """80 questions, 32 at once, to a server that takes four: one that is asked on at 32 has to refuse most of them."""
     active = []
 
     def reply(seen, number):
         active.append(seen)
         try:
-            time.sleep(0.03)
-            return failed(429, retry_after_ms=20) if len(active) > 4 else ok()
+            time.sleep(0.02)
+            return failed(429, retry_after_ms=10) if len(active) > 4 else ok()
         finally:
             active.remove(seen)
 
     with WireServer(reply) as server:
-        results, _ = ask(server, 100, config={"max_concurrency": 32, "max_attempts": 12})
+        results, _ = ask(server, 80, config={"max_concurrency": 32, "max_attempts": 12})
     assert all(hasattr(result, "reply") for result in results)
-    assert len(server.seen) <= 250
+    assert len(server.seen) <= 200
+
+
+# ------------------------------------------------------------------------------------------------ ends
+
+
+def drip(seen, number):
+    """The body comes at a byte every 0.1 s: no silence is long."""
+    head, body = ok().split(b"\r\n\r\n", 1)
+    yield head + b"\r\n\r\n"
+    for byte in body:
+        yield bytes([byte])
+        yield 0.1
+
+
+def hang(seen, number):
+    yield 30.0
+
+
+@pytest.mark.parametrize("fault", [drip, hang])
+def test_an_attempt_ends_at_its_deadline(fault):
+    with WireServer(fault) as server:
+        (error,), seconds = ask(server, config={"attempt_timeout_s": 0.3, "max_attempts": 1}, prices=PRICES)
+    assert isinstance(error, TransientAPIError)
+    assert "attempt_timeout_s=0.3" in str(error)
+    assert error.cost_usd > 0  # it may have been billed
+    assert 0.2 < seconds < 0.8
+
+
+def test_a_request_ends_at_its_deadline_repeats_included():
+    with WireServer(lambda seen, number: failed(500)) as server:
+        (error,), seconds = ask(server, config={"deadline_s": 0.3, "max_attempts": 99})
+    assert "deadline_s=0.3" in str(error)
+    assert "500" in str(error)
+    assert 0.2 < seconds < 0.8
+
+
+QUOTA = http(429, {"error": {"message": "You have no credit left", "code": "insufficient_quota"}})
+CLOSING = {
+    401: "OPENAI_API_KEY",
+    402: "quota",
+    403: "may not use",
+    404: "'m-1'",
+    **dict.fromkeys((405, 501, 302, 308), "base_url"),
+    "quota": "quota",
+    "account": "account was flagged",
+}
+
+
+@pytest.mark.parametrize("fault", CLOSING)
+def test_refusals_end_all_at_once(fault):
+    def reply(seen, number):
+        if fault == "account":
+            return failed(403, "Your account was flagged")
+        return QUOTA if fault == "quota" else failed(fault, "never", location="/other")
+
+    with WireServer(reply) as server:
+        errors, seconds = ask(server, 100, config={"max_concurrency": 4})
+    assert {type(error) for error in errors} == {PermanentAPIError}
+    assert all(CLOSING[fault] in str(error) for error in errors)
+    assert len(server.seen) <= 5
+    assert seconds < 2
+
+
+VLLM = "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens."
+OPENROUTER = {"code": 403, "message": "Refused", "metadata": {"reasons": ["violence"], "flagged_input": "Question"}}
+ONE_TEXT = {
+    "vLLM": http(400, {"code": 400, "type": "BadRequestError", "message": VLLM}),
+    "vLLM, newer": http(400, {"error": {"code": 400, "type": "BadRequestError", "message": VLLM}}),
+    "llama.cpp": http(400, {"error": {"code": 400, "message": "request exceeds the available context size"}}),
+    "TGI": http(422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096"}),
+    "too large": http(413, b"<html>Payload Too Large</html>"),
+    "too long": http(400, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
+    "filter": http(400, {"error": {"message": "no", "code": "content_filter"}}),
+    "OpenRouter": http(403, {"error": OPENROUTER}),
+    "flagged": http(403, {"error": {"code": 403, "message": "Your input was flagged"}}),
+    "flagged in 200": http(200, {"error": {"code": 403, "message": "Your input was flagged"}}),
+    "stopped": ok("Half an ans", reason="content_filter"),
+    "no room": ok("", reason="length"),
+}
+ONE_REQUEST = {"settings": failed(400, "bad temperature"), "unprocessable": failed(422)}
+
+
+@pytest.mark.parametrize("fault", [*ONE_TEXT, *ONE_REQUEST])
+def test_what_is_wrong_with_one_request_ends_that_one(fault):
+    def reply(seen, number):
+        ours = seen.body["messages"][0]["content"] == "Question 3?"
+        return (ONE_TEXT | ONE_REQUEST)[fault] if ours else ok()
+
+    with WireServer(reply) as server:
+        results, _ = ask(server, 10, config={"max_concurrency": 1})
+    assert type(results.pop(3)) is (ContentRefusedError if fault in ONE_TEXT else PermanentAPIError)
+    assert {result.reply.text for result in results} == {"Yes."}
+    assert len(server.seen) == 10
+
+
+def test_an_outage_ends_all(monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.llm.limits.PROBES_S", (0.05, 0.1, 0.2))
+    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_MAX_S", 0.3)
+    with WireServer(lambda seen, number: [None]) as server:
+        errors, seconds = ask(server, 200, config={"max_concurrency": 32})
+    assert {type(error) for error in errors} == {OutageError}
+    assert 20 <= len(server.seen) <= 20 + 32
+    assert seconds < 10
+
+
+def test_a_server_that_comes_back_in_time_loses_nothing(monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.llm.limits.PROBES_S", (0.1, 0.2, 0.4))
+    start = time.monotonic()
+    with WireServer(lambda seen, number: [None] if time.monotonic() < start + 0.25 else ok()) as server:
+        answers, _ = ask(server, 60)
+    assert {answer.reply.text for answer in answers} == {"Yes."}

@@ -25,12 +25,11 @@ from alpacafarm_env.errors import (
     ReplayMissError,
     TransientAPIError,
 )
-from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.client import Client, run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.store import Ledger
 from alpacafarm_env.llm.pricing import Prices
-from alpacafarm_env.llm.run_sync import run
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 BILLED = 13e-6
@@ -53,17 +52,6 @@ def test_an_answer_is_paid_once(ledger):
     assert [(linked[q].position, linked[q].size) for q in ("q1", "q2", "q3")] == [(0, 2), (1, 2), (0, 1)]
     (row,) = attempts(ledger)
     assert (row.label, row.model, row.num_questions, row.host) == ("judge", "m-1", 2, Endpoint(server.url).host)
-
-
-def test_one_ledger_many_requests(ledger):
-    """A request that differs in anything is another, and gets its own answer."""
-    with WireServer(lambda seen, number: ok(seen.body["messages"][0]["content"])) as server:
-        answers, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
-        again, _ = ask(server, 60, ledger=ledger, prices=PRICES, budget_usd=1.0)
-    assert len(server.seen) == total(ledger).answered == 60
-    assert [answer.cached for answer in answers] == [False] * 60
-    assert [answer.cached for answer in again] == [True] * 60
-    assert [answer.reply.text for answer in again] == [f"Question {i}?" for i in range(60)]
 
 
 def test_the_answer_that_another_process_stored_first_stands(ledger):
@@ -126,15 +114,15 @@ def test_what_never_left_costs_nothing(ledger, listens):
         nobody = SimpleNamespace(url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1")
         if not listens:
             opened.close()
-        limits = {"max_attempts": 2, "attempt_timeout_s": 0.5}
-        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config=limits)
+        (result,), _ = ask(nobody, ledger=ledger, prices=PRICES, config={"max_attempts": 2, "attempt_timeout_s": 0.3})
     assert isinstance(result, TransientAPIError)
+    assert "Connect" in str(result)
     assert result.cost_usd == total(ledger).usd == 0
 
 
 def test_a_request_that_ran_out_of_time_counts_its_reserve(ledger):
     with WireServer(lambda seen, number: [5.0]) as server:
-        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"deadline_s": 0.3})
+        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"deadline_s": 0.2})
     assert error.cost_usd == RESERVE
 
 
@@ -207,16 +195,6 @@ def test_a_stored_reply_that_cannot_be_read_is_not_paid_again(ledger):
     assert not server.seen
 
 
-def test_nothing_is_sent_once_the_ledger_was_cut(ledger):
-    with WireServer() as server:
-        ask_one(server, ledger, prices=PRICES, budget_usd=1.0)
-        ledger.path.write_bytes(b"")
-        for text in ("Well?", "Another?"):
-            with pytest.raises(LedgerError, match="cut"):
-                ask_one(server, ledger, prices=PRICES, budget_usd=1.0, request=chat(server.url, text))
-    assert len(server.seen) == 1
-
-
 # ------------------------------------------------------------------------------------------------ cancelled, and slow
 
 
@@ -259,7 +237,7 @@ def test_an_answer_that_has_come_is_kept_though_its_caller_is_cancelled(ledger, 
 
 
 def test_no_slot_waits_for_the_commit_of_an_answer(ledger, monkeypatch):
-    """Six waves of two requests, whose commits take a second each: to wait for them would take five."""
+    """Six waves of two requests, whose commits take 0.3 s each: to wait for them would take 1.5 s."""
     do = ledger.do
 
     def slowly(operation, *args, **kwargs):
@@ -267,11 +245,11 @@ def test_no_slot_waits_for_the_commit_of_an_answer(ledger, monkeypatch):
         if operation is not sql.succeed:
             return future
         later = Future()
-        threading.Timer(1.0, lambda: later.set_result(future.result())).start()
+        threading.Timer(0.3, lambda: later.set_result(future.result())).start()
         return later
 
     monkeypatch.setattr(ledger, "do", slowly)
     with WireServer() as server:
         ask(server, 12, ledger=ledger, prices=PRICES, config={"max_concurrency": 2})
     starts = [seen.started for seen in server.seen]
-    assert max(starts) - min(starts) < 3
+    assert max(starts) - min(starts) < 1

@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.file import connect, prepare
-from alpacafarm_env.llm.ledger.schema import Owner, Stored
+from alpacafarm_env.llm.ledger.operations import Owner, Stored
 
 LEASE_S = 15.0
 CENT = sql.NANO // 100

@@ -17,7 +17,7 @@ from ledger_calls import attempts, begin, claim, lookup, total
 from ledger_workers import billed, finish, kill, lines, question_keys, start, true_label, wait_ready
 
 from alpacafarm_env.errors import BudgetExceededError
-from alpacafarm_env.llm.ledger.process import identity, is_gone
+from alpacafarm_env.llm.ledger.operations import identity, is_gone
 from alpacafarm_env.llm.ledger.store import Ledger
 
 THREADS = 8
@@ -36,7 +36,7 @@ def labels(path, count):
     return {key: json.loads(stored.raw)["label"] for key, stored in found.items()}
 
 
-@pytest.mark.parametrize(("kills", "count"), [(4, 160), pytest.param(50, 2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "count"), [(3, 120), pytest.param(50, 2_000, marks=pytest.mark.slow)])
 def test_no_committed_answer_is_lost(tmp_path, kills, count):
     """What was billed twice can be read in the ledger."""
     settings, moments = settings_for(tmp_path, count=count, batch=64, latency_s=0.01, lease_s=0.3), random.Random(0)
@@ -148,12 +148,10 @@ def test_a_budget_is_never_passed(tmp_path, run, processes):
 # ------------------------------------------------------------------------------------------- who is gone
 
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")  # noqa: PTH110
-TELL = """
-import sys
-from alpacafarm_env.llm.ledger.process import identity
+TELL = """import sys
+from alpacafarm_env.llm.ledger.operations import identity
 print(identity(), flush=True)
-sys.stdin.read()
-"""
+sys.stdin.read()"""
 
 
 @LINUX

@@ -1,6 +1,5 @@
-"""The writer thread: groups, what fails alone, forks, a full disk, and how fast it is."""
+"""The writer thread: groups, what fails alone, forks, a full disk."""
 
-import asyncio
 import os
 import sqlite3
 import threading
@@ -69,19 +68,6 @@ def test_callers_of_a_busy_file_are_told_together(ledger, monkeypatch):
         assert time.monotonic() - started < 1  # not 20 x 0.1 s
     assert len({id(future.exception()) for future in futures}) == 20
     assert claim(ledger, ["0"], owner) == ["0"]
-
-
-def test_an_operation_cannot_be_cancelled(ledger):
-    async def pay_and_leave():
-        future = asyncio.wrap_future(succeed(ledger, attempt))
-        future.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await future
-
-    attempt = begin(ledger).result()
-    with ledger._lock:
-        asyncio.run(pay_and_leave())
-    assert "q" in lookup(ledger, "q")
 
 
 # ------------------------------------------------------------------------------------------------ forks
@@ -240,19 +226,3 @@ def test_a_beat_that_cannot_be_written_stops_further_requests(tmp_path, monkeypa
         with pytest.raises(LedgerError, match="No more requests"):
             begin(ledger).result()
         monkeypatch.undo()
-
-
-@pytest.mark.slow
-def test_throughput(ledger):
-    def answers_per_second(callers, count):
-        def ask(index):
-            for number in range(count // callers):
-                answer(ledger, f"{callers} {index} {number}", [f"{callers} {index} {number}"], "x" * 1_000)
-
-        started = time.monotonic()
-        together(callers, ask)
-        return count / (time.monotonic() - started)
-
-    alone, many = answers_per_second(1, 500), answers_per_second(32, 6_400)
-    print(f"answers/s (two commits each): {alone:.0f} with 1 caller, {many:.0f} with 32")
-    assert many > max(100, 2 * alone)

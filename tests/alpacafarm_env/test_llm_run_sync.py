@@ -1,14 +1,13 @@
 """run: from plain code, inside a running loop, with errors and with Ctrl-C."""
 
 import asyncio
-import contextvars
 import signal
 import threading
 import time
 
 import pytest
 
-from alpacafarm_env.llm.run_sync import run
+from alpacafarm_env.llm.client import run
 
 
 def plain(call):
@@ -16,10 +15,7 @@ def plain(call):
 
 
 def notebook(call):
-    """From a function that a running loop calls, as a notebook's cell is.
-
-    Not by asyncio.run, which would turn the signal into a cancellation that comes later.
-    """
+    """From a function that a running loop calls; asyncio.run would turn the signal into a later cancellation."""
 
     async def cell():
         return call()
@@ -41,16 +37,6 @@ def test_results_and_errors(place):
     with pytest.raises(ZeroDivisionError) as caught:
         place(lambda: run(work(0)))
     assert caught.value.__context__ is caught.value.__cause__ is None
-
-
-def test_context_of_plain_code_is_seen():
-    number = contextvars.ContextVar("number", default=0)
-    number.set(3)
-
-    async def read():
-        return number.get()
-
-    assert run(read()) == 3
 
 
 @pytest.mark.parametrize("place", [plain, notebook])

@@ -1,6 +1,14 @@
-"""The ledger's file: where it is by default, how it is made, and the checks it has to pass before it is used."""
+"""The ledger's file: its tables, where it is by default, how it is made, and the checks before it is used.
 
-from __future__ import annotations
+Tables:
+
+    replies   one raw reply per request, with its SHA-256; the first that arrives stands
+    links     which reply answers which question, at which position of how many
+    attempts  every request that was sent or may have been: state, reserve, cost. Never deleted
+    totals    the sum of what all attempts count, kept by triggers, so that a budget is checked in constant time
+    owners    who is alive: a process beats while it holds leases or has attempts running
+    leases    which question is being asked right now, and by whom
+"""
 
 import os
 import random
@@ -13,10 +21,47 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ...errors import LedgerError
-from .schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+APPLICATION_ID = 0x414C5046
+"""Marks the file as a ledger, in SQLite's header ("ALPF")."""
+SCHEMA_VERSION = 1
+
+SCHEMA = (
+    """CREATE TABLE replies (
+    request_key TEXT PRIMARY KEY NOT NULL, raw TEXT NOT NULL, sha256 TEXT NOT NULL, stored_at TEXT NOT NULL
+) STRICT""",
+    """CREATE TABLE links (
+    question TEXT PRIMARY KEY NOT NULL, request_key TEXT NOT NULL REFERENCES replies, position INTEGER NOT NULL,
+    size INTEGER NOT NULL, tries INTEGER NOT NULL, sha256 TEXT NOT NULL
+) STRICT, WITHOUT ROWID""",
+    # An attempt counts its cost; without one nothing if it failed, else its reserve.
+    """CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, request_key TEXT NOT NULL, host TEXT NOT NULL, model TEXT NOT NULL,
+    label TEXT NOT NULL, num_questions INTEGER NOT NULL, handle TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('running', 'answered', 'failed', 'unknown')),
+    reserve INTEGER CHECK (reserve >= 0), cost INTEGER CHECK (cost >= 0),
+    prompt_tokens INTEGER, completion_tokens INTEGER, status INTEGER, error TEXT,
+    started_at TEXT NOT NULL, ended_at TEXT,
+    counted INTEGER NOT NULL AS (coalesce(cost, iif(state = 'failed', 0, reserve), 0)) STORED
+) STRICT""",
+    "CREATE INDEX attempts_running ON attempts (handle) WHERE state = 'running'",
+    "CREATE TABLE totals (counted INTEGER NOT NULL) STRICT",
+    """CREATE TRIGGER attempts_added AFTER INSERT ON attempts BEGIN
+    UPDATE totals SET counted = counted + NEW.counted;
+END""",
+    """CREATE TRIGGER attempts_changed AFTER UPDATE ON attempts BEGIN
+    UPDATE totals SET counted = counted + NEW.counted - OLD.counted;
+END""",
+    "CREATE TABLE owners (handle TEXT PRIMARY KEY NOT NULL, beat REAL NOT NULL, lease_s REAL NOT NULL) STRICT",
+    """CREATE TABLE leases (
+    question TEXT PRIMARY KEY NOT NULL, handle TEXT NOT NULL, call INTEGER NOT NULL
+) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX leases_handle ON leases (handle)",
+)
 
 BUSY_S = 60.0
 """Seconds to wait for other processes before giving up."""
+_SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"
 _MAGIC = b"SQLite format 3\0"
 _MOUNTS = Path("/proc/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs"}
@@ -32,16 +77,12 @@ def default_path() -> Path:
 
 
 def ledger_path(path: str | os.PathLike[str] | None) -> Path:
-    """A ledger's file as it was named, "~" being the home; None: `default_path()`."""
+    """The path with "~" expanded; None: `default_path()`."""
     return default_path() if path is None else Path(path).expanduser()
 
 
 def prepare(path: Path, *, replay: bool) -> None:
-    """Makes the file if there is none, and checks the one that is there without changing it.
-
-    Raises:
-        LedgerError: It is no sound ledger of this version, or cannot be used.
-    """
+    """Makes the file if there is none; LedgerError, without changing it, if it is no sound ledger of this version."""
     if sqlite3.sqlite_version_info < (3, 37):
         raise LedgerError(f"The ledger needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
@@ -61,7 +102,7 @@ def prepare(path: Path, *, replay: bool) -> None:
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode; every commit is on the disk before it returns."""
     mode = "ro" if read_only else "rw"
-    # A file on a read-only disk has no log beside it and can get none: nobody can be writing to it.
+    # A file in a read-only folder without a log can get none: nobody can be writing to it.
     if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         mode = "ro&immutable=1"
     conn = sqlite3.connect(
@@ -72,10 +113,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        conn.execute("PRAGMA synchronous = FULL")
-        conn.execute("PRAGMA foreign_keys = ON")
-        conn.execute("PRAGMA trusted_schema = OFF")
-        conn.execute("PRAGMA cell_size_check = ON")
+        for setting in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF", "cell_size_check = ON"):
+            conn.execute(f"PRAGMA {setting}")
     except BaseException:
         conn.close()
         raise
@@ -83,7 +122,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def begin(conn: sqlite3.Connection, statement: str) -> None:
-    """Begins a transaction, waiting for other processes: often and at random, so that none is left behind for long."""
+    """Begins a transaction, retrying often and at random while others hold the file: none is left behind for long."""
     deadline = time.monotonic() + BUSY_S
     conn.execute("PRAGMA busy_timeout = 0")
     try:
@@ -92,7 +131,7 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
                 conn.execute(statement)
                 return
             except sqlite3.OperationalError as error:
-                passing = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
+                passing = error_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL)
                 if not passing or time.monotonic() > deadline:
                     raise
             time.sleep(random.uniform(0.0005, 0.005))
@@ -101,7 +140,7 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
 
 
 def inode(path: Path) -> tuple[int, int, float] | None:
-    """The file behind a name, and its size in bytes; None: there is none."""
+    """(device, inode, bytes) of the file behind a name; None if there is none."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -109,27 +148,29 @@ def inode(path: Path) -> tuple[int, int, float] | None:
     return found.st_dev, found.st_ino, found.st_size
 
 
+def error_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def explain(path: Path, error: sqlite3.Error) -> LedgerError:
-    """What an error of SQLite means for the user of the ledger."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
-        text = (
-            "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
-            "then run again"
-        )
-    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        text = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
-    elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        text = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
-    elif code == sqlite3.SQLITE_READONLY:
-        text = "it is read-only. Make it writable, or open it to replay"
-    else:
-        text = "nothing of this call was stored; what was stored before is kept"
+    """An error of SQLite in words that help the user of the ledger."""
+    held = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
+    damaged = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
+    full = "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
+    text = {
+        sqlite3.SQLITE_FULL: f"{full}then run again",
+        sqlite3.SQLITE_BUSY: held,
+        sqlite3.SQLITE_LOCKED: held,
+        sqlite3.SQLITE_CORRUPT: damaged,
+        sqlite3.SQLITE_NOTADB: damaged,
+        sqlite3.SQLITE_READONLY: "it is read-only. Make it writable, or open it to replay",
+    }.get(error_code(error), "nothing of this call was stored; what was stored before is kept")
     return LedgerError(f"The ledger {path} cannot be used: {text} (SQLite: {error}).")
 
 
 def _create(path: Path) -> None:
-    """Makes the file under another name and links it into place: it is there in full or not at all, for everyone."""
+    """Makes the file under another name and links it into place: for everyone it is there in full or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # readable by its owner alone
     os.close(descriptor)
@@ -159,7 +200,7 @@ def _create(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Refuses what is not a ledger of this version by the file's first bytes, before SQLite sees it."""
+    """Refuses other files and versions by their first bytes, before SQLite sees them."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise LedgerError(f"{path} is not a file. Name a file for the ledger.")
     with path.open("rb") as file:
@@ -179,7 +220,7 @@ def _check_header(path: Path) -> None:
 
 
 def _check_content(path: Path) -> None:
-    """Checks pages, tables and sums. Through a reading connection: a writing one would fold in the log on closing."""
+    """Checks pages, tables and sums, through a reading connection: a writing one would fold in the log on closing."""
     problem = None
     try:
         with closing(connect(path, read_only=True)) as conn:
@@ -193,16 +234,13 @@ def _check_content(path: Path) -> None:
             elif not _sums_agree(conn):
                 problem = "its totals are not the sum of its attempts"
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
+        if error_code(error) == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
             raise explain(path, error) from error
         problem = f"SQLite: {error}"
     except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
         problem = str(error)
     if problem is not None:
         raise LedgerError(f"The ledger {path} is damaged ({problem}). {_WHAT_TO_DO}")
-
-
-_SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"
 
 
 def _sums_agree(conn: sqlite3.Connection) -> bool:

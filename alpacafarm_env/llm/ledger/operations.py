@@ -1,10 +1,7 @@
-"""The ledger's tables and the operations on them; each operation is one function whose first argument is a connection.
+"""The ledger's operations: functions of a connection, which `Ledger.do` runs on the writer thread in a transaction.
 
 Money is kept in whole nanodollars: sums of integers do not depend on their order. Beats are in `time.monotonic()`,
-which all processes of a machine share and which no change of the clock moves; a beat from the future is from before a
-restart of the machine, and dead.
-
-`Ledger.do` runs an operation on the writer thread, inside a transaction. Use these through it.
+which all processes of a machine share; one from the future is from before a restart of the machine, and dead.
 """
 
 from __future__ import annotations
@@ -12,36 +9,86 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...errors import BudgetExceededError, LedgerError, PriceError
-from .process import is_gone
-from .schema import AttemptTotals, Owner, Spending, Stored
-
-__all__ = [
-    "MAX_USD", "READS", "AttemptTotals", "Owner", "Spending", "Stored",
-    "begin", "busy", "check_budget", "claim", "fail", "heartbeat", "link", "lookup", "reap", "release", "spending",
-    "stored_reply", "succeed",
-]  # fmt: skip
 
 NANO = 10**9
 """Nanodollars in a dollar: a token of the cheapest model costs 50."""
 MAX_ERROR_CHARS = 1_000
 MAX_USD = 10**9
-"""Largest amount taken, so that sums stay within SQLite's integers."""
+"""Largest amount accepted, so that sums stay within SQLite's integers."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One call's name as a claimant: calls of one process, even of one handle, are different claimants."""
+
+    handle: str  # the open ledger; its writer thread beats for it
+    call: int
+    lease_s: float  # seconds after which a handle that no longer beats is dead
+
+
+class Stored(NamedTuple):
+    """A stored answer to a question."""
+
+    raw: str  # the whole body of the reply as it came
+    request_key: str
+    position: int  # the question's index in that request, 0 ... size - 1
+    size: int  # questions in that request
+    tries: int  # how often the question was answered alone (in requests of size 1)
+
+
+@dataclass(frozen=True)
+class AttemptTotals:
+    """Counts and dollars of a set of attempts; `*_usd` is what those in a state count, an unknown one its reserve.
+
+    Unknown attempts may have been billed, and their answer was lost. `questions` are those answered, tokens as far as
+    reported, and `unpriced` counts attempts, failed ones aside, that count nothing as the model has no price.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    unknown: int = 0
+    running: int = 0
+    answered_usd: float = 0.0
+    failed_usd: float = 0.0
+    unknown_usd: float = 0.0
+    running_usd: float = 0.0
+    questions: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    unpriced: int = 0
+
+    @property
+    def attempts(self) -> int:
+        """All attempts."""
+        return self.answered + self.failed + self.unknown + self.running
+
+    @property
+    def usd(self) -> float:
+        """All that counts towards a budget, reserves included."""
+        return self.answered_usd + self.failed_usd + self.unknown_usd + self.running_usd
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What was asked and paid: `total`, and `groups` by (host, model, label), sorted."""
+
+    total: AttemptTotals
+    groups: dict[tuple[str, str, str], AttemptTotals]
 
 
 def lookup(conn: Connection, question_keys: Sequence[str]) -> dict[str, Stored]:
-    """The stored answers of those questions that have one; each row's digest is checked.
-
-    Raises:
-        LedgerError: A row does not match its digest; nothing of it is returned.
-    """
+    """The stored answers of those questions that have one; LedgerError if a row does not match its digest."""
     rows = conn.execute(
         """SELECT l.question, l.request_key, l.position, l.size, l.tries, l.sha256, r.raw, r.sha256
         FROM json_each(?) AS wanted JOIN links AS l ON l.question = wanted.value
@@ -57,21 +104,13 @@ def lookup(conn: Connection, question_keys: Sequence[str]) -> dict[str, Stored]:
 
 
 def stored_reply(conn: Connection, request_key: str) -> str | None:
-    """The raw reply to a request, or None.
-
-    Raises:
-        LedgerError: The row does not match its digest.
-    """
+    """The raw reply to a request, or None; LedgerError as in `lookup`."""
     row = conn.execute("SELECT raw, sha256 FROM replies WHERE request_key = ?", (request_key,)).fetchone()
     return None if row is None else _checked(request_key, *row)
 
 
 def claim(conn: Connection, question_keys: Sequence[str], owner: Owner) -> list[str]:
-    """Leases questions to `owner`, whether they have an answer or not; look them up again afterwards.
-
-    Returns:
-        Those that are now, and were not before, leased to this call; the others belong to living owners.
-    """
+    """Leases questions to `owner`, answered or not; returns those newly leased: others belong to living owners."""
     heartbeat(conn, owner.handle, owner.lease_s)
     reap(conn)
     rows = conn.execute(
@@ -104,22 +143,14 @@ def begin(
 ) -> int:
     """Admits an attempt: checks the budget and records the attempt at its reserve, in one transaction.
 
-    Args:
-        conn: The connection.
-        request_key: The request.
-        host: The server.
-        model: The model's name.
-        label: What the request is for, such as an annotator's name.
-        num_questions: Questions in it.
-        reserve_usd: The most it can cost; None: no price is known.
-        budget_usd: The most that all attempts of this ledger together may count; None: no limit.
-        owner: The call.
+    `label` is what the request is for, such as an annotator's name; `reserve_usd` the most it can cost, None if it has
+    no price; `budget_usd` the most that all attempts of this ledger together may count, None for no limit.
 
     Returns:
         The attempt's id, for `succeed` or `fail`.
 
     Raises:
-        BudgetExceededError: It could pass the budget.
+        BudgetExceededError: It could exceed the budget.
         PriceError: There is a budget, but no price.
     """
     reserve = nanodollars(reserve_usd)
@@ -145,25 +176,15 @@ def succeed(
     completion_tokens: int | None,
     question_keys: Sequence[str],
 ) -> str:
-    """Stores an attempt's answer and links its questions to it, in their order.
+    """Stores an attempt's answer (the whole body `raw`) and links its questions to it, in the request's order.
 
-    Args:
-        conn: The connection.
-        attempt_id: What `begin` returned.
-        raw: The whole body of the reply.
-        cost_usd: What it cost; None: its reserve stays counted.
-        prompt_tokens: As the server reported; None: not, or not believably.
-        completion_tokens: The same.
-        question_keys: The questions, in the request's order.
-
-    Returns:
-        The raw reply that stands: this one, or the one that was stored for the same request before.
-
-    Raises:
-        LedgerError: There is no such attempt, or it has ended already.
+    `cost_usd=None` leaves the reserve counted. Returns the raw reply that stands: this one, or the one stored for the
+    same request before. Raises LedgerError if there is no such attempt, or it has ended already.
     """
-    cost = nanodollars(cost_usd)
-    request_key = _end(conn, attempt_id, "answered", cost, None, None, prompt_tokens, completion_tokens)
+    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    request_key = _end(
+        conn, attempt_id, state="answered", cost=nanodollars(cost_usd), error=None, status=None, **tokens
+    )
     conn.execute(
         "INSERT INTO replies VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (request_key, raw, _digest(request_key, raw), _now()),
@@ -175,10 +196,10 @@ def succeed(
 
 
 def link(conn: Connection, request_key: str, question_keys: Sequence[str]) -> None:
-    """Links questions to a reply that is stored; by itself, for a request that another call has asked already.
+    """Links questions to a stored reply; by itself, for a request that another call has asked already.
 
     A question that has a link keeps it, as somebody may have used that answer; except that a request with the question
-    alone takes its place, and counts as one more try: that is how a question whose reply had no verdict is asked again.
+    alone replaces it and counts as one more try: so a question whose reply had no verdict is asked again.
     """
     size = len(question_keys)
     for position, question in enumerate(question_keys):
@@ -199,23 +220,15 @@ def fail(
     state: Literal["failed", "unknown"],
     cost_usd: float | None,
 ) -> None:
-    """Ends an attempt without an answer. The failure is recorded, and never read as an answer.
+    """Ends an attempt without an answer; `state` "unknown" may have been billed, "failed" was not.
 
-    Args:
-        conn: The connection.
-        attempt_id: What `begin` returned.
-        error: Why, without any key.
-        status: The HTTP status, if there was one.
-        state: "failed": not billed; "unknown": may have been billed, counts its reserve.
-        cost_usd: What it cost all the same, if that is known; counts instead.
-
-    Raises:
-        LedgerError: There is no such attempt, or it has ended already.
+    `cost_usd` is what it cost all the same, if known; an unknown one without counts its reserve. Raises LedgerError as
+    `succeed` does.
     """
     if state not in ("failed", "unknown"):
         raise ValueError(f"expected state 'failed' or 'unknown', got {state!r}")
     text = error.encode("utf-8", "replace").decode()[:MAX_ERROR_CHARS]
-    _end(conn, attempt_id, state, nanodollars(cost_usd), text, status, None, None)
+    _end(conn, attempt_id, state=state, cost=nanodollars(cost_usd), error=text, status=status)
 
 
 def spending(conn: Connection) -> Spending:
@@ -228,17 +241,14 @@ def spending(conn: Connection) -> Spending:
         FROM attempts GROUP BY host, model, label, seen ORDER BY host, model, label""",
         (_alive(conn),),
     )
-    sums: dict[tuple[str, str, str], dict[str, int]] = {}
+    groups: dict[tuple[str, str, str], Counter[str]] = {}
     for host, model, label, state, count, counted, questions, prompts, completions, unpriced in rows:
-        one = sums.setdefault((host, model, label), {field.name: 0 for field in fields(AttemptTotals)})
-        one[state] += count
-        one[f"{state}_usd"] += counted
-        one["questions"] += questions if state == "answered" else 0
-        one["prompt_tokens"] += prompts or 0
-        one["completion_tokens"] += completions or 0
-        one["unpriced"] += unpriced
-    total = {field.name: sum(one[field.name] for one in sums.values()) for field in fields(AttemptTotals)}
-    return Spending(_totals(total), {key: _totals(one) for key, one in sums.items()})
+        sums = groups.setdefault((host, model, label), Counter())
+        sums.update({state: count, f"{state}_usd": counted, "unpriced": unpriced})
+        sums.update(prompt_tokens=prompts or 0, completion_tokens=completions or 0)
+        sums["questions"] += questions if state == "answered" else 0
+    total = sum(groups.values(), Counter())
+    return Spending(_totals(total), {key: _totals(sums) for key, sums in groups.items()})
 
 
 def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
@@ -272,11 +282,7 @@ READS = (lookup, stored_reply, spending, busy)
 
 
 def check_budget(budget_usd: object) -> None:
-    """Check that a budget is an amount that a ledger can count up to, or None for no limit.
-
-    Raises:
-        ValueError: It is not a number of dollars in [0, `MAX_USD`].
-    """
+    """Raise ValueError unless a budget is None (no limit) or a number of dollars in [0, `MAX_USD`]."""
     number = isinstance(budget_usd, int | float) and not isinstance(budget_usd, bool)
     if budget_usd is not None and not (number and 0 <= budget_usd <= MAX_USD):  # type: ignore[operator]
         raise ValueError(
@@ -285,16 +291,12 @@ def check_budget(budget_usd: object) -> None:
 
 
 def nanodollars(usd: float | None) -> int | None:
-    """Dollars, rounded up to whole nanodollars; None stays None.
-
-    Raises:
-        ValueError: Negative, not finite, or beyond `MAX_USD`.
-    """
+    """Dollars, rounded up to whole nanodollars; None stays None. ValueError if not in [0, `MAX_USD`]."""
     if usd is None:
         return None
     if not 0 <= usd <= MAX_USD:
         raise ValueError(f"expected dollars in [0, {MAX_USD:.0e}], got {usd!r}")
-    # The tiny slack takes back what binary fractions add: 0.1 dollars are 10**8 nanodollars, not one more.
+    # The slack removes what binary fractions add: 0.1 dollars are 10**8 nanodollars, not one more.
     return math.ceil(usd * NANO * (1 - 1e-15))
 
 
@@ -314,21 +316,13 @@ def _check_budget(conn: Connection, model: str, reserve: int | None, budget_usd:
         )
 
 
-def _end(
-    conn: Connection,
-    attempt_id: int,
-    state: str,
-    cost: int | None,
-    error: str | None,
-    status: int | None,
-    prompt_tokens: int | None,
-    completion_tokens: int | None,
-) -> str:
-    """Ends an attempt and returns its request's key. One that was taken for dead (unknown) may still end."""
+def _end(conn: Connection, attempt_id: int, **columns: str | int | None) -> str:
+    """Ends an attempt and returns its request's key. One taken for dead (unknown) may still end."""
+    names = ", ".join(f"{name} = ?" for name in columns)
     row = conn.execute(
-        """UPDATE attempts SET state = ?, cost = ?, error = ?, status = ?, prompt_tokens = ?, completion_tokens = ?,
-        ended_at = ? WHERE id = ? AND state IN ('running', 'unknown') RETURNING request_key""",
-        (state, cost, error, status, prompt_tokens, completion_tokens, _now(), attempt_id),
+        f"""UPDATE attempts SET {names}, ended_at = ? WHERE id = ? AND state IN ('running', 'unknown')
+        RETURNING request_key""",  # noqa: S608 -- names of this module's own
+        (*columns.values(), _now(), attempt_id),
     ).fetchall()
     if not row:
         raise LedgerError(f"Attempt {attempt_id} is not running: it has ended, or never began. Each ends once.")
@@ -363,5 +357,43 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _totals(sums: dict[str, int]) -> AttemptTotals:
-    return AttemptTotals(**{name: value / NANO if name.endswith("_usd") else value for name, value in sums.items()})  # type: ignore[arg-type]
+def _totals(sums: Counter[str]) -> AttemptTotals:
+    names = [field.name for field in fields(AttemptTotals)]
+    return AttemptTotals(*(sums[name] / NANO if name.endswith("_usd") else sums[name] for name in names))  # type: ignore[arg-type]
+
+
+def identity() -> str:
+    """This process's PID namespace, number and start, unique on the machine; "" where the system does not tell."""
+    try:
+        return f"{_namespace()}/{os.getpid()}/{_start(os.getpid())}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def is_gone(who: str) -> bool:
+    """Whether the process of an `identity` has certainly ended; False where that cannot be known from here."""
+    try:
+        namespace, pid, start = who.split("/")
+        if namespace != _namespace():
+            return False  # its number means another process here
+    except (OSError, ValueError):
+        return False
+    try:
+        return _start(int(pid)) != start
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _start(pid: int) -> str:
+    """When it started, in ticks since boot: a reused number belongs to a later process."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    state, *columns = stat.rpartition(")")[2].split()
+    if state == "Z":  # ended, and not yet waited for
+        raise ProcessLookupError
+    return columns[18]

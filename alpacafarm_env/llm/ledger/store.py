@@ -4,22 +4,15 @@ An answer is on the disk before the call that asked for it goes on. Failures are
 
 How a call asks its questions, so that no question is paid twice:
 
-1. `lookup` the questions. Those that have no answer, or one that has to be asked again, are open.
-2. `claim` the open ones, then `lookup` what was claimed again: another call may have answered between 1 and 2.
-3. For each request `begin`, send it, then `succeed` or `fail`. A kill between `begin` and the end leaves the attempt
-   behind as "unknown", counted at its reserve: it may have been billed, and nobody can tell.
-4. `release` in a `finally`. Questions that someone else holds: wait a little, and go to 1.
-
-A lease lives as long as its owner beats, however long its requests take; that of a process which is seen to be gone
-ends at once. A process that was stopped for longer than `lease_s` loses its leases to others, and its questions may
-then be paid twice; both attempts are in the ledger. For later calls the answer that came first stands, unless the late
-one is to a request with the question alone (see `operations.link`).
+1. `lookup` the questions. Those without an answer, or with one that has to be asked again, are open.
+2. `claim` the open ones, then `lookup` what was claimed: another call may have answered between 1 and 2.
+3. For each request `begin`, send it, then `succeed` or `fail`. A kill between leaves the attempt behind as "unknown",
+   counted at its reserve: it may have been billed, and nobody can tell.
+4. `release` in a `finally`. For questions that someone else holds: wait a little, and go to 1.
 
 What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
 written. SQLite itself drops a damaged end of its log (`-wal`) without an error: answers in it are asked for again.
 """
-
-from __future__ import annotations
 
 import atexit
 import os
@@ -31,6 +24,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -39,10 +33,7 @@ from weakref import WeakSet
 
 from ...errors import LedgerError, ReplayMissError
 from . import operations as sql
-from .file import begin, connect, default_path, explain, inode, ledger_path, prepare
-from .process import identity
-
-__all__ = ["Ledger", "default_path", "shared_ledger"]
+from .file import begin, connect, error_code, explain, inode, ledger_path, prepare
 
 T = TypeVar("T")
 MAX_GROUP = 512
@@ -51,8 +42,12 @@ MAX_GROUP = 512
 
 class _Job(NamedTuple):
     future: Future[Any]
-    what: Callable[..., Any]  # the function of `operations`
-    operation: Callable[[sqlite3.Connection], Any]  # the same with its arguments
+    operation: Callable[..., Any]  # of `operations`
+    call: Callable[[sqlite3.Connection], Any]  # the operation with its arguments
+
+
+class _UndoneError(Exception):
+    """Caused by an operation's error that made SQLite undo the whole transaction."""
 
 
 class Ledger:
@@ -62,18 +57,12 @@ class Ledger:
     disk. After a fork the child has its own handle; no connection crosses over.
 
     Args:
-        path: The file, made if there is none ("~" is the home); None: `default_path()`.
+        path: The file, made if there is none ("~" is the home); None: `file.default_path()`.
         replay: Answers only what is stored. The file is opened read-only; `begin` raises ReplayMissError.
-        lease_s: Seconds after which the leases of a process that was killed are free again.
+        lease_s: Seconds after which the leases of a killed process are free again.
 
     Raises:
         LedgerError: The file is damaged, not a ledger, of a newer version, or not writable. It is left as it is.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/ledger.sqlite") as ledger:
-        ...     ledger.do(sql.lookup, ["a question"]).result()
-        {}
     """
 
     def __init__(
@@ -86,7 +75,7 @@ class Ledger:
         self.lease_s = lease_s
         with _FORKING:
             prepare(self.path, replay=replay)
-        self._closed = False
+        self.closed = False
         self._reset()
         _OPEN.add(self)
         if not replay:
@@ -105,22 +94,12 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, replay={self.replay})"
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed
-
     def new_owner(self) -> sql.Owner:
         """A name for one call, to claim and begin with."""
         return sql.Owner(self._handle, next(self._calls), self.lease_s)
 
     def do(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """Runs a function of `operations` on the writer thread.
-
-        Args:
-            operation: One of its functions.
-            *args: Its arguments after the connection.
-            **kwargs: The same.
+        """Runs a function of `operations` on the writer thread, with these arguments after the connection.
 
         Returns:
             A future; it resolves once the operation is committed. It cannot be cancelled: what was paid is stored even
@@ -131,36 +110,35 @@ class Ledger:
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
-        job = _Job(future, operation, lambda conn: operation(conn, *args, **kwargs))
         with self._door:
-            if self._closed:
+            if self.closed:
                 raise LedgerError(f"The ledger {self.path} is closed.")
             if self.replay and operation not in sql.READS:
                 _replayed(self.path, future, operation, args)
                 return future
-            self._jobs.put(job)
+            self._jobs.put(_Job(future, operation, lambda conn: operation(conn, *args, **kwargs)))
             if self._thread.ident is None:
                 self._thread.start()
         return future
 
     def close(self) -> None:
-        """Ends the writer thread after all operations that wait; frees this handle's leases. May be called again."""
+        """Ends the writer thread after all waiting operations; frees this handle's leases. May be called again."""
         with suppress(LedgerError):  # closed already, or nothing can be written: then the leases run out
             if not self.replay:
                 self.do(sql.reap, self._handle).result()
         with self._door:
             started = self._thread.ident is not None
-            if started and not self._closed:
+            if started and not self.closed:
                 self._jobs.put(None)
-            self._closed = True
+            self.closed = True
         if started:
             self._thread.join()
         with self._lock:
             self._disconnect()
 
     def _reset(self) -> None:
-        """The state of a fresh handle: at the start, and in the child of a fork."""
-        self._handle = f"{uuid.uuid4().hex}@{identity()}"
+        """A fresh handle's state: at the start, and in the child of a fork."""
+        self._handle = f"{uuid.uuid4().hex}@{sql.identity()}"
         self._calls = count()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held while the connection is in use
@@ -200,19 +178,20 @@ class Ledger:
                 for job in group:
                     self._run([job])
                 return
-            # Of a beat that failed nobody is told but `begin`: answers could not be stored either.
-            outcomes = [self._failure(error) for _ in range(max(len(group), 1))]
-        for job, outcome in zip(group, outcomes, strict=bool(group)):
-            _resolve(job.future, outcome)
+            if not group:  # a beat failed: only `begin` reports it, as answers could not be stored either
+                self._error(error)
+            outcomes = [partial(job.future.set_exception, self._error(error)) for job in group]
+        for resolve in outcomes:
+            resolve()
 
-    def _transact(self, group: list[_Job]) -> list[Any]:
-        """One transaction; an operation that fails is undone alone, and its outcome is a `_Failed`.
+    def _transact(self, group: list[_Job]) -> list[Callable[[], None]]:
+        """One transaction, in which an operation that fails is undone alone. Returns what resolves the futures.
 
         Raises:
             _UndoneError: It had begun, and all of it was undone.
         """
         conn = self._connected()
-        reads = all(job.what in sql.READS for job in group)
+        reads = all(job.operation in sql.READS for job in group)
         due = self._active and time.monotonic() - self._beaten >= self.lease_s / 3
         if not group and not due:
             return []
@@ -225,24 +204,24 @@ class Ledger:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise _UndoneError(error) from error
+                raise _UndoneError from error
             raise
         self._active = active or not reads
         return outcomes
 
-    def _one(self, conn: sqlite3.Connection, job: _Job) -> Any:
-        if job.what is sql.begin and self._full is not None:
-            return _Failed(LedgerError(self._full))
+    def _one(self, conn: sqlite3.Connection, job: _Job) -> Callable[[], None]:
+        if job.operation is sql.begin and self._full is not None:
+            return partial(job.future.set_exception, LedgerError(self._full))
         conn.execute("SAVEPOINT operation")
         try:
-            outcome = job.operation(conn)
+            outcome = partial(job.future.set_result, job.call(conn))
         except Exception as error:
             if not conn.in_transaction:
-                raise _UndoneError(error) from error
+                raise _UndoneError from error
             conn.execute("ROLLBACK TO operation")
-            outcome = self._failure(error)
+            outcome = partial(job.future.set_exception, self._error(error))
         else:
-            if job.what is sql.claim:  # a call starts, and the disk took that
+            if job.operation is sql.claim:  # a call starts, and the disk took that
                 self._full = None
         conn.execute("RELEASE operation")
         return outcome
@@ -255,21 +234,22 @@ class Ledger:
         conn.execute("DELETE FROM owners WHERE handle = ?", (self._handle,))
         return False
 
-    def _failure(self, error: BaseException) -> _Failed:
-        cause = error.cause if isinstance(error, _UndoneError) else error
+    def _error(self, error: BaseException) -> BaseException:
+        """What callers get for an error: it names the file, and is an object of their own."""
+        cause = error.__cause__ if isinstance(error, _UndoneError) and error.__cause__ else error
         if isinstance(cause, sqlite3.Error):
             told = explain(self.path, cause)
-            if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            if error_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 # Answers that cannot be stored must not be bought: no attempt begins until another call has claimed its
-                # questions. Smaller rows would say too little: they still fit where answers do not.
+                # questions. Smaller rows do not count: they still fit where answers do not.
                 self._full = f"No more requests are sent: {told}"
             told.__cause__ = cause
-            return _Failed(told)
+            return told
         if isinstance(cause, OSError):
-            return _Failed(LedgerError(f"The ledger {self.path} cannot be used: {cause}."))
-        if type(cause) is LedgerError:  # of a row, by an operation that knows no file
-            return _Failed(cause if str(self.path) in str(cause) else LedgerError(f"{self.path}: {cause}"))
-        return _Failed(cause)
+            return LedgerError(f"The ledger {self.path} cannot be used: {cause}.")
+        if type(cause) is LedgerError and str(self.path) not in str(cause):  # of a row: operations know no file
+            return LedgerError(f"{self.path}: {cause}")
+        return cause
 
     def _connected(self) -> sqlite3.Connection:
         if self._lost():
@@ -283,13 +263,13 @@ class Ledger:
         return self._connection
 
     def _lost(self) -> bool:
-        """Whether the file was removed, replaced or cut since it was opened; a ledger's file never shrinks."""
+        """Whether the file was removed, replaced or cut since it was opened; it never shrinks by itself."""
         if self._inode is None:
             return False
         found = inode(self.path)
         if found is None or found[:2] != self._inode[:2]:
             return True
-        # Once cut it stays lost, whatever is written over it: pages of the old file are still in the log.
+        # Once cut it stays lost, whatever replaces it: pages of the old file are still in the log.
         self._inode = (*found[:2], inf if found[2] < self._inode[2] else found[2])
         return self._inode[2] == inf
 
@@ -304,17 +284,10 @@ _SHARING = threading.Lock()
 
 
 def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = False) -> Ledger:
-    """This process's one handle on a file, opened when it is first asked for and closed at the process's end.
+    """This process's one handle on a file, closed at the process's end. Arguments and errors as in `Ledger`.
 
-    Where the file was removed, replaced or cut since, a new one; but not beside a log (`-wal`), which may be the old
-    file's and would be read into the new one: then the old handle stays, and tells it at its next use.
-
-    Args:
-        path: The file; None: `default_path()`.
-        replay: As in `Ledger`.
-
-    Raises:
-        LedgerError: As in `Ledger`.
+    If the file was removed, replaced or cut since, a new handle; but not next to a log (`-wal`), which may be the old
+    file's and would be read into the new one: then the old handle stays, and raises at its next use.
     """
     place = ledger_path(path).absolute(), replay
     with _SHARING:
@@ -324,37 +297,15 @@ def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = 
         return _SHARED[place]
 
 
-class _Failed(NamedTuple):
-    error: BaseException
-
-
-class _UndoneError(Exception):
-    """An operation's error that made SQLite undo the whole transaction."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def _resolve(future: Future[Any], outcome: Any) -> None:
-    if isinstance(outcome, _Failed):
-        future.set_exception(outcome.error)
-    else:
-        future.set_result(outcome)
-
-
 def _replayed(path: Path, future: Future[Any], operation: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """What an operation that would write does on a ledger that is only replayed: nobody else can hold a question."""
+    """What an operation that would write does in replay, where nobody else can hold a question."""
     if operation is sql.claim:
         future.set_result(list(dict.fromkeys(args[0])))
     elif operation is sql.release or operation is sql.link:
         future.set_result(None)
     elif operation is sql.begin:
-        future.set_exception(
-            ReplayMissError(
-                f"The ledger {path} is only replayed, and it has no answer to this request. Run without replay to ask."
-            )
-        )
+        text = f"The ledger {path} is only replayed, and it has no answer to this request. Run without replay to ask."
+        future.set_exception(ReplayMissError(text))
     else:
         future.set_exception(LedgerError(f"The ledger {path} is only replayed: nothing can be stored."))
 

@@ -1,0 +1,264 @@
+"""An annotator's answer as a served model gives it, on the wire, and what each fault makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from ..annotators.prompts import Item
+from .faults import Draw, Faults
+
+BYTES_PER_TOKEN: Final = 4
+"""Tokens are counted as bytes of UTF-8 over this: there is no tokenizer. The judge server's own text is ASCII."""
+_LEAST_LOGPROB: Final = -9999.0
+_GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")
+_PAGE: Final = b"<!doctype html><html><head><title>502 Bad Gateway</title></head><body>Bad gateway</body></html>\n"
+_CROWDED: Final = (429, "Too many requests.", "rate_limit_exceeded")
+_REFUSALS: Final = {
+    "retry_after_seconds": _CROWDED,
+    "retry_after_date": _CROWDED,
+    "retry_after_ms": _CROWDED,
+    "retry_after_garbage": _CROWDED,
+    "server_error": (500, "The server had an error.", "server_error"),
+    "unavailable": (503, "The server is overloaded.", "overloaded"),
+    "echo_key": (401, "Incorrect API key provided: {key}.", "invalid_api_key"),
+    "redirect": (307, "The server has moved.", "moved"),
+    "error_in_200": (200, "The model could not be reached.", "upstream_error"),
+}
+Manner = Literal["whole", "reset", "drip", "hang"]
+_MANNERS: Final[dict[str, Manner]] = {"reset": "reset", "drip": "drip", "hang": "hang"}
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of a text, rounded up."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class JudgeQuestion:
+    """A request, read.
+
+    Attributes:
+        annotator: The name of who is asked.
+        items: The pairs, in the order they are shown.
+        kind: "chat" or "completion".
+        format: The prompt's format: "lines", "label", "json" or "logprobs".
+        top_logprobs: How many logprobs a token gets; None for none at all.
+    """
+
+    annotator: str
+    items: Sequence[Item]
+    kind: str
+    model: str
+    format: str
+    prompt_tokens: int = 0
+    seed: int | None = None
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One item's verdict: P(the second response is better) in the annotator's eyes, what it says, and why."""
+
+    chance: float
+    second: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the text. A label has `options` that could have stood there: {text: probability}, itself included."""
+
+    text: str
+    options: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class JudgeAnswer:
+    """What is answered to a question: a verdict per item, in the prompt's order. `name` is the reply's id."""
+
+    question: JudgeQuestion
+    verdicts: tuple[Verdict, ...]
+    name: str = "judge"
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The whole text in pieces, a label apart from what surrounds it."""
+        if self.question.format == "json":
+            return _json_pieces(self.verdicts)
+        return _label_pieces(self.verdicts, self.question.format)
+
+    @cached_property
+    def text(self) -> str:
+        """The text, as far as the limit allows."""
+        whole, limit = "".join(piece.text for piece in self.pieces), self.question.max_tokens
+        return whole if limit is None else whole[: limit * BYTES_PER_TOKEN]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens that are charged."""
+        prompt, said = self.question.prompt_tokens, count_tokens(self.text)
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+    def completion(self) -> dict[str, Any]:
+        """The reply's JSON body, as the endpoint of this kind gives it."""
+        text, chat = self.text, self.question.kind == "chat"
+        whole = len(text) == sum(len(piece.text) for piece in self.pieces)
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        logprobs = None if self.question.top_logprobs is None else self._logprobs(self.question.top_logprobs)
+        choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": "stop" if whole else "length"}
+        return {
+            "id": self.name,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 0,  # a clock would make two runs' replies differ
+            "model": self.question.model,
+            "choices": [choice],
+            "usage": self.usage,
+        }
+
+    def _logprobs(self, count: int) -> dict[str, Any]:
+        """Each piece as one token, with its `count` likeliest texts; the pieces that begin within the text."""
+        kept, start = [], 0
+        for piece in self.pieces:
+            if start < len(self.text):
+                options = piece.options or {piece.text: 1.0}
+                likeliest = sorted(options.items(), key=lambda option: (-option[1], option[0]))[:count]
+                top = {text: _logprob(chance) for text, chance in likeliest}
+                kept.append((piece.text, _logprob(options[piece.text]), top, start))
+            start += len(piece.text)
+        if self.question.kind == "completion":
+            names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+            return {name: [token[place] for token in kept] for place, name in enumerate(names)}
+        content = [
+            {**_token(text, value), "top_logprobs": [_token(*item) for item in top.items()]}
+            for text, value, top, _ in kept
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _label_pieces(verdicts: Sequence[Verdict], format: str) -> list[Piece]:
+    """Output (a) or Output (b), numbered where there may be several; the letter alone where its logprobs count."""
+    pieces = []
+    for place, verdict in enumerate(verdicts):
+        label = Piece("b" if verdict.second else "a", {"a": 1.0 - verdict.chance, "b": verdict.chance})
+        number = f"{place + 1}. " if format == "lines" else ""
+        line = [label] if format == "logprobs" else [Piece(f"{number}Output ("), label, Piece(")")]
+        pieces += [*([Piece("\n")] if place else []), *line]
+    return pieces
+
+
+def _json_pieces(verdicts: Sequence[Verdict]) -> list[Piece]:
+    """An array of objects {"explanation": ..., "a_better": true or false}."""
+    pieces = []
+    for place, verdict in enumerate(verdicts):
+        label = Piece("false" if verdict.second else "true", {"true": 1.0 - verdict.chance, "false": verdict.chance})
+        head = f'{"," if place else "["}\n  {{"explanation": {json.dumps(verdict.reason)}, "a_better": '
+        pieces += [Piece(head), label, Piece("}")]
+    return [*pieces, Piece("\n]" if pieces else "[]")]
+
+
+def _logprob(probability: float) -> float:
+    return max(math.log(probability), _LEAST_LOGPROB) if probability > 0 else _LEAST_LOGPROB
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """A reply to send, with a Content-Length of its body's bytes.
+
+    Attributes:
+        manner: "whole": at once. "reset": headers and half of the body, then the connection is reset. "drip": headers
+            at once, then a byte every `pause_s` seconds. "hang": nothing for `pause_s`, then the connection ends.
+    """
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
+    manner: Manner = "whole"
+    pause_s: float = 0.0
+
+
+def as_json(content: object, status: int = 200) -> HttpReply:
+    """A reply whose body is JSON."""
+    return HttpReply(status, json.dumps(content).encode())
+
+
+def as_error(status: int, message: str, code: str) -> HttpReply:
+    """A refusal, with the error object that OpenAI-compatible servers send."""
+    return as_json({"error": {"message": message, "type": code, "param": None, "code": code}}, status)
+
+
+def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:
+    """The reply to a request on which the fault `draw.fault` falls, None for none; `key` came with the request."""
+    if draw.fault is None:
+        return as_json(answer.completion())
+    if draw.fault == "html":
+        return HttpReply(200, _PAGE, (("Content-Type", "text/html; charset=utf-8"),))
+    if draw.fault not in _REFUSALS:
+        return _changed(answer, draw, faults)
+    status, message, code = _REFUSALS[draw.fault]
+    headers = {
+        "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
+        "retry_after_date": ("Retry-After", _date(faults.retry_s)),
+        "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
+        "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
+        "redirect": ("Location", faults.redirect_to),
+    }
+    reply = as_error(status, message.replace("{key}", key), code)
+    return replace(reply, headers=(*reply.headers, headers[draw.fault])) if draw.fault in headers else reply
+
+
+def _date(seconds: float) -> str:
+    """The time `seconds` from now, or up to a second later, as HTTP writes dates."""
+    moment = datetime.now(UTC) + timedelta(seconds=seconds)
+    return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
+
+
+def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
+    """A reply that begins as the answer."""
+    fault, first = str(draw.fault), draw.detail < 0.5
+    if fault == "wrong_count":
+        fewer = answer.verdicts[:-1]
+        other = fewer if first and fewer else (*answer.verdicts, answer.verdicts[-1])
+        return as_json(replace(answer, verdicts=other).completion())
+    content = answer.completion()
+    choice, usage = content["choices"][0], content["usage"]
+    if fault == "empty_choices":
+        content["choices"] = []
+    elif fault == "null_content":
+        _say(choice, None)
+    elif fault == "content_filter":
+        _say(choice, "", "content_filter")
+    elif fault == "finish_length":
+        _say(choice, answer.text[: len(answer.text) // 2], "length")
+    elif fault == "absurd_usage":
+        usage.update({"prompt_tokens": -usage["prompt_tokens"]} if first else {"completion_tokens": 10**12})
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    elif fault == "no_usage":
+        del content["usage"]
+    reply = as_json(content)
+    if fault == "cut_json":
+        return replace(reply, body=reply.body[: len(reply.body) // 2])
+    pauses = {"drip": faults.drip_s, "hang": faults.hang_s}
+    return replace(reply, manner=_MANNERS.get(fault, "whole"), pause_s=pauses.get(fault, 0.0))
+
+
+def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:
+    """Puts another text in a choice; its logprobs would be of the old one."""
+    choice["logprobs"] = None
+    choice["finish_reason"] = reason or choice["finish_reason"]
+    if "message" in choice:
+        choice["message"]["content"] = text
+    else:
+        choice["text"] = text
