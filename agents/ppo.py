@@ -13,15 +13,14 @@ Deviations from AlpacaFarm's released code:
 1. The KL is estimated by log π − log π_ref (k1). The released code clamps each token's at 0
    (`kl_estimator="clamped_k1"`), which is no KL, and too large.
 2. Padding counts nowhere: not in advantages, losses, metrics or denominators. Theirs counts up to 300 slots a response.
-3. Whitened rewards are only scaled (`whiten_rewards`), since a shifted mean would reward or punish length once pads are
-   out.
+3. Whitened rewards are only scaled (`whiten_rewards`): without pads, a shifted mean would reward or punish length.
 4. Normalisation and metrics are over all processes instead of each one's share; each samples with a stream of its own.
 5. The first step's learning rate is not 0; checkpoint-k holds the policy after k steps; the last step is saved.
-6. The score is the environment's. A response it could not score is left out of the step and counted (`score/unscored`).
+6. A response that the environment could not score is left out of the step and counted (`score/unscored`).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -35,10 +34,8 @@ from torch import Tensor
 
 from ..errors import did_you_mean
 from ..pretrained import reading
-from ..seeding import keyed_rng
 from .checkpoints import load_weights
-from .collecting import DRAWS, Collector, describe, places
-from .fitting import unreadable
+from .collecting import OnlineAgent, OnlineConfig
 from .language_model import LanguageModel
 from .loop import Resume
 from .losses import (
@@ -56,29 +53,17 @@ from .losses import (
     value_clipped,
     whiten,
 )
-from .policy_agent import PolicyAgent, PolicyConfig
-from .rollouts import Rollouts, length_mask, micro_batches, pad_rows, unpad
+from .rollouts import Rollouts, length_mask, pad_rows, unpad
 from .value_model import ValueModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(PolicyConfig):
-    """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences."""
+class PPOConfig(OnlineConfig):
+    """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences.
 
-    total_steps: int = 390
-    """PPO steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints are those of steps 20 to 80)."""
-    rollout_batch_size: int = 512
-    """Responses in a step, all processes together; a multiple of the environments' number."""
-    minibatch_size: int = 256
-    """Responses in an update, all processes together; divides rollout_batch_size."""
-    num_epochs: int = 2
-    """Passes over the responses of a step."""
-    temperature: float = 1.0
-    """Of sampling, and of every log-probability."""
-    max_response_tokens: int | None = None
-    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
-    adam_eps: float = 1e-5
-    """AdamW's epsilon, added after the bias correction."""
+    `minibatch_size` divides `rollout_batch_size`.
+    """
+
     kl_coef: float = 0.002
     """β, reward units per nat. AlpacaFarm: 0.002 for simulated, 0.02 for human preferences."""
     kl_estimator: str = "k1"
@@ -107,17 +92,10 @@ class PPOConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs"):
-            self.require(getattr(self, field) >= 1, field, "1 or more")
-        for field in ("kl_coef", "value_coef", "adaptive_kl_step"):
-            self.require(getattr(self, field) >= 0, field, "0 or more")
-        limit = self.max_response_tokens
-        self.require(limit is None or limit >= 1, "max_response_tokens", "1 or more, or None")
-        for field in ("clip", "value_clip", "target_kl"):
-            self.require(getattr(self, field) is None or getattr(self, field) > 0, field, "above 0, or None")
+        self.at_least(0, "value_coef", "adaptive_kl_step")
+        self.above_0("clip", "value_clip", "target_kl")
         for field in ("gamma", "lam"):
             self.require(0 <= getattr(self, field) <= 1, field, "in [0, 1]")
-        self.require(self.temperature > 0, "temperature", "above 0")
         divides = self.rollout_batch_size % self.minibatch_size == 0
         self.require(divides, "minibatch_size", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
         if self.kl_estimator not in KL_ESTIMATORS:
@@ -187,25 +165,18 @@ def ppo_sums(
     }
 
 
-class PPO(PolicyAgent):
-    """Trains a policy by PPO in a batched environment; a step is one batch of responses.
+class PPO(OnlineAgent):
+    """Trains a policy by PPO. Environment and other arguments as of `OnlineAgent` and `PolicyAgent`.
 
     Args:
-        env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-            own. Instructions whose prompts are too long for the policy are not drawn for this agent, with a warning.
-        policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
-            reference.
         value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
-        config: Settings.
-        seed: Decides instructions, samples and minibatches; keyed by step, so that a resumed run makes the same draws.
-        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
-        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If the environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
+        ValueError: The environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
     """
 
     label: ClassVar[str] = "PPO"
+    config: PPOConfig
 
     def __init__(
         self,
@@ -220,35 +191,13 @@ class PPO(PolicyAgent):
     ) -> None:
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
-        width = self.config.max_response_tokens or self.policy.max_response_tokens
-        budget = self.config.micro_batch_tokens
-        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
-        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
-        self.policy.add_reference()
         if value_init is None:
             self.value_model = ValueModel.from_policy(self.policy)
         else:
             self.value_model = ValueModel.from_pretrained(value_init, policy=self.policy)
-        self._loop = self._start(
-            self.config,
-            modules={"policy": self.policy.model, "value": self.value_model},
-            total=self.config.total_steps,
-            inputs=lambda: {**describe(env), **DRAWS},
-            out=out,
-            write=self._write,
-            read=self._read,
-            resume=resume,
-        )
+        modules = {"policy": self.policy.model, "value": self.value_model}
+        self._start_online(env, out=out, resume=resume, modules=modules, write=self._write, read=self._read)
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
-        self._collector = Collector(
-            env,
-            self.policy,
-            self._loop,
-            batch_size=self.config.rollout_batch_size,
-            temperature=self.config.temperature,
-            max_response_tokens=self.config.max_response_tokens,
-            left_out=left_out,
-        )
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one PPO step at a time.
@@ -259,15 +208,23 @@ class PPO(PolicyAgent):
             reward/mean: score (or the EOS penalty) minus the KL penalty, a response;
             kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates; kl/coef: β; kl/update: nats a
             token by which the step's updates have moved the policy, averaged over them;
-            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step; finished:
-            share that ended with EOS;
+            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step;
+            finished: share that ended with EOS;
             loss, loss/policy, loss/value, clip/policy, clip/value: a token, averaged over the updates;
             value/explained_variance of the old values; advantage/std before normalisation;
             info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
         """
         return super().updates()
 
-    # ----------------------------------------------------------------------------------------------------------- a step
+    # Control is inverted: who drives a step is not who defines it.
+    #
+    #   PPO.updates() -> Loop.run(self._step)      the loop asks for each step's metrics, logs and saves
+    #     PPO._step(step)
+    #       Collector.collect(step)                env.reset, policy.generate, env.step
+    #       PPO._prepare(...)                      rewards, advantages: an `Experience`
+    #       PPO._improve(...) -> _epochs(...)      orders, minibatches, micro-batches of row numbers
+    #         Loop.update(micro_batches, sums)     for each micro-batch it calls back:
+    #           ppo_sums(..., rows, config)        the losses as sums; the loop divides, adds up, clips and steps
 
     def _step(self, step: int) -> dict[str, float]:
         rollouts, scores, numbers, collected = self._collector.collect(step)
@@ -320,38 +277,17 @@ class PPO(PolicyAgent):
         return experience, metrics
 
     def _improve(self, step: int, experience: Experience, numbers: NDArray[np.int64]) -> dict[str, float]:
-        """Epochs of minibatch updates on rows that go by `numbers` on all processes; their mean metrics."""
         config = self.config
         scored = np.sort(np.concatenate(self._loop.processes.gather(numbers)))
-        # Where few responses have a score, fewer minibatches: none may be empty.
-        num_minibatches = min(config.rollout_batch_size // config.minibatch_size, len(scored))
-        lengths, total_lengths = experience.rollouts.lengths.cpu(), experience.rollouts.total_lengths.cpu()
-        updates = []
-        for epoch in range(config.num_epochs):
-            # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
-            order = keyed_rng(self.seed, "minibatches", step, epoch, 0).permutation(scored)
-            for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-                cut = micro_batches(total_lengths[rows], config.micro_batch_tokens)
-                micro = [rows[part].to(self.policy.device) for part in cut]
-                updates.append(
-                    self._loop.update(
-                        micro,
-                        lambda part: ppo_sums(self.policy, self.value_model, experience, part, config),
-                        count=int(lengths[rows].sum()),
-                    )
-                )
-        return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
-
-    # ---------------------------------------------------------------------------------------------------------- details
-
-    def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-        """What `compute` gives for each response token, [B, T], in micro-batches."""
-        columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
-        for rows in micro_batches(rollouts.total_lengths, self.config.micro_batch_tokens):
-            part = rollouts[rows.to(self.policy.device)]
-            with self._loop.processes.autocast():
-                columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
-        return columns
+        return self._epochs(
+            experience.rollouts,
+            lambda rows: ppo_sums(self.policy, self.value_model, experience, rows, config),
+            key=lambda epoch: (step, epoch, 0),
+            numbers=numbers,
+            trained=scored,
+            # Where few responses have a score, fewer minibatches: none may be empty.
+            num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(scored)),
+        )
 
     def _recomputes(self) -> bool:
         """Whether the old log-probabilities are computed by the code that computes the new ones."""

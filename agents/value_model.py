@@ -1,4 +1,4 @@
-"""The value model of PPO: what reward is to be expected before each response token."""
+"""The value model of PPO: the reward to be expected before each response token."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from .rollouts import Rollouts, scoring_batch
 
 
 class ValueModel(nn.Module):
-    """A trunk and a linear head that starts at zero.
+    """A trunk and a linear head that starts at zero, so that before training V = 0 everywhere.
 
-    AlpacaFarm starts the trunk from the reward model and the head from zero (Dubois et al. 2023, Appendix B), so that
-    before training V = 0 everywhere. Build one with `from_pretrained` or `from_policy`.
+    AlpacaFarm starts the trunk from the reward model (Dubois et al. 2023, Appendix B): `from_pretrained`.
 
     Args:
         trunk: A causal decoder that returns `last_hidden_state` [B, L, d].
@@ -47,7 +46,7 @@ class ValueModel(nn.Module):
             dtype: Of the weights.
 
         Raises:
-            CheckpointError: There is no such folder, or it is damaged.
+            CheckpointError: The folder is missing or damaged.
             ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
         """
         check_model(path)
@@ -57,7 +56,7 @@ class ValueModel(nn.Module):
 
     @classmethod
     def from_policy(cls, policy: LanguageModel) -> ValueModel:
-        """Takes a copy of the policy's own trunk, with LoRA the adapters merged in; all of it trains."""
+        """Takes a copy of the policy's own trunk, LoRA adapters merged in; all of it trains."""
         model: Any = copy.deepcopy(policy.model)
         if isinstance(model, peft.PeftModel):
             model = model.merge_and_unload()
@@ -79,7 +78,7 @@ class ValueModel(nn.Module):
         return values
 
     def values(self, rollouts: Rollouts) -> Tensor:
-        """Returns V before every response token: flat [sum T] float32.
+        """V before every response token: flat [sum T] float32.
 
         V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
         """

@@ -7,7 +7,6 @@ import pytest
 
 from alpacafarm_env.agents.api_policy import APIPolicyConfig
 from alpacafarm_env.agents.best_of_n import BestOfNConfig
-from alpacafarm_env.agents.binary_feedme import BinaryFeedMEConfig
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.loop import TrainingConfig
@@ -15,7 +14,7 @@ from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_conditioning import RewardConditioningConfig
 from alpacafarm_env.agents.reward_modeling import RewardModelingConfig
-from alpacafarm_env.agents.sft import SFTConfig
+from alpacafarm_env.agents.sft import BinaryFeedMEConfig, SFTConfig
 
 INF, NAN = math.inf, math.nan
 BAD: dict[Any, dict[str, tuple[object, ...]]] = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import LORA
 from tiny_worlds import TEXTS, load_policy, move
 from torch import Tensor
 
@@ -161,22 +160,3 @@ def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, 
     flipped = [replace(preference, preference=3 - preference.preference) for preference in PREFERENCES]
     with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
         DPO(load_policy(policy_folder, max_response_tokens=16), flipped, config=SMALL, out=tmp_path / "run")
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_lora_trains_its_adapter_only(policy_folder: Path) -> None:
-    policy = load_policy(policy_folder, max_response_tokens=16, lora=LORA)
-    frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
-    config = replace(SMALL, batch_size=5, epochs=6, learning_rate=1e-2)
-    first, *_, last = DPO(policy, PREFERENCES, config=config).updates()
-    assert first["margin"] == pytest.approx(0, abs=1e-5)
-    assert last["margin"] > 0.1
-    assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
-
-
-def test_bad_data_is_refused_or_counted(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="got none"):
-        DPO(llama, [])
-    llama.max_response_tokens = 6
-    with pytest.warns(UserWarning, match="of 10 .*max_response_tokens=6"):
-        DPO(llama, PREFERENCES)

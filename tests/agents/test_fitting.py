@@ -52,7 +52,7 @@ def make(name: str, folder: Path, data: Sequence[Any] | None = None, *, budget: 
     """An agent whose policy reads prompts of up to LIMIT tokens."""
     if name == "RewardModeling":
         config = RewardModelingConfig(max_length=LIMIT + 1, micro_batch_tokens=budget)
-        return RewardModeling(folder, data or PREFERENCES, config=config, device="cpu", **kwargs)
+        return RewardModeling(folder, PREFERENCES if data is None else data, config=config, device="cpu", **kwargs)
     policy = load_policy(folder, max_prompt_tokens=LIMIT, max_response_tokens=16)
     if name == "PPO":
         return PPO(make_env(4), policy, config=replace(small_ppo(), micro_batch_tokens=budget))
@@ -68,7 +68,7 @@ def make(name: str, folder: Path, data: Sequence[Any] | None = None, *, budget: 
         "BinaryFeedME": (BinaryFeedME, SFTConfig),
         "BinaryRewardConditioning": (BinaryRewardConditioning, SFTConfig),
     }[name]
-    return agent(policy, data or FEEDBACK[name], config=config(micro_batch_tokens=budget), **kwargs)
+    return agent(policy, FEEDBACK[name] if data is None else data, config=config(micro_batch_tokens=budget), **kwargs)
 
 
 @pytest.mark.parametrize("name", [*FEEDBACK, "PPO", "Quark", "ExpertIteration"])
@@ -103,6 +103,8 @@ def test_training_goes_on_without_them(policy_folder: Path, tmp_path: Path, name
 def test_nothing_left_is_an_error(policy_folder: Path, name: str) -> None:
     with pytest.raises(DataError, match="nothing to train on"):
         make(name, policy_folder, [FEEDBACK[name][LONG]])
+    with pytest.raises(ValueError, match="got none"):
+        make(name, policy_folder, [])
 
 
 def test_expert_iteration_chooses_among_those_that_fit(policy_folder: Path) -> None:

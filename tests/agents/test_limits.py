@@ -4,7 +4,7 @@ import pytest
 from tiny_models import TEMPLATE, build_llama, build_tokenizer
 
 from alpacafarm_env.agents import BinaryRewardConditioning, LanguageModel, PolicyActor, RewardConditioningConfig
-from alpacafarm_env.agents.text import fit_limits
+from alpacafarm_env.agents.language_model import fit_limits
 from alpacafarm_env.instructions import Preference
 
 

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
-from alpacafarm_env.agents.losses import gae, place_scores
-from alpacafarm_env.agents.masked import masked_mean, masked_moments, scale_to_unit_std, whiten, zero_outside
+from alpacafarm_env.agents.losses import (
+    gae,
+    masked_mean,
+    masked_moments,
+    place_scores,
+    scale_to_unit_std,
+    whiten,
+    zero_outside,
+)
 
 finite = st.floats(-100, 100, width=32)
 rows = npst.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=finite)

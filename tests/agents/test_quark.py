@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents import quark
+from alpacafarm_env.agents.collecting import Collector
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import DataPool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
@@ -84,7 +85,7 @@ def test_the_best_quarter_is_trained_on(llama: LanguageModel) -> None:
 
 def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled, trained = [], []
-    collect, sums = quark.Collector.collect, quark.quark_sums
+    collect, sums = Collector.collect, quark.quark_sums
 
     def watched(self: Any, step: int) -> Any:
         sampled.append(collect(self, step))
@@ -96,7 +97,7 @@ def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monke
         trained[-1].extend(rows.tolist())
         return sums(policy, pool, rows, config)
 
-    monkeypatch.setattr(quark.Collector, "collect", watched)
+    monkeypatch.setattr(Collector, "collect", watched)
     monkeypatch.setattr(quark, "quark_sums", seen)
     Quark(make_env(16), llama, config=small(total_steps=3)).learn()
     assert len(trained) == 3
