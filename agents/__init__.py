@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from .policy_agent import PolicyConfig as PolicyConfig
     from .ppo import PPO as PPO
     from .ppo import PPOConfig as PPOConfig
+    from .ppo import ValueModel as ValueModel
     from .quark import Quark as Quark
     from .quark import QuarkConfig as QuarkConfig
-    from .reward_conditioning import BinaryRewardConditioning as BinaryRewardConditioning
-    from .reward_conditioning import RewardConditioningConfig as RewardConditioningConfig
     from .reward_modeling import RewardModeling as RewardModeling
     from .reward_modeling import RewardModelingConfig as RewardModelingConfig
     from .rollouts import Rollouts as Rollouts
     from .sft import SFT as SFT
     from .sft import BinaryFeedME as BinaryFeedME
     from .sft import BinaryFeedMEConfig as BinaryFeedMEConfig
+    from .sft import BinaryRewardConditioning as BinaryRewardConditioning
+    from .sft import RewardConditioningConfig as RewardConditioningConfig
     from .sft import SFTConfig as SFTConfig
-    from .value_model import ValueModel as ValueModel
 
 _NAMES = {
     "api_policy": ("APIPolicy", "APIPolicyConfig", "paper_baselines"),
@@ -46,13 +46,18 @@ _NAMES = {
     "expert_iteration": ("ExpertIteration", "ExpertIterationConfig"),
     "language_model": ("LanguageModel",),
     "policy_agent": ("PolicyActor", "PolicyConfig"),
-    "ppo": ("PPO", "PPOConfig"),
+    "ppo": ("PPO", "PPOConfig", "ValueModel"),
     "quark": ("Quark", "QuarkConfig"),
-    "reward_conditioning": ("BinaryRewardConditioning", "RewardConditioningConfig"),
     "reward_modeling": ("RewardModeling", "RewardModelingConfig"),
     "rollouts": ("Rollouts",),
-    "sft": ("SFT", "BinaryFeedME", "BinaryFeedMEConfig", "SFTConfig"),
-    "value_model": ("ValueModel",),
+    "sft": (
+        "SFT",
+        "BinaryFeedME",
+        "BinaryFeedMEConfig",
+        "BinaryRewardConditioning",
+        "RewardConditioningConfig",
+        "SFTConfig",
+    ),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)  # noqa: PLE0605 - a list, sorted

@@ -112,12 +112,11 @@ class APIPolicy:
         api_key: The key; None: $OPENAI_API_KEY, read at each call. A server on this machine needs none; to another one
             without keys pass any text. It is kept out of messages and reprs, and a policy is not pickled.
         kind: "chat" or "completion", the endpoint.
-        config: Settings.
         template: The prompt's. None: Alpaca's for "completion", the instruction alone for "chat".
         allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
     Attributes:
-        usage: Tokens used by all calls so far, a `TokenUsage`.
+        usage: The `TokenUsage` of all calls so far.
 
     Raises:
         PolicyError: There is no key.
@@ -156,10 +155,8 @@ class APIPolicy:
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """Ask for a response to each instruction; in their order. Works inside a running event loop too (Jupyter).
 
-        Raises:
-            PolicyError: A request failed for good, or its reply has no text. The other requests are dropped; what had
-                arrived is in the error's `responses`.
-            TypeError: `instructions` is a single text.
+        PolicyError if a request failed for good, or its reply has no text: the other requests are dropped, and what had
+        arrived is in the error's `responses`.
         """
         if isinstance(instructions, str):
             raise TypeError(f"act expects a sequence of instructions, got the text {shorten(instructions)}")

@@ -50,11 +50,6 @@ class BestOfNConfig(Settings):
         self.above_0("temperature")
 
     @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings: best of 1024."""
-        return cls()
-
-    @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small model on two CPU cores."""
         return cls(num_samples=64, max_response_tokens=64, batch_size=512)
@@ -116,14 +111,7 @@ class BestOfNSamples:
 
 
 class BestOfN(PolicyActor):
-    """Answers with the best of n samples.
-
-    Args:
-        policy: Samples, and is not changed; or a folder or hub name to load it from.
-        oracle: Scores.
-        config: Settings.
-        seed: Keys every draw.
-    """
+    """Answers with the best of n samples of a policy, which is not changed, as the oracle scores them."""
 
     def __init__(
         self,
@@ -150,16 +138,7 @@ class BestOfN(PolicyActor):
         return tuple(texts)
 
     def sample(self, instructions: Sequence[str], *, num_samples: int | None = None) -> BestOfNSamples:
-        """All samples of all instructions at once, with their rewards.
-
-        Args:
-            instructions: N instructions.
-            num_samples: n; the config's if None.
-
-        Raises:
-            ValueError: num_samples is below 1, or a prompt is too long.
-            OracleError: The oracle answered with something that is no score.
-        """
+        """All samples of N instructions at once, with their rewards; n is `num_samples`, or the config's."""
         parts = [samples for _, samples in self.sample_chunks(instructions, num_samples=num_samples)]
         if parts:
             return BestOfNSamples.cat(parts)

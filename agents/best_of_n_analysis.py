@@ -25,23 +25,20 @@ def best_of_n_kl(n: int) -> float:
 
 
 def best_of_k(rewards: ArrayLike, values: ArrayLike, ks: Sequence[int]) -> NDArray[np.float64]:
-    """What the best of k would be worth, for several k, from one pool of n samples for each instruction.
+    """What the best of k would be worth, for several k from 1 to n, from one pool of n samples for each instruction.
 
     The unbiased estimator: the mean over all sets of k of the n samples of the value of the set's best by reward. In
     ascending order sample i is the best in C(i-1, k-1) of C(n, k) sets. Equal rewards share their chance evenly, so the
     order of the samples does not matter, to the last bit.
 
     Args:
-        rewards: [N, n], what the best is chosen by; NaN = unscored, left out of the pool.
+        rewards: [N, n], what the best is chosen by; NaN = unscored, left out of the pool. ValueError if infinite.
         values: [N, n], what the best is worth: gold, or the rewards again.
-        ks: Sizes, each from 1 to n.
+        ks: Sizes.
 
     Returns:
         [len(ks), N] float64. NaN where an instruction has fewer than k scored samples, or where one that can be the
         best of k has no value.
-
-    Raises:
-        ValueError: The shapes differ or are not [N, n], a reward is infinite, or a k is not in 1..n.
     """
     reward, value = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     if reward.ndim != 2 or reward.shape != value.shape:

@@ -114,15 +114,8 @@ class Imitation(SFT):
     """SFT on best responses, each of which ends if and only if it ended when it was sampled.
 
     Reading a text back need not give the tokens that it was made of, so their number does not say whether it was cut
-    off. One that was is cut at the limit of sampling once more; one that ended by itself is kept whole.
-
-    Args:
-        instructions: What the rows of `best` count.
-        best: What to imitate. Those without a response are left out, and those that were cut off before any text.
-        longest: The limit of sampling, in tokens.
-
-    Raises:
-        ValueError: All are left out.
+    off. One that was is cut at `longest` tokens, the limit of sampling, once more; one that ended by itself is kept
+    whole. Left out are instructions without a response, and responses that were cut off before any text.
     """
 
     def __init__(

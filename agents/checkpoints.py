@@ -71,8 +71,7 @@ def writing(place: Path) -> Iterator[None]:
 def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -> None:
     """Compare the settings that decide a run with those in `path`, the config.json that it began with.
 
-    Raises:
-        CheckpointError: They differ in more than the names in `free` (it says what and how), or the file is damaged.
+    CheckpointError, with what differs and how, if that is more than the names in `free`.
     """
     saved, missing = read_json(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
@@ -85,11 +84,7 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
 
 
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a draft folder, seal it and move it to `folder` in one rename.
-
-    Raises:
-        CheckpointError: The disk is full, or the folder cannot be written; no draft is left then.
-    """
+    """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -163,11 +158,7 @@ def cut_metrics(path: Path, length: int) -> None:
 
 
 def claim_metrics(out: Path | None, length: int) -> AbstractContextManager[object]:
-    """Claim a run's folder, if there is one; its metrics.jsonl must still have the length this run left it with.
-
-    Raises:
-        CheckpointError: Another run is writing there, or has written since.
-    """
+    """Claim a run's folder, if there is one; CheckpointError if another run is writing, or has written, there."""
     if out is None:
         return nullcontext()
     claim = Claim(out, "a training run")
@@ -207,11 +198,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Read a folder that `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights.
-
-    Raises:
-        CheckpointError: The folder holds no safetensors weights, damaged ones, or those of another model.
-    """
+    """Read what `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights."""
     adapter, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
     if hasattr(model, "peft_config"):
         if not adapter.is_file():

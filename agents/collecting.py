@@ -30,20 +30,37 @@ DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and
 """Noted down by runs that draw as here. A run with other draws is not continued."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig(PolicyConfig):
+    """What PPO's and Quark's settings share; the defaults are AlpacaFarm's for LLaMA 7B."""
+
+    total_steps: int = 390
+    """Steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints of PPO are those of steps 20 to 80)."""
+    rollout_batch_size: int = 512
+    """Responses in a step, all processes together; a multiple of the environments' number."""
+    minibatch_size: int = 256
+    """Most responses in an update, all processes together."""
+    num_epochs: int = 2
+    """Passes over the responses that a step trains on."""
+    temperature: float = 1.0
+    """Of sampling, and of every log-probability."""
+    max_response_tokens: int | None = None
+    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
+    adam_eps: float = 1e-5
+    kl_coef: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "max_response_tokens")
+        self.at_least(0, "kl_coef")
+        self.above_0("temperature")
+
+
 class Collector:
     """Samples responses to an environment's instructions and lets it score them.
 
     All draws are keyed on (seed, step), and rows are numbered over the whole step: its instructions and responses are
     the same however they are dealt out to processes and rounds of the environment, and so are those of a resumed run.
-
-    Args:
-        env: A vector environment of instructions that does not reset by itself; each process has its own.
-        policy: Answers.
-        loop: Gives processes, seed, and the times "sample" and "score".
-        batch_size: Responses in a step, all processes together.
-        temperature: Of sampling.
-        max_response_tokens: Longest response; None: the policy's limit.
-        left_out: What `fitting.unreadable` found: not drawn here, though other users of the environment may draw it.
 
     Raises:
         ValueError: The environment resets by itself, its size does not divide the batch, or a wrapper lies around
@@ -55,11 +72,8 @@ class Collector:
         env: VectorEnv[Any, Any, Any],
         policy: LanguageModel,
         loop: Loop,
-        *,
-        batch_size: int,
-        temperature: float,
-        max_response_tokens: int | None,
-        left_out: Sequence[tuple[Any, Collection[int]]] = (),
+        config: OnlineConfig,
+        left_out: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.DISABLED:
@@ -68,27 +82,26 @@ class Collector:
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
         at_once = env.num_envs * loop.processes.count
-        if batch_size % at_once:
+        if config.rollout_batch_size % at_once:
             raise ValueError(
-                f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got {batch_size!r}. "
-                "Change rollout_batch_size or num_envs."
+                f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got "
+                f"{config.rollout_batch_size!r}. Change rollout_batch_size or num_envs."
             )
         if any(isinstance(layer, DictInfoToList) for layer in _layers(env)[1:]):
             raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
         # It changes how a reader sees the infos only; here they are read as arrays.
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
         self._policy, self._loop, self._left_out = policy, loop, left_out
-        self._batch_size, self._num_rounds = batch_size, batch_size // at_once
-        self._temperature, self._max_new_tokens = temperature, max_response_tokens or policy.max_response_tokens
+        self._batch_size, self._num_rounds = config.rollout_batch_size, config.rollout_batch_size // at_once
+        self._temperature = config.temperature
+        self._max_new_tokens = config.max_response_tokens or policy.max_response_tokens
 
     def collect(self, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
         """This process's responses of a step; there may be none that has a score, if another process has one.
 
         Returns:
             Those that have a score; their scores, float64 [B]; their numbers among the step's rows, ascending [B]; and
-            metrics over all processes: score/mean, score/std, score/unscored (share without a score), tokens/mean (a
-            response), tokens (sampled, all together), finished (share), and info/<key>, the mean of each float the
-            environment reports (info/gold_reward) and of the length in characters.
+            the metrics score/*, tokens, tokens/mean, finished and info/* of `PPO.updates`, over all processes.
 
         Raises:
             UnscoredError: No response of any process has a score.
@@ -132,42 +145,13 @@ class Collector:
             instructions, _ = self._env.reset(seed=seed)
         with self._loop.timed("sample"):
             responses = self._policy.generate(
-                instructions,
-                generator=uniforms,
-                temperature=self._temperature,
-                max_new_tokens=self._max_new_tokens,
+                instructions, generator=uniforms, temperature=self._temperature, max_new_tokens=self._max_new_tokens
             )
         with self._loop.timed("score"):
             _, rewards, _, _, info = self._env.step(responses.texts)
         given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
         scores = np.where(info.get("scored", True), given, math.nan)
         return responses, torch.from_numpy(scores), _float_columns(info)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineConfig(PolicyConfig):
-    """What PPO's and Quark's settings share; the defaults are AlpacaFarm's for LLaMA 7B."""
-
-    total_steps: int = 390
-    """Steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints of PPO are those of steps 20 to 80)."""
-    rollout_batch_size: int = 512
-    """Responses in a step, all processes together; a multiple of the environments' number."""
-    minibatch_size: int = 256
-    """Most responses in an update, all processes together."""
-    num_epochs: int = 2
-    """Passes over the responses that a step trains on."""
-    temperature: float = 1.0
-    """Of sampling, and of every log-probability."""
-    max_response_tokens: int | None = None
-    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
-    adam_eps: float = 1e-5
-    kl_coef: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "max_response_tokens")
-        self.at_least(0, "kl_coef")
-        self.above_0("temperature")
 
 
 class OnlineAgent(PolicyAgent):
@@ -186,8 +170,6 @@ class OnlineAgent(PolicyAgent):
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
-        write: Callable[[Path], None] | None = None,
-        read: Callable[[Path], None] | None = None,
     ) -> None:
         """Makes the reference, the loop and the collector."""
         config = self.config
@@ -201,19 +183,9 @@ class OnlineAgent(PolicyAgent):
             total=config.total_steps,
             inputs=lambda: {**describe(env), **DRAWS},
             out=out,
-            write=write,
-            read=read,
             resume=resume,
         )
-        self._collector = Collector(
-            env,
-            self.policy,
-            self._loop,
-            batch_size=config.rollout_batch_size,
-            temperature=config.temperature,
-            max_response_tokens=config.max_response_tokens,
-            left_out=left_out,
-        )
+        self._collector = Collector(env, self.policy, self._loop, config, left_out)
 
     def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
         """What `compute` gives for each response token, [B, T], in micro-batches."""
@@ -234,15 +206,10 @@ class OnlineAgent(PolicyAgent):
         trained: NDArray[np.int64],
         num_minibatches: int,
     ) -> dict[str, float]:
-        """Epochs of minibatch updates; their mean metrics.
+        """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
 
-        Args:
-            rollouts: This process's rows.
-            sums: Of some of these rows.
-            key: Of the order in an epoch.
-            numbers: What the rows are called among those of all processes, ascending [B].
-            trained: The numbers that all processes together train on.
-            num_minibatches: In an epoch.
+        `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that
+        all together train on, in an order that an epoch's `key` decides.
         """
         lengths, total_lengths = rollouts.lengths.cpu(), rollouts.total_lengths.cpu()
         updates = []

@@ -61,11 +61,6 @@ class DPOConfig(PolicyConfig):
         self.require(0 <= self.label_smoothing < 0.5, "label_smoothing", "in [0, 0.5)")
 
     @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings for LLaMA 7B, as in the paper's notes on DPO."""
-        return cls()
-
-    @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores; the learning rate is PPO's, as in the paper."""
         return cls(learning_rate=2e-4, micro_batch_tokens=2048, save_every=50)
@@ -77,9 +72,6 @@ class DPO(PolicyAgent):
     Args:
         preferences: Settled comparisons; at least one.
         seed: Decides the order of the pairs.
-
-    Raises:
-        ValueError: There is no preference, all prompts are too long, or a pair does not fit into a micro-batch.
     """
 
     label: ClassVar[str] = "DPO"

@@ -61,8 +61,7 @@ from .sft import SFT, SFTConfig
 class ExpertIterationConfig(PolicyConfig):
     """Settings of expert iteration; the defaults are AlpacaFarm's for LLaMA 7B.
 
-    Learning rate, checkpoints and everything else about training belong to `sft`; the inherited fields stay as they
-    are.
+    All about training, such as the learning rate and checkpoints, belongs to `sft`; inherited fields stay as they are.
     """
 
     num_samples: int = 16
@@ -111,16 +110,13 @@ FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
 class ExpertIteration(PolicyAgent):
     """Trains a policy on its own best responses; a step is one chunk of sampling or one update of fine-tuning.
 
-    A run's folder holds, for round r from 1:
-
-    - `round-r/chunk-<k>/best.jsonl`: a `BestResponse` a line, for each `instructions_per_step` instructions;
-    - `round-r/sft/`: metrics and checkpoints of the fine-tuning; the last one is the round's policy;
-
-    next to config.json and metrics.jsonl, the metrics of all steps. Arguments as of `PolicyAgent`, and:
+    For round r from 1, a run's folder holds `round-r/chunk-<k>/best.jsonl`, a `BestResponse` a line for each
+    `instructions_per_step` instructions, and `round-r/sft/`, metrics and checkpoints of the fine-tuning, whose last one
+    is the round's policy; next to them config.json and metrics.jsonl, the metrics of all steps.
 
     Args:
         instructions: What to respond to. Equal texts get equal responses.
-        oracle: Scores; each process asks its own.
+        oracle: Scores; each process asks its own. Other arguments as of `PolicyAgent`.
 
     Raises:
         ValueError: There are no instructions, or fewer than `num_instructions`.
@@ -160,14 +156,13 @@ class ExpertIteration(PolicyAgent):
         """Sample and train, one step at a time.
 
         Yields:
-            step, round, and of a chunk of sampling, over all processes: reward/best, the mean reward of the best
-            responses; reward/mean, that of all; reward/unscored, the share of instructions left out; finished, the
-            share of best responses that ended by themselves; tokens, how many were sampled; instructions, how many of
-            the round's are done. Of an update of fine-tuning: what `SFT.updates` yields.
+            step, round, and of a chunk of sampling, over all processes: reward/best, reward/mean: the mean reward of
+            the best and of all responses; reward/unscored: share of instructions left out; finished: share of best
+            responses that ended by themselves; tokens: how many were sampled; instructions: how many of the round's are
+            done. Of an update of fine-tuning: what `SFT.updates` yields.
 
         Raises:
             UnscoredError: No instruction of a round has a reward.
-            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
         """
         place = self.out if self._processes.is_main else None
         with self._processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
@@ -245,8 +240,6 @@ class ExpertIteration(PolicyAgent):
 
     def _next_round(self) -> None:
         self._round, self._best, self._sft = self._round + 1, [], None
-
-    # ------------------------------------------------------------------------------------------------------- the folder
 
     def _open(self, out: Path, resume: Resume) -> None:
         """Begin the run's folder, or continue it: the policy becomes what it was."""

@@ -38,14 +38,10 @@ def fitting(
     width: int | None = None,
     micro_batch_tokens: int | None = None,
 ) -> list[int]:
-    """The numbers of the instructions whose prompts the policy can read; a warning counts the others.
+    """The numbers of the instructions whose prompts the policy can read; a warning by `who` counts the others.
 
-    Args:
-        policy: Gives `max_prompt_tokens`, and the positions that its model knows.
-        instructions: What training asks.
-        who: Whose training it is, for the warning.
-        width: Tokens that a response needs after the prompt; None: the policy's longest.
-        micro_batch_tokens: What must hold each prompt with such a response; None: not known yet.
+    `width` is how many tokens a response needs after the prompt (None: the policy's longest), and `micro_batch_tokens`
+    what must hold each prompt with such a response (None: not known yet).
 
     Raises:
         DataError: No prompt can be read, or a micro-batch is too small.

@@ -33,10 +33,10 @@ ROLES = ("policy", "reference")
 
 
 class LanguageModel:
-    """A causal language model with its tokenizer and prompt template.
+    """A causal language model, or a `PeftModel` of one, with its tokenizer and prompt template.
 
     Args:
-        model: Any Hugging Face causal language model, or a `PeftModel` of one. Its dropout is set to 0, for good.
+        model: Its dropout is set to 0, for good.
         tokenizer: Needs an end-of-sequence token and a padding token that differ.
         template: How an instruction becomes a prompt.
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
@@ -44,8 +44,7 @@ class LanguageModel:
             positions (64 for the sandbox's policy, which knows 256).
 
     Raises:
-        ValueError: The tokenizer has no EOS token, no padding token, one token for both, or more tokens than the model;
-            or the limits do not fit the model's positions.
+        ValueError: The tokenizer does not fit, or the limits do not fit the model's positions.
     """
 
     def __init__(
@@ -86,17 +85,10 @@ class LanguageModel:
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
-        A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model.
-
-        Args:
-            path: Folder or hub name.
-            device: Where the model runs.
-            dtype: Of its weights; log-probabilities are always float32.
-            lora: Adds a fresh adapter, the only part that trains. It starts as the identity.
-            template: "alpaca" or your own template instead of the folder's. None: its `prompt_template.json`, else its
-                tokenizer's `chat_template`, else an error.
-            max_prompt_tokens: As in `LanguageModel`.
-            max_response_tokens: As in `LanguageModel`.
+        A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
+        that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
+        trains, which starts as the identity. `template` is "alpaca" or your own; None: the folder's
+        `prompt_template.json`, else its tokenizer's `chat_template`.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -139,10 +131,8 @@ class LanguageModel:
     def encode_prompts(self, instructions: Sequence[str]) -> list[list[int]]:
         """Returns each instruction's prompt as token ids, BOS in front if the tokenizer puts it there.
 
-        The control token of a conditioned policy comes next; it does not count towards `max_prompt_tokens`.
-
-        Raises:
-            ValueError: A prompt has more than `max_prompt_tokens` tokens, or none.
+        The control token of a conditioned policy comes next; it does not count towards `max_prompt_tokens`. ValueError
+        if a prompt is longer than that, or empty.
         """
         prompts = encode_prompts(self.tokenizer, self.template, instructions, max_tokens=self.max_prompt_tokens)
         control, bos = own_control_token(self._base_model), self.tokenizer.bos_token_id
@@ -157,9 +147,6 @@ class LanguageModel:
         """Returns given responses as `Rollouts`, for training on them or scoring them; log-probabilities are 0.
 
         A response of more than `max_response_tokens` tokens, EOS included, is cut there and counts as not finished.
-
-        Raises:
-            ValueError: A prompt is too long, or the two sequences differ in length.
         """
         if len(instructions) != len(responses):
             raise ValueError(f"as_rollouts: {len(instructions)} instructions but {len(responses)} responses")
@@ -187,23 +174,13 @@ class LanguageModel:
         batch_size: int = 256,
         num_samples: int = 1,
     ) -> Rollouts:
-        """Samples responses from the policy; no top-k, no top-p, no penalties, so the log-probabilities are exact.
+        """Samples `num_samples` responses to each of N instructions, in neighbouring rows, on the model's device.
 
-        Each row and step takes one uniform, in the order of the instructions. So it does not matter which batch a row
-        is decoded in, and the generator moves on by the same amount whatever is sampled.
-
-        Args:
-            instructions: N instructions.
-            generator: Source of all randomness, or one an instruction, so that its responses do not depend on the
-                others; or the uniforms themselves, [N x num_samples, max_new_tokens or more]. Not used at temperature
-                    0.
-            temperature: Above 0; or 0 for the likeliest token at each step.
-            max_new_tokens: Longest response; `max_response_tokens` if None.
-            batch_size: Rows decoded together.
-            num_samples: Responses to each instruction, in neighbouring rows.
-
-        Returns:
-            N x num_samples rows in order, on the model's device.
+        There is no top-k, top-p or penalty, so the log-probabilities are exact. Each row and step takes one uniform, in
+        the order of the instructions, whatever batch of `batch_size` rows it is decoded in. The generator is the source
+        of all of them, or one an instruction, so that its responses do not depend on the others; or the uniforms
+        themselves, [N x num_samples, max_new_tokens or more]. At temperature 0, the likeliest token at each step, it is
+        not used.
 
         Raises:
             ValueError: A number is out of range, the uniforms have another shape, a prompt is too long, or prompt and
@@ -248,14 +225,12 @@ class LanguageModel:
     def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.
 
-        Rows are padded on the right, where a causal model cannot see the pads: a row's numbers do not depend on its
-        batch. Split large batches with `rollouts.micro_batches`.
+        Rows are padded on the right, where a causal model cannot see the pads: no number depends on the batch.
 
         Args:
-            rollouts: B rows.
+            rollouts: B rows; split large batches with `rollouts.micro_batches`.
             role: "policy" (gradients flow if they are enabled) or "reference" (never).
-            temperature: Divides the logits; must be the one of sampling for the two to agree. 0 counts as 1, as in the
-                sampler's log-probabilities.
+            temperature: Divides the logits; must be that of sampling for the two to agree. 0 counts as 1, as there.
 
         Raises:
             ValueError: Unknown role, or a row longer than the positions the model knows.
@@ -290,18 +265,11 @@ class LanguageModel:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
 
     def add_control_tokens(self, names: Sequence[str], generator: torch.Generator) -> tuple[int, ...]:
-        """Adds control tokens to tokenizer and embeddings; the policy's own prompts will begin with the first of them.
+        """Adds control tokens to tokenizer and embeddings, and begins prompts with the first; returns their ids.
 
         A new row, of input and output embeddings, is the mean of the old ones plus Gaussian jitter of their standard
         deviation in each dimension (AlpacaFarm's Quark). Tokens that are there already stay as they are. Where the
         model's positions hold no more than the longest prompt and response, the longest prompt gets one shorter.
-
-        Args:
-            names: Spellings, such as "<reward_0>".
-            generator: Draws the jitter.
-
-        Returns:
-            Their ids, in the order of `names`.
 
         Raises:
             ValueError: The policy has other control tokens, a name is an ordinary token, or the policy trains a LoRA
@@ -371,11 +339,7 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
 def encode_prompts(
     tokenizer: Any, template: PromptTemplate, instructions: Sequence[str], *, max_tokens: int = sys.maxsize
 ) -> list[list[int]]:
-    """Returns each instruction's prompt as token ids, with whatever the tokenizer puts in front (BOS).
-
-    Raises:
-        ValueError: A prompt has more than `max_tokens` tokens, or none.
-    """
+    """Each instruction's prompt as token ids, with BOS if the tokenizer puts it there; errors as of the method."""
     prompts = template.encode_prompts(tokenizer, instructions)
     for instruction, tokens in zip(instructions, prompts, strict=True):
         if not 0 < len(tokens) <= max_tokens:

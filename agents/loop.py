@@ -134,18 +134,13 @@ class Loop:
         step: Completed steps.
         parameters: By name, what the optimizer moves: trained parameters, or their masters if they are below float32.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
-        processes: The processes that train together.
 
     Args:
         modules: By name, what is trained: every parameter that requires a gradient.
-        config: The agent's config.
         total: Steps of the whole run, the horizon of the schedule.
-        seed: The agent's seed.
         out: The run's folder; None keeps nothing.
         inputs: What else decides the result (data, environment), JSON-able, compared on resume.
-        write: Writes the model's weights into a folder.
-        read: Reads them back in place.
-        resume: See `Resume`.
+        write: Writes the model's weights into a folder; `read` reads them back in place.
 
     Raises:
         CheckpointError: The checkpoint to resume is damaged or belongs to another run.
@@ -195,18 +190,11 @@ class Loop:
         if out is not None:
             self._open(out, resume)
 
-    # ------------------------------------------------------------------------------------------------------- one update
-
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
-        """One optimizer update on a batch.
-
-        Args:
-            micro_batches: This process's rows, cut into micro-batches; may be empty.
-            sums: Sums over the real items of a micro-batch, "loss" among them.
-            count: Real items in this process's share of the batch.
+        """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
 
         Returns:
-            Means over the real items of all processes, and "grad_norm" before clipping.
+            Means of the sums over the real items of all processes, and "grad_norm" before clipping.
 
         Raises:
             FloatingPointError: The loss or the gradient is no longer finite.
@@ -252,15 +240,10 @@ class Loop:
         factor = schedule_factor(self.step, self.total, warmup=config.warmup_steps, kind=config.schedule)
         return config.learning_rate * factor
 
-    # -------------------------------------------------------------------------------------------------------- the run
-
     def run(self, make_step: Callable[[int], dict[str, float]]) -> Iterator[dict[str, float]]:
         """Make the remaining steps; yields a step's metrics once they, and a checkpoint when due, are on disk.
 
-        From the first step to the end (or `close`) nobody else may write into `out`.
-
-        Raises:
-            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
+        From the first step to the end (or `close`) nobody else may write into `out`; CheckpointError if somebody has.
         """
         place = self.out if self.processes.is_main else None
         with self.processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
@@ -340,8 +323,6 @@ class Loop:
         with reading(folder, "the state of a run in state.json"):
             self.step, self.state = int(state["step"]), dict(state["agent"])
             return int(state["metrics_bytes"])
-
-    # ---------------------------------------------------------------------------------------------------------- metrics
 
     def _log(self, metrics: Mapping[str, float], seconds: float) -> None:
         parts = {name: round(value, 4) for name, value in self._seconds.items()}

@@ -20,8 +20,6 @@ from ..errors import did_you_mean
 Reduce = Callable[[Tensor], Tensor]
 """This process's sums -> the sums over all processes."""
 
-# ------------------------------------------------------------------------------------------------------------------- KL
-
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: log_ratio,
     "k2": lambda log_ratio: log_ratio.square() / 2,
@@ -44,9 +42,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
 
     To penalise or to log: as a *loss* the gradient of k1 is not that of the KL.
     Source: Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html).
-
-    Raises:
-        ValueError: The kind is unknown (`UnknownNameError`), or shapes differ.
     """
     check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if kind not in KL_ESTIMATORS:
@@ -57,7 +52,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
 def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """KL(π ‖ ref) = Σ_v π(v) (log π(v) − log ref(v)) in nats, differentiable; logits [..., V] -> [...].
 
-    Logits are unnormalised, already divided by the temperature. A token that π forbids by −inf contributes 0.
+    Logits are already divided by the temperature. A token that π forbids by −inf contributes 0.
     """
     check_shapes(logits=logits, ref_logits=ref_logits)
     log_pi, log_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
@@ -73,9 +68,6 @@ def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, step_size: flo
     if not target > 0:
         raise ValueError(f"target must be a positive KL in nats per sequence, got {target!r}")
     return kl_coef * (1 + step_size * min(max(kl / target - 1, -0.2), 0.2))
-
-
-# ----------------------------------------------------------------------------------------------------- rewards, returns
 
 
 def stops_after(tokens: Tensor, stop_tokens: Collection[int], *, index: int = -1) -> Tensor:
@@ -105,8 +97,7 @@ def missing_eos_penalty(
 def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
     """Token rewards [B, T]: each row's score [B] at its last real token (EOS, or where the limit cut), 0 elsewhere.
 
-    Raises:
-        ValueError: A score is NaN (leave unscored rows out first), or a row has no real token.
+    ValueError if a score is NaN (leave unscored rows out first) or a row has no real token.
     """
     if scores.shape != mask.shape[:1] or mask.ndim != 2:
         raise ValueError(f"expected scores [B] and mask [B, T], got {tuple(scores.shape)} and {tuple(mask.shape)}")
@@ -123,17 +114,9 @@ def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
 def shape_rewards(
     scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coef: float, kind: str = "k1"
 ) -> tuple[Tensor, Tensor]:
-    """Token rewards r_t = −β · kl_t, plus the score at the last real token; and the kl_t. [B, T], without gradient.
+    """Token rewards r_t = −β · kl_t, plus the scores [B] at the last real tokens; and the kl_t: [B, T], detached.
 
-    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; AlpacaFarm (arXiv:2305.14387), appendix B.
-
-    Args:
-        scores: [B], no NaN.
-        logprobs: log π of the sampled tokens, [B, T].
-        ref_logprobs: The reference's, [B, T].
-        mask: Bool [B, T].
-        kl_coef: β ≥ 0, score per nat.
-        kind: A key of `KL_ESTIMATORS`.
+    β is in score per nat. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; AlpacaFarm, appendix B.
     """
     check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     kl = zero_outside(kl_estimate(logprobs.detach(), ref_logprobs.detach(), kind), mask)
@@ -145,15 +128,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimates and returns A + V, [B, T] without gradient; V after the last real token is 0.
 
-    δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1}. With γ = λ = 1, A_t = Σ_{s≥t} r_s − V_t.
+    δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1}, where V_t is the value of the state *before* token t. With
+    γ = λ = 1, A_t = Σ_{s≥t} r_s − V_t. Masked tokens are stepped over: t + 1 is the next real one.
     Source: Schulman et al. 2016 (arXiv:1506.02438), eqs. 11-16.
-
-    Args:
-        token_rewards: [B, T].
-        values: V_t, the value of the state *before* token t, [B, T].
-        mask: Bool [B, T]; masked tokens are stepped over: t + 1 is the next real one. None: all are real.
-        gamma: Discount per token, in [0, 1].
-        lam: λ, in [0, 1].
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     check_shapes(token_rewards=token_rewards, values=values, mask=mask)
@@ -167,9 +144,6 @@ def gae(
         next_value = torch.where(real, values[:, t], next_value)
         advantages[:, t] = torch.where(real, advantage, 0)
     return advantages, advantages + values
-
-
-# --------------------------------------------------------------------------------------------------------------- losses
 
 
 def ppo_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
@@ -201,17 +175,10 @@ def value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: 
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = None) -> Tensor:
-    """−p log σ(Δ) − (1 − p) log σ(−Δ) per pair [B], with Δ = chosen − rejected.
+    """−p log σ(Δ) − (1 − p) log σ(−Δ) per pair [B], with Δ = chosen − rejected, two scores [B].
 
-    Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; AlpacaFarm's reward model.
-
-    Args:
-        chosen: Scores [B] of the preferred responses.
-        rejected: Scores [B] of the others.
-        targets: p, the probability [B] that the label is right: 1 − flip rate, or a judge's own. None: 1.
-
-    Raises:
-        ValueError: Shapes differ, or a target is outside [0, 1].
+    The target p is the probability that the label is right, 1 − flip rate or a judge's own; None: 1. ValueError if one
+    is outside [0, 1]. Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1.
     """
     if targets is None:
         check_shapes(chosen=chosen, rejected=rejected)
@@ -222,9 +189,6 @@ def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = Non
             f"targets are probabilities in [0, 1], got {targets.min().item()!r} to {targets.max().item()!r}"
         )
     return nn.functional.binary_cross_entropy_with_logits(chosen - rejected, targets.to(chosen.dtype), reduction="none")
-
-
-# ------------------------------------------------------------------------------------------------------------------ DPO
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
@@ -256,23 +220,16 @@ def dpo_loss(
     return pairwise_loss(chosen, rejected, targets)
 
 
-# ------------------------------------------------------------------------------------------------------------ imitation
-
-
 def nll_loss(logprobs: Tensor) -> Tensor:
     """−log π(y_t) per token in nats: supervised fine-tuning, over response tokens only."""
     return -logprobs
 
 
-# ------------------------------------------------------------------------------- statistics of all processes' tokens
-
-
 def masked_moments(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of `x` (any shape) where `mask` is True, over all processes: float64 scalars.
+    """Mean and biased variance of `x` where `mask` is True, over all processes: float64 scalars, 0 of nothing.
 
     Two passes (sums, then squared deviations), so that splitting rows over processes or padding them further moves the
-    result by rounding only. Both are 0 where nothing counts. No mask counts every entry, pads too, as AlpacaFarm's
-    released code does.
+    result by rounding only. No mask counts pads too, as AlpacaFarm's released code does.
     """
     real = zero_outside(_wide(x), mask)
     entries = real.new_tensor(x.numel()) if mask is None else mask.sum()
@@ -289,12 +246,7 @@ def masked_mean(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None 
 
 
 def whiten(
-    x: Tensor,
-    mask: Tensor | None = None,
-    *,
-    shift_mean: bool = True,
-    eps: float = 1e-8,
-    reduce: Reduce | None = None,
+    x: Tensor, mask: Tensor | None = None, *, shift_mean: bool = True, eps: float = 1e-8, reduce: Reduce | None = None
 ) -> Tensor:
     """(x − μ) / (σ + eps), plus μ again if not `shift_mean`; μ, σ (biased) over the masked entries of all processes.
 
@@ -316,9 +268,6 @@ def scale_to_unit_std(
     """
     std = masked_moments(x, mask, reduce=reduce)[1].sqrt()
     return zero_outside(_wide(x) / torch.where(std > eps, std, 1.0), mask).to(x.dtype)
-
-
-# ------------------------------------------------------------------------------------------------------------- plumbing
 
 
 def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from ..instructions import Instruction
+from ..instructions import Demonstration, Preference
 from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
@@ -27,15 +27,7 @@ class PolicyConfig(TrainingConfig):
         self.at_least(0, "act_temperature")
 
 
-class Asked(Protocol):
-    """A demonstration or a preference."""
-
-    @property
-    def instruction(self) -> Instruction:
-        """What was asked."""
-
-
-Example = TypeVar("Example", bound=Asked)
+Example = TypeVar("Example", Demonstration, Preference)
 
 
 def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
@@ -123,8 +115,6 @@ class PolicyAgent(Trainer, PolicyActor):
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
-        write: Callable[[Path], None] | None = None,
-        read: Callable[[Path], None] | None = None,
     ) -> Loop:
         """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`.
 
@@ -145,7 +135,14 @@ class PolicyAgent(Trainer, PolicyActor):
             out=None if out is None else Path(out),
             # Only if there are any: a run that leaves nothing out is the same as before this was counted.
             inputs={**known, "left_out": self.num_left_out} if self.num_left_out else known,
-            write=write or (lambda folder: self.save(folder / "policy")),
-            read=read or (lambda folder: self.load(folder / "policy")),
+            write=self._write,
+            read=self._read,
             resume=resume,
         )
+
+    def _write(self, folder: Path) -> None:
+        """What a checkpoint holds of the models."""
+        self.save(folder / "policy")
+
+    def _read(self, folder: Path) -> None:
+        self.load(folder / "policy")

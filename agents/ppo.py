@@ -19,6 +19,7 @@ Deviations from AlpacaFarm's released code:
 6. A response that the environment could not score is left out of the step and counted (`score/unscored`).
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,35 +27,24 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import peft
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from safetensors.torch import load_model, save_model
-from torch import Tensor
+from safetensors.torch import load_model as load_tensors
+from safetensors.torch import save_model as save_tensors
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import did_you_mean
-from ..pretrained import reading
-from .checkpoints import load_weights
+from ..folders import check_model
+from ..pretrained import load_model, load_tokenizer, reading
+from . import losses
 from .collecting import OnlineAgent, OnlineConfig
-from .language_model import LanguageModel
+from .language_model import LanguageModel, turn_off_dropout
 from .loop import Resume
-from .losses import (
-    KL_ESTIMATORS,
-    adaptive_kl_coef,
-    gae,
-    kl_estimate,
-    masked_moments,
-    missing_eos_penalty,
-    policy_clipped,
-    ppo_policy_loss,
-    ppo_value_loss,
-    scale_to_unit_std,
-    shape_rewards,
-    value_clipped,
-    whiten,
-)
-from .rollouts import Rollouts, length_mask, pad_rows, unpad
-from .value_model import ValueModel
+from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
+from .rollouts import Rollouts, length_mask, pad_rows, scoring_batch, unpad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +117,59 @@ class PPOConfig(OnlineConfig):
         )
 
 
+class ValueModel(nn.Module):
+    """A trunk and a linear head that starts at zero, so that before training V = 0 everywhere.
+
+    AlpacaFarm starts the trunk from the reward model (Dubois et al. 2023, Appendix B): `from_pretrained`. It is a
+    causal decoder that returns `last_hidden_state` [B, L, d]; `fill_token_id` is any id that it embeds.
+    """
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear, *, fill_token_id: int) -> None:
+        super().__init__()
+        self.trunk = turn_off_dropout(trunk)
+        self.head = head
+        self._fill_token_id = fill_token_id
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> Self:
+        """Takes the trunk of a sequence-classification folder (a reward model); its own head is dropped.
+
+        Raises:
+            CheckpointError: The folder is missing or damaged.
+            ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
+        """
+        check_model(path)
+        check_same_vocabulary(policy.tokenizer, load_tokenizer(path), str(path))
+        model, _ = load_model("AutoModelForSequenceClassification", path, new={"score.weight"}, dtype=dtype)
+        return cls._with_zero_head(model, policy)
+
+    @classmethod
+    def from_policy(cls, policy: LanguageModel) -> Self:
+        """Takes a copy of the policy's own trunk, LoRA adapters merged in; all of it trains."""
+        model: Any = copy.deepcopy(policy.model)
+        if isinstance(model, peft.PeftModel):
+            model = model.merge_and_unload()
+        return cls._with_zero_head(model, policy)
+
+    @classmethod
+    def _with_zero_head(cls, model: PreTrainedModel, policy: LanguageModel) -> Self:
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        trunk = model.base_model.requires_grad_(True)
+        return cls(trunk, head, fill_token_id=policy.tokenizer.eos_token_id).to(policy.device)
+
+    def values(self, rollouts: Rollouts) -> Tensor:
+        """V before every response token: flat [sum T] float32.
+
+        V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
+        """
+        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
+        hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+        values: Tensor = self.head(hidden[predicts])[:, 0].float()
+        return values
+
+
 @dataclass(frozen=True)
 class Experience:
     """Scored responses and all that the losses need; columns are [B, T], 0 beyond a row's length."""
@@ -153,14 +196,14 @@ def ppo_sums(
     clip, value_clip = config.clip or math.inf, config.value_clip or math.inf
     logprobs = policy.logprobs(rollouts, temperature=config.temperature)
     values = value_model.values(rollouts)
-    policy_loss = ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
-    value_loss = ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
+    policy_loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
+    value_loss = losses.ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
     return {
         "loss": policy_loss + config.value_coef * value_loss,
         "loss/policy": policy_loss,
         "loss/value": value_loss,
-        "clip/policy": policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
-        "clip/value": value_clipped(values, old_values, returns, clip=value_clip).sum(),
+        "clip/policy": losses.policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
+        "clip/value": losses.value_clipped(values, old_values, returns, clip=value_clip).sum(),
         "kl/update": kl_estimate(old_logprobs, logprobs.detach(), "k3").sum(),
     }
 
@@ -196,7 +239,7 @@ class PPO(OnlineAgent):
         else:
             self.value_model = ValueModel.from_pretrained(value_init, policy=self.policy)
         modules = {"policy": self.policy.model, "value": self.value_model}
-        self._start_online(env, out=out, resume=resume, modules=modules, write=self._write, read=self._read)
+        self._start_online(env, out=out, resume=resume, modules=modules)
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
 
     def updates(self) -> Iterator[dict[str, float]]:
@@ -234,7 +277,7 @@ class PPO(OnlineAgent):
             improved = self._improve(step, experience, numbers)
         metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
         if self.config.target_kl is not None:
-            self._loop.state["kl_coef"] = adaptive_kl_coef(
+            self._loop.state["kl_coef"] = losses.adaptive_kl_coef(
                 metrics["kl/coef"],
                 metrics["kl/k1"],
                 target=self.config.target_kl,
@@ -256,13 +299,13 @@ class PPO(OnlineAgent):
         )
         values = self._columns(rollouts, self.value_model.values)
         if config.missing_eos_score is not None:
-            scores = missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
-        rewards, _ = shape_rewards(
+            scores = losses.missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
+        rewards, _ = losses.shape_rewards(
             scores, old_logprobs, ref_logprobs, mask, kl_coef=self._loop.state["kl_coef"], kind=config.kl_estimator
         )
-        scaled = scale_to_unit_std(rewards, mask, reduce=reduce) if config.whiten_rewards else rewards
-        advantages, returns = gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
-        experience = Experience(rollouts, old_logprobs, values, whiten(advantages, mask, reduce=reduce), returns)
+        scaled = losses.scale_to_unit_std(rewards, mask, reduce=reduce) if config.whiten_rewards else rewards
+        advantages, returns = losses.gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
+        experience = Experience(rollouts, old_logprobs, values, losses.whiten(advantages, mask, reduce=reduce), returns)
         unexplained, spread = (masked_moments(x, mask, reduce=reduce)[1].item() for x in (returns - values, returns))
         metrics = self._loop.processes.means(
             {
@@ -297,10 +340,24 @@ class PPO(OnlineAgent):
         return not (exact and self.policy.device.type == "cpu")
 
     def _write(self, folder: Path) -> None:
-        self.policy.save(folder / "policy")
-        save_model(self.value_model, str(folder / "value.safetensors"))
+        super()._write(folder)
+        save_tensors(self.value_model, str(folder / "value.safetensors"))
 
     def _read(self, folder: Path) -> None:
-        load_weights(folder / "policy", self.policy.model)
+        super()._read(folder)
         with reading(folder, "the value model's weights"):
-            load_model(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
+            load_tensors(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
+
+
+def check_same_vocabulary(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises ValueError unless two tokenizers map the same tokens to the same ids."""
+    ours, theirs = policy.get_vocab(), other.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    first = differing[0]
+    raise ValueError(
+        f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} is id "
+        f"{ours.get(first)} for the policy and {theirs.get(first)} there. Use a reward model with the policy's "
+        "tokenizer, or start the value model from the policy"
+    )

@@ -32,11 +32,8 @@ launcher has started them, and on CPUs; on GPUs without a launcher they wait for
 def join(*, cpu: bool = False) -> PartialState:
     """The world of processes that this one was started in, joined by the first call; on the CPU if `cpu`.
 
-    The package always asks here, never accelerate, which would not join processes without GPUs unless told to use the
-    CPU, and keeps to what it is told first.
-
-    Raises:
-        WorldError: Fewer processes were joined than WORLD_SIZE says, or it is no number.
+    The package always asks here: accelerate would not join processes without GPUs unless it is made to use the CPU, and
+    keeps to what it hears first. WorldError if fewer processes were joined than WORLD_SIZE says.
     """
     num_expected = environment_number("WORLD_SIZE", 1)
     on_gpu = torch.cuda.is_available() or torch.xpu.is_available()
@@ -64,11 +61,7 @@ def default_device() -> torch.device:
 
 
 class Processes:
-    """The processes that train one model together.
-
-    Attributes:
-        rank: This process, 0 to count - 1.
-        count: How many there are.
+    """The processes that train one model together; this one is `rank`, 0 to `count` - 1.
 
     Args:
         device: Where this process's model is; None: its default device.
@@ -142,8 +135,6 @@ class Processes:
         if self.count > 1:
             torch.distributed.broadcast(parameter.data, src=0)
 
-    # ----------------------------------------------------------------------------------------- objects (picklable ones)
-
     def gather(self, part: Part) -> list[Part]:
         """Each process's (picklable) part, in the order of ranks."""
         parts: list[Any] = [part] * self.count
@@ -159,11 +150,7 @@ class Processes:
         return contents[0]
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Do `work` on all processes; where it fails on one it fails on all, so that none waits for another.
-
-        Raises:
-            WorldError: It failed on another process; the message has the cause.
-        """
+        """Do `work` on all processes; if it fails on one it fails on all (WorldError): none waits for another."""
         if self.count == 1:
             return work()
         result: Any = None
@@ -189,11 +176,7 @@ class Processes:
         return [found[number] for number in range(len(parts))]
 
     def agree(self, settings: Mapping[str, Any]) -> None:
-        """Compare what must be the same on all processes.
-
-        Raises:
-            WorldError: On all of them, if a value differs; it names what and how.
-        """
+        """Compare what must be the same on all processes; a WorldError on all of them names what differs and how."""
         parts = self.gather(dict(settings))
         found = []
         for name in dict.fromkeys(chain.from_iterable(parts)):

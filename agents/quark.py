@@ -87,13 +87,10 @@ class QuarkConfig(OnlineConfig):
 
 
 def quantile_labels(scores: Tensor, num_quantiles: int) -> Tensor:
-    """The quantile of each of n scores, 0 for the best: [n] int64.
+    """The quantile of each of n scores (no NaN), 0 for the best: [n] int64.
 
     Sorted from high to low, equal scores by position, the scores are cut into K parts of ⌊n / K⌋; the remainder joins
     the last part. Fewer scores than parts are one part each.
-
-    Raises:
-        ValueError: A score is NaN (leave unscored responses out first) or K is below 1.
     """
     if scores.ndim != 1 or scores.isnan().any():
         raise ValueError(

@@ -107,7 +107,6 @@ class RewardModeling(Trainer):
         validation: Held-out preferences, evaluated while training.
         seed: Decides the head's start and the order of the pairs.
         template: "alpaca" or your own template instead of that in the folder of `init`.
-        device: Where to train; None takes the accelerator if there is one.
     """
 
     label: ClassVar[str] = "Reward model"
@@ -191,17 +190,12 @@ class RewardModeling(Trainer):
         """Store mean and standard deviation of these responses' scores in the model's config; returns them.
 
         An oracle then gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one KL
-        coefficient suits all reward models (with `num_samples` above 1). Source: Stiennon et al. 2020, appendix C (mean
-        0).
-
-        Args:
-            instructions: [B], one a response.
-            responses: [B].
-            num_samples: Consecutive responses that answer one instruction. With 2 or more the standard deviation is
-                that among the answers to an instruction: what a policy can move. 1: among all responses.
+        coefficient suits all reward models. With `num_samples` above 1, as many consecutive responses answer one
+        instruction, and the standard deviation is that among them: what a policy can move. Source: Stiennon et al.
+        2020, appendix C (mean 0).
 
         Raises:
-            ValueError: The scores have no spread, or B is no multiple of num_samples.
+            ValueError: The scores have no spread, or the responses are no multiple of num_samples.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples: expected 1 or more, got {num_samples}.")

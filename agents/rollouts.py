@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,16 +89,10 @@ class Rollouts:
 
     def to(self, device: torch.device | str) -> Rollouts:
         """The same rollouts on another device."""
-        return Rollouts(
-            instructions=self.instructions,
-            texts=self.texts,
-            prompt_tokens=self.prompt_tokens.to(device),
-            prompt_lengths=self.prompt_lengths.to(device),
-            tokens=self.tokens.to(device),
-            lengths=self.lengths.to(device),
-            logprobs=self.logprobs.to(device),
-            finished=self.finished.to(device),
-        )
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def ragged_split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
@@ -126,21 +120,17 @@ def unpad(padded: Tensor, lengths: Tensor) -> Tensor:
 def segment_sum(flat: Tensor, lengths: Tensor) -> Tensor:
     """Sums each row of a flat [sum T] tensor: [B]; 0 for an empty row.
 
-    Adds along a padded row instead of scattering, so that the order of additions, hence the last bit, is the same on
-    every run on a GPU too.
+    Not by scattering: along a padded row the order of additions, hence the last bit, is the same on every run on a GPU.
     """
     return pad_rows(flat, lengths).sum(dim=1)
 
 
 def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Tensor]:
-    """Lays prompts and responses out for one forward pass without a mask.
+    """Token ids [B, L] of prompts and responses, and the mask [B, L] of the positions that predict a response token.
 
-    The fill is on the right, where a causal model cannot see it. Fill with EOS: some models warn of a padding token
-    that comes without a mask.
-
-    Returns:
-        Token ids [B, L] and the mask [B, L] of the positions that predict a response token, whose True slots, read row
-        by row, are in the order of the flat [sum T] tensors.
+    For one forward pass without a mask: the fill is on the right, where a causal model cannot see it. Fill with EOS:
+    some
+    models warn of a padding token without a mask. Row by row, the True slots are in the order of flat [sum T] tensors.
     """
     real = length_mask(rollouts.total_lengths)
     is_response = real & ~length_mask(rollouts.prompt_lengths, real.shape[1])
@@ -153,11 +143,11 @@ def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Te
 
 @contextmanager
 def output_layer_at(model: Any, positions: Tensor) -> Iterator[None]:
-    """Forward passes inside compute the logits of some positions only: flat [n, V] instead of [B, L, V].
+    """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
 
-    `positions` is a [B, L] mask. Hidden states are picked in front of the output layer, so whatever the model does to
-    its logits (a scale, a soft cap) still happens. Works under a LoRA wrapper (`model` is the one below it) and
-    `functional_call`, and with versions of transformers whose `logits_to_keep` takes no mask (before 5.21).
+    Hidden states are picked in front of the output layer, so whatever the model does to its logits (a scale, a soft
+    cap) still happens. Works under a LoRA wrapper (`model` is the one below it) and `functional_call`, and with
+    versions of transformers whose `logits_to_keep` takes no mask (before 5.21).
     """
     layer = model.get_output_embeddings()
     handle = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0][positions],))
@@ -174,15 +164,10 @@ def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = No
 
 
 def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> list[Tensor]:
-    """Groups rows of `total_lengths` [B] tokens so that no group's padded size (rows x longest row) is over the budget.
+    """Index tensors [b] that hold each row once, grouped so that rows x longest row, in tokens, is within `max_tokens`.
 
-    Longest first: little padding, and a budget that is too large for the memory fails at once.
-
-    Returns:
-        Index tensors [b] int64 that together hold each row once.
-
-    Raises:
-        ValueError: A single row is longer than the budget.
+    Longest first: little padding, and a budget that is too large for the memory fails at once. ValueError if a single
+    row is longer than the budget.
     """
     lengths = torch.as_tensor(total_lengths, dtype=torch.int64, device="cpu")
     order = torch.argsort(lengths, descending=True, stable=True)

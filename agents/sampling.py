@@ -24,8 +24,8 @@ class Samples(NamedTuple):
 
     Attributes:
         tokens: [B, T] int64; slots past a row's length hold no meaning.
-        logprobs: [B, T] float32, log-probability of each token at the sampling temperature.
-        lengths: [B] int64, tokens up to and including the end-of-sequence token, at most T.
+        logprobs: [B, T] float32, at the sampling temperature.
+        lengths: [B] int64, up to and including the end-of-sequence token, at most T.
         finished: [B] bool, whether the end-of-sequence token was emitted.
     """
 
@@ -48,21 +48,16 @@ def sample(
     compact_below: float = 0.9,
     silent: Sequence[int] = (),
 ) -> Samples:
-    """Samples one response for each prompt, without gradient; each distinct prompt is read once.
+    """Samples a response for each of B prompts (ids, none empty), without gradient; equal prompts are read once.
 
-    Args:
-        model: A causal language model with full (not sliding-window) attention, by "sdpa" or "eager".
-        prompts: B lists of token ids, each at least one long.
-        uniforms: [B, T] in [0, 1), at least `max_new_tokens` wide; None if and only if temperature is 0.
-        max_new_tokens: Longest response T.
-        temperature: Divides the logits; 0 takes the likeliest token (log-probabilities are then the model's own, at 1).
-        eos_token_ids: Each ends a row.
-        batch_size: Rows decoded together.
-        compact_below: Ended rows leave the batch once less than this share of it is alive (0 never, 1 at once).
-        silent: Token ids that are never drawn; log-probabilities are those of the distribution without them.
+    Rows come back in the order of the prompts, on the model's device. `uniforms` are [B, `max_new_tokens` or more] in
+    [0, 1); None if and only if temperature is 0, which takes the likeliest tokens, with log-probabilities at
+    temperature 1. Each of `eos_token_ids` ends a row. Ended rows leave their batch, of `batch_size` at most, once less
+    than a share of `compact_below` is alive (0 never, 1 at once). Log-probabilities are those of the distribution
+    without `silent` tokens, which are never drawn.
 
     Raises:
-        ValueError: `uniforms` and temperature do not fit, or the model's attention is of another kind.
+        ValueError: `uniforms` and temperature do not fit, or attention is not full ("sdpa" or "eager", no window).
     """
     if (uniforms is None) != (temperature == 0):
         raise ValueError("sample: give uniforms with a temperature above 0, and none for greedy decoding (0)")
@@ -89,11 +84,7 @@ def sample(
 def draw_uniforms(
     source: torch.Generator | Sequence[torch.Generator] | Tensor, num: int, num_samples: int, width: int
 ) -> Tensor:
-    """The random numbers of `LanguageModel.generate`, [num x num_samples, width or more] in [0, 1).
-
-    Raises:
-        ValueError: They are given in another shape, or there is neither one generator nor one an instruction.
-    """
+    """The random numbers of `LanguageModel.generate`, [num x num_samples, width or more] in [0, 1)."""
     if isinstance(source, Tensor):
         if source.shape[:-1] != (num * num_samples,) or source.shape[-1] < width:
             raise ValueError(
@@ -173,9 +164,8 @@ class _ReadPrompt(NamedTuple):
 class _Batch:
     """The rows still being decoded, and what is kept for each.
 
-    Args:
-        prompts: Of each row, sorted by length, equal ones next to each other.
-        known: The last prompt of the previous batch; not read again if this batch begins with it.
+    `prompts` are sorted by length, equal ones next to each other; `known` is the last prompt of the previous batch,
+    which is not read again if this batch begins with it.
 
     Attributes:
         rows: [n] int64, each row's number at the start.
@@ -209,7 +199,8 @@ class _Batch:
         # Which distinct prompt each row continues.
         self._source = torch.tensor([number[prompt] for prompt in prompts], device=device)
         states = None if self._known is None else self._known.states
-        self._cache = PreallocatedCache(num_layers(model), self._source, width + max_new_tokens, known=states)
+        num_layers = int(model.config.get_text_config().num_hidden_layers)
+        self._cache = PreallocatedCache(num_layers, self._source, width + max_new_tokens, known=states)
         self._pads = torch.tensor([[width - len(prompt)] for prompt in distinct], device=device)
         padded = any(len(prompt) < width for prompt in distinct)
         self._mask = _pad_mask(self._pads, width + max_new_tokens, model.dtype) if padded else None
@@ -268,14 +259,11 @@ class _Batch:
 
 
 class PreallocatedCache(Cache):
-    """Keys and values of all layers, in buffers allocated once at their final size.
+    """Keys and values of all layers, in buffers allocated once for rows of at most `max_length` tokens.
 
-    Args:
-        num_layers: Layers of the model.
-        source: [B] int64: the first `update` brings the states of U prompts, row b takes those of prompt `source[b]`.
-        max_length: Most tokens of a row.
-        known: Each layer's keys and values [heads, P, head size] of a prompt read already: prompt 0, and the first
-            `update` brings the others.
+    The first `update` brings the states of U prompts: row b takes those of prompt `source[b]` ([B] int64). `known` are
+    each layer's keys and values [heads, P, head size] of a prompt read already: it is prompt 0, `update` brings the
+    others.
     """
 
     def __init__(
@@ -363,11 +351,6 @@ class _PreallocatedLayer(CacheLayerMixin):
         return self._max_length
 
     get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it
-
-
-def num_layers(model: PreTrainedModel) -> int:
-    """Number of attention layers."""
-    return int(model.config.get_text_config().num_hidden_layers)
 
 
 def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -18,20 +18,12 @@ LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 
 
 def save_files(
-    folder: str | Path,
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    template: PromptTemplate,
-    *,
-    eos: bool = True,
+    folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, eos: bool = True
 ) -> None:
     """Writes a model folder: every file is complete before it gets its final name.
 
     The bytes do not depend on how the tokenizer was loaded, and files are as readable as the umask permits. The
     tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there.
-
-    Raises:
-        CheckpointError: The disk is full, or the folder cannot be written.
     """
     target = Path(folder)
     with writing(target):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from types import NoneType
-from typing import Literal, get_args, get_origin
+from typing import Literal, Self, get_args, get_origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,11 @@ class Settings:
             self.require(int not in kinds or (number and isinstance(value, int)), field.name, "an integer")
             self.require(float not in kinds or (number and math.isfinite(value)), field.name, "a finite number")
             self.require(bool not in kinds or isinstance(value, bool), field.name, "True or False")
+
+    @classmethod
+    def paper(cls) -> Self:
+        """The settings of the paper that the class names; usually its defaults."""
+        return cls()
 
     def require(self, holds: bool, field: str, expected: str) -> None:
         """Raise a ValueError that names the field, what it may be and what it is."""

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (SFT): maximise log π(response, EOS | prompt) of demonstrations; and Binary FeedME.
+"""Supervised fine-tuning (SFT): maximise log π(response, EOS | prompt) of demonstrations, or of labelled pairs.
 
 Source: Ouyang et al. 2022 (arXiv:2203.02155), sec. 3.5; numbers from AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387),
 released code. Deviations from that code:
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from ..instructions import Demonstration, Preference
 from .checkpoints import fingerprint
+from .control_tokens import conditioned, unconditioned
 from .fitting import check_budget
 from .language_model import LanguageModel
-from .loop import Resume, Schedule, epoch_batch
+from .loop import Resume, Schedule, epoch_batch, keyed_generator
 from .losses import nll_loss
-from .policy_agent import PolicyAgent, PolicyConfig
+from .policy_agent import PolicyAgent, PolicyConfig, loaded
 from .rollouts import Rollouts, micro_batches
 
 
@@ -45,11 +46,6 @@ class SFTConfig(PolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least(1, "epochs", "batch_size")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings for LLaMA 7B."""
-        return cls()
 
     @classmethod
     def sandbox(cls) -> Self:
@@ -80,6 +76,15 @@ class BinaryFeedMEConfig(FineTuningConfig):
     """Settings of Binary FeedME, those of SFT; `batch_size` counts pairs, of which only the chosen half is read."""
 
 
+POSITIVE, NEGATIVE = "<reward_0>", "<reward_1>"
+"""How the control tokens are spelled: in front of chosen, and of rejected, responses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConditioningConfig(FineTuningConfig):
+    """Settings of binary reward conditioning, those of SFT; `batch_size` counts responses, two of which make a pair."""
+
+
 class SFT(PolicyAgent):
     """Fine-tunes a policy on demonstrations; a step is one update. Other arguments as of `PolicyAgent`.
 
@@ -88,7 +93,7 @@ class SFT(PolicyAgent):
         seed: Decides the order of the demonstrations.
 
     Raises:
-        ValueError: There is no demonstration, or the prompts of all are too long.
+        ValueError: There is no demonstration, or all prompts are too long.
     """
 
     label: ClassVar[str] = "SFT"
@@ -172,6 +177,49 @@ class BinaryFeedME(SFT):
     ) -> None:
         chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
         super().__init__(policy, chosen, config=config or BinaryFeedMEConfig(), seed=seed, out=out, resume=resume)
+
+
+class BinaryRewardConditioning(SFT):
+    """SFT on both responses of every pair, each after a control token that says which it is.
+
+    Source: AlpacaFarm, sec. 4, after Keskar et al. 2019 (arXiv:1909.05858) and Korbak et al. 2023 (arXiv:2302.08582).
+    Settings are as for `BinaryFeedME`; the tokens are `<reward_0>` (chosen) and `<reward_1>` (rejected), as in
+    AlpacaFarm's Quark, where 0 is best. The policy gets them, unless it has them from an earlier run; `act` and
+    `evaluate` use the first.
+
+    Args:
+        preferences: Settled comparisons; at least one.
+        seed: Decides the order of the responses and the jitter of the new embeddings.
+
+    Raises:
+        ValueError: There is no preference, all prompts are too long, the policy trains a LoRA adapter, or it has other
+            control tokens.
+    """
+
+    label: ClassVar[str] = "Reward conditioning"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        preferences: Sequence[Preference],
+        *,
+        config: RewardConditioningConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
+        rejected = [Demonstration(preference.instruction, preference.rejected) for preference in preferences]
+        config = config or RewardConditioningConfig()
+        policy = loaded(policy)
+        # Before the prompts are measured: they get one position less.
+        self._tokens = policy.add_control_tokens((POSITIVE, NEGATIVE), keyed_generator(seed, "control tokens"))
+        super().__init__(policy, chosen + rejected, config=config, seed=seed, out=out, resume=resume)
+
+    def _training_data(self, data: Rollouts) -> Rollouts:
+        bare = unconditioned(data, self._tokens)  # the prompts of a conditioned policy begin with the positive token
+        tokens = [token for token in self._tokens for _ in range(len(data) // 2)]
+        return conditioned(bare, tokens, bos=self.policy.tokenizer.bos_token_id)
 
 
 def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses: Sequence[str]) -> Rollouts:

@@ -7,12 +7,7 @@ from tiny_worlds import TEXTS, load_policy
 
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.reward_conditioning import (
-    NEGATIVE,
-    POSITIVE,
-    BinaryRewardConditioning,
-    RewardConditioningConfig,
-)
+from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 PREFERENCES = tuple(
