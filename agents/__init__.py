@@ -1,4 +1,4 @@
-"""Agents: language models that learn in AlpacaFarm's environments, one file an algorithm.
+"""Agents: language models that learn in AlpacaFarm's environments.
 
 Every agent has `act(instructions)`, `updates()` (a generator of metrics), `learn()`, `save(folder)` and `load(folder)`.
 Names are imported at first use, so that `import alpacafarm_env.agents` loads neither torch nor transformers.
@@ -8,85 +8,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api_policy import APIPolicy, APIPolicyConfig, paper_baselines
-    from .best_of_n import BestOfN, BestOfNConfig, BestOfNSamples
-    from .best_of_n_analysis import best_of_k, best_of_n_kl
-    from .binary_feedme import BinaryFeedME, BinaryFeedMEConfig
-    from .dpo import DPO, DPOConfig
-    from .expert_iteration import ExpertIteration, ExpertIterationConfig
-    from .language_model import LanguageModel
-    from .policy_agent import PolicyActor, PolicyConfig
-    from .ppo import PPO, PPOConfig
-    from .quark import Quark, QuarkConfig
-    from .reward_conditioning import BinaryRewardConditioning, RewardConditioningConfig
-    from .reward_modeling import RewardModeling, RewardModelingConfig
-    from .rollouts import Rollouts
-    from .sft import SFT, SFTConfig
-    from .value_model import ValueModel
+    from .api_policy import APIPolicy as APIPolicy
+    from .api_policy import APIPolicyConfig as APIPolicyConfig
+    from .api_policy import paper_baselines as paper_baselines
+    from .best_of_n import BestOfN as BestOfN
+    from .best_of_n import BestOfNConfig as BestOfNConfig
+    from .best_of_n import BestOfNSamples as BestOfNSamples
+    from .best_of_n_analysis import best_of_k as best_of_k
+    from .best_of_n_analysis import best_of_n_kl as best_of_n_kl
+    from .dpo import DPO as DPO
+    from .dpo import DPOConfig as DPOConfig
+    from .expert_iteration import ExpertIteration as ExpertIteration
+    from .expert_iteration import ExpertIterationConfig as ExpertIterationConfig
+    from .language_model import LanguageModel as LanguageModel
+    from .policy_agent import PolicyActor as PolicyActor
+    from .policy_agent import PolicyConfig as PolicyConfig
+    from .ppo import PPO as PPO
+    from .ppo import PPOConfig as PPOConfig
+    from .ppo import ValueModel as ValueModel
+    from .quark import Quark as Quark
+    from .quark import QuarkConfig as QuarkConfig
+    from .reward_modeling import RewardModeling as RewardModeling
+    from .reward_modeling import RewardModelingConfig as RewardModelingConfig
+    from .rollouts import Rollouts as Rollouts
+    from .sft import SFT as SFT
+    from .sft import BinaryFeedME as BinaryFeedME
+    from .sft import BinaryFeedMEConfig as BinaryFeedMEConfig
+    from .sft import BinaryRewardConditioning as BinaryRewardConditioning
+    from .sft import RewardConditioningConfig as RewardConditioningConfig
+    from .sft import SFTConfig as SFTConfig
 
-_MODULES = {
-    "APIPolicy": "api_policy",
-    "APIPolicyConfig": "api_policy",
-    "paper_baselines": "api_policy",
-    "BestOfN": "best_of_n",
-    "BestOfNConfig": "best_of_n",
-    "BestOfNSamples": "best_of_n",
-    "best_of_k": "best_of_n_analysis",
-    "best_of_n_kl": "best_of_n_analysis",
-    "BinaryFeedME": "binary_feedme",
-    "BinaryFeedMEConfig": "binary_feedme",
-    "BinaryRewardConditioning": "reward_conditioning",
-    "DPO": "dpo",
-    "DPOConfig": "dpo",
-    "ExpertIteration": "expert_iteration",
-    "ExpertIterationConfig": "expert_iteration",
-    "LanguageModel": "language_model",
-    "PPO": "ppo",
-    "PPOConfig": "ppo",
-    "PolicyActor": "policy_agent",
-    "PolicyConfig": "policy_agent",
-    "Quark": "quark",
-    "QuarkConfig": "quark",
-    "RewardConditioningConfig": "reward_conditioning",
-    "RewardModeling": "reward_modeling",
-    "RewardModelingConfig": "reward_modeling",
-    "Rollouts": "rollouts",
-    "SFT": "sft",
-    "SFTConfig": "sft",
-    "ValueModel": "value_model",
+_NAMES = {
+    "api_policy": ("APIPolicy", "APIPolicyConfig", "paper_baselines"),
+    "best_of_n": ("BestOfN", "BestOfNConfig", "BestOfNSamples"),
+    "best_of_n_analysis": ("best_of_k", "best_of_n_kl"),
+    "dpo": ("DPO", "DPOConfig"),
+    "expert_iteration": ("ExpertIteration", "ExpertIterationConfig"),
+    "language_model": ("LanguageModel",),
+    "policy_agent": ("PolicyActor", "PolicyConfig"),
+    "ppo": ("PPO", "PPOConfig", "ValueModel"),
+    "quark": ("Quark", "QuarkConfig"),
+    "reward_modeling": ("RewardModeling", "RewardModelingConfig"),
+    "rollouts": ("Rollouts",),
+    "sft": (
+        "SFT",
+        "BinaryFeedME",
+        "BinaryFeedMEConfig",
+        "BinaryRewardConditioning",
+        "RewardConditioningConfig",
+        "SFTConfig",
+    ),
 }
-
-__all__ = [
-    "DPO",
-    "PPO",
-    "SFT",
-    "APIPolicy",
-    "APIPolicyConfig",
-    "BestOfN",
-    "BestOfNConfig",
-    "BestOfNSamples",
-    "BinaryFeedME",
-    "BinaryFeedMEConfig",
-    "BinaryRewardConditioning",
-    "DPOConfig",
-    "ExpertIteration",
-    "ExpertIterationConfig",
-    "LanguageModel",
-    "PPOConfig",
-    "PolicyActor",
-    "PolicyConfig",
-    "Quark",
-    "QuarkConfig",
-    "RewardConditioningConfig",
-    "RewardModeling",
-    "RewardModelingConfig",
-    "Rollouts",
-    "SFTConfig",
-    "ValueModel",
-    "best_of_k",
-    "best_of_n_kl",
-    "paper_baselines",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)  # noqa: PLE0605 - a list, sorted
 
 
 def __getattr__(name: str) -> Any:

@@ -2,16 +2,15 @@
 
 1. Chat: one request an instruction, which is the user's message; a length limit in characters, if there is one, is the
    system's message. Completion: one request an instruction, its prompt rendered from a template.
-2. At most `max_concurrency` requests are in flight; what may pass is repeated (408, 409, 429, 5xx, broken connections,
-   time-outs, replies that are no answer). What cannot pass (wrong key, unknown model) ends the call at once.
-3. Every reply is checked: an answer without text is an error, never an empty response.
+2. At most `max_concurrency` requests are in flight; failures that may pass are repeated (408, 409, 429, 5xx, broken
+   connections, time-outs, replies that are no answer). Others (wrong key, unknown model) end the call at once.
+3. An answer without text is an error, never an empty response.
 
-Source: AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), appendix A and released code; `paper_baselines()` has the
-settings of its four API models. Deviations from that code:
+Source: AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387), appendix A and released code. Deviations from that code:
 
 1. The sentence that states the length limit is our own.
 2. Without a `template`, a chat model reads the instruction alone. Theirs reads Alpaca's prompt, and always the one that
-   announces an input; the settings of `paper_baselines()` announce an input only where there is one.
+   announces an input; `paper_baselines()` announce an input only where there is one.
 3. Completion models get one prompt a request too, not ten: one refused prompt then does not cost nine others.
 4. Retries are bounded, and a refused key is not retried; theirs repeats every failure for ever.
 """
@@ -20,7 +19,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Literal, Self, get_args
 
 from ..errors import APIError, PolicyError, did_you_mean
@@ -31,12 +29,13 @@ from ..llm.requests import Kind, Request
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate
+from .settings import Settings
 
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class APIPolicyConfig:
+class APIPolicyConfig(Settings):
     """Settings of an API policy; the defaults are AlpacaFarm's for a completion model."""
 
     temperature: float | None = 0.7
@@ -47,34 +46,28 @@ class APIPolicyConfig:
     """Longest response in tokens of the served model."""
     max_tokens_field: MaxTokensField = "max_tokens"
     """What a chat request calls that limit. Every compatible server reads "max_tokens", and several ignore the other
-    without a word; OpenAI's newer models refuse "max_tokens". Completion requests always use "max_tokens"."""
+    without a word; OpenAI's newer models refuse "max_tokens". Completion requests always use "max_tokens".
+    """
     length_limit_chars: int | None = None
     """The limit in characters that the prompt states (AlpacaFarm: GPT-4 500, ChatGPT 1000). None: none stated."""
     seed: int | None = None
-    """Sends each request a seed that depends on this one, the instruction, and how many equal ones stand before it in
-    the call. A server may ignore it, and none promises equal answers. None: not sent."""
+    """Sends each request a seed that depends on this one, the instruction, and the equal ones before it in the call. A
+    server may ignore it, and none promises equal answers. None: not sent."""
     max_concurrency: int = 8
     """Requests in flight at once."""
     max_retries: int = 5
-    """How often one request is repeated after a failure that may pass."""
+    """How often a request is repeated after a failure that may pass."""
     timeout_s: float = 60.0
-    """Seconds an attempt may take by the clock, from the first byte sent to the last byte read."""
+    """Wall-clock seconds of an attempt, from the first byte sent to the last byte read."""
     deadline_s: float = 600.0
-    """Seconds one instruction may take from its first attempt on, repeats and the waits between them included."""
+    """Seconds of one instruction, repeats and the waits between them included."""
 
     def __post_init__(self) -> None:
-        self._require(
-            self.max_tokens_field in get_args(MaxTokensField), "max_tokens_field", f"one of {get_args(MaxTokensField)}"
-        )
-        limit = self.length_limit_chars
-        self._require(limit is None or _is_count(limit, 1), "length_limit_chars", "an integer, 1 or more, or None")
-        for name, least in (("max_tokens", 1), ("max_concurrency", 1), ("max_retries", 0)):
-            self._require(_is_count(getattr(self, name), least), name, f"an integer, {least} or more")
-        self._require(self.seed is None or isinstance(self.seed, int), "seed", "an integer, or None")
-        self._require(self.temperature is None or 0 <= self.temperature < inf, "temperature", "0 or more, or None")
-        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None")
-        for name in ("timeout_s", "deadline_s"):
-            self._require(0 < getattr(self, name) < inf, name, "finite and above 0")
+        super().__post_init__()
+        self.at_least(1, "max_tokens", "length_limit_chars", "max_concurrency")
+        self.at_least(0, "temperature", "max_retries")
+        self.above_0("top_p", "timeout_s", "deadline_s")
+        self.require(self.top_p is None or self.top_p <= 1, "top_p", "at most 1")
 
     @classmethod
     def paper(cls, length_limit_chars: int | None = None) -> Self:
@@ -86,21 +79,15 @@ class APIPolicyConfig:
         """Settings for the sandbox, whose instructions ask for a sentence or two."""
         return cls(max_tokens=64, length_limit_chars=200)
 
-    def _require(self, holds: bool, name: str, expected: str) -> None:
-        if not holds:
-            raise ValueError(f"{type(self).__name__}.{name} must be {expected}, got {getattr(self, name)!r}")
-
 
 @dataclass
 class TokenUsage:
     """What a policy's answers have cost so far, as the server counts it."""
 
     replies: int = 0
-    """Answers. Failed attempts, and requests dropped because another one failed, are not in it."""
+    """Answers; not failed attempts, nor requests dropped because another one failed."""
     prompt_tokens: int = 0
-    """Tokens read."""
     completion_tokens: int = 0
-    """Tokens written."""
     uncounted: int = 0
     """Answers without a believable count (missing, negative, not an integer); their tokens are in neither sum."""
 
@@ -111,10 +98,8 @@ class TokenUsage:
         if prompt is None or completion is None:
             self.uncounted += 1
         else:
-            self.prompt_tokens, self.completion_tokens = (
-                self.prompt_tokens + prompt,
-                self.completion_tokens + completion,
-            )
+            self.prompt_tokens += prompt
+            self.completion_tokens += completion
 
 
 class APIPolicy:
@@ -126,12 +111,11 @@ class APIPolicy:
         api_key: The key; None: $OPENAI_API_KEY, read at each call. A server on this machine needs none; to another one
             without keys pass any text. It is kept out of messages and reprs, and a policy is not pickled.
         kind: "chat" or "completion", the endpoint.
-        config: Settings.
         template: The prompt's. None: Alpaca's for "completion", the instruction alone for "chat".
         allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
     Attributes:
-        usage: Tokens used by all calls so far, a `TokenUsage`.
+        usage: The `TokenUsage` of all calls so far.
 
     Raises:
         PolicyError: There is no key.
@@ -170,10 +154,8 @@ class APIPolicy:
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """Ask for a response to each instruction; in their order. Works inside a running event loop too (Jupyter).
 
-        Raises:
-            PolicyError: A request failed for good, or its reply has no text. The other requests are dropped;
-                what had arrived is in the error's `responses`.
-            TypeError: `instructions` is a single text.
+        PolicyError if a request failed for good, or its reply has no text: the other requests are dropped, and what had
+        arrived is in the error's `responses`.
         """
         if isinstance(instructions, str):
             raise TypeError(f"act expects a sequence of instructions, got the text {shorten(instructions)}")
@@ -255,7 +237,3 @@ def paper_baselines() -> dict[str, dict[str, Any]]:
         "Davinci003": settings("text-davinci-003", "completion", None),
         "Davinci001": settings("text-davinci-001", "completion", None),
     }
-
-
-def _is_count(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

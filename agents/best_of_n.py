@@ -5,19 +5,13 @@ Deviations from its released code:
 
 1. Sampling is from the policy's whole distribution. The released script keeps the top 90 % of it (top-p 0.9), which is
    another policy than the one PPO starts from, and one for which neither the divergence nor n = 1 has a meaning.
-2. A sample is a function of the seed, the instruction's text and its number among the n alone, so that neither the size
-   of chunks and batches nor the other instructions matter, and the first k of n samples are the k of a smaller run.
-3. All rewards are kept, and of equally good responses the first is taken; the released script drops the rewards and
-   has no rule for equals.
+2. A sample is a function of the seed, the instruction's text and its number among the n alone: neither the size of
+   chunks and batches nor the other instructions matter, and the first k of n samples are the k of a smaller run.
+3. All rewards are kept, and of equally good responses the first is taken; the released script has no rule for equals.
 4. The oracle reads each text as it reads any other; the script cuts prompt and response together at 512 tokens.
 5. Equal texts are scored once.
-
-How far this moves a policy, and what a smaller n would have given: `best_of_n_analysis`.
 """
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +22,17 @@ from numpy.typing import NDArray
 
 from ..errors import UnscoredError
 from ..oracles.base import RewardOracle, judge, shorten
-from .best_of_n_analysis import best_of_k, best_of_n_kl
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
-
-__all__ = ["BestOfN", "BestOfNConfig", "BestOfNSamples", "best_of_k", "best_of_n_kl"]
+from .settings import Settings
 
 BATCHES_A_CHUNK = 4
 """Rows are sorted by length within a chunk and scored in one call: several batches make both worthwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestOfNConfig:
+class BestOfNConfig(Settings):
     """Settings of best-of-n; the defaults are AlpacaFarm's."""
 
     num_samples: int = 1024
@@ -53,24 +45,14 @@ class BestOfNConfig:
     """Rows decoded together: memory and speed only."""
 
     def __post_init__(self) -> None:
-        self._require(self.num_samples >= 1, "num_samples", "1 or more")
-        self._require(0 < self.temperature < math.inf, "temperature", "above 0 and finite")
-        self._require(self.max_response_tokens is None or self.max_response_tokens >= 1, "max_response_tokens", "1+")
-        self._require(self.batch_size >= 1, "batch_size", "1 or more")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings: best of 1024."""
-        return cls()
+        super().__post_init__()
+        self.at_least(1, "num_samples", "max_response_tokens", "batch_size")
+        self.above_0("temperature")
 
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small model on two CPU cores."""
         return cls(num_samples=64, max_response_tokens=64, batch_size=512)
-
-    def _require(self, holds: bool, field: str, expected: str) -> None:
-        if not holds:
-            raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +79,7 @@ class BestOfNSamples:
 
     @property
     def best(self) -> NDArray[np.int64]:
-        """[N], which response has the highest reward; the first of several.
-
-        Raises:
-            UnscoredError: No response to an instruction has a reward.
-        """
+        """[N], which response has the highest reward, the first of equals; UnscoredError if an instruction has none."""
         scored = ~np.isnan(self.rewards)
         if not scored.any(axis=1).all():
             row = int(np.flatnonzero(~scored.any(axis=1))[0])
@@ -117,17 +95,13 @@ class BestOfNSamples:
         """The best response to each instruction, [N]; errors as of `best`."""
         return tuple(row[i] for row, i in zip(self.responses, self.best.tolist(), strict=True))
 
-    @staticmethod
-    def cat(parts: Sequence[BestOfNSamples]) -> BestOfNSamples:
-        """Joins samples instruction-wise, in order; all must have the same n.
-
-        Raises:
-            ValueError: There are no parts, or they differ in n.
-        """
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Joins samples instruction-wise, in order; ValueError if there are no parts, or they differ in n."""
         if not parts or len({part.rewards.shape[1] for part in parts}) > 1:
             found = sorted({part.rewards.shape[1] for part in parts})
             raise ValueError(f"BestOfNSamples.cat: expected parts of one number of samples, got {found or 'no parts'}")
-        return BestOfNSamples(
+        return cls(
             instructions=tuple(text for part in parts for text in part.instructions),
             responses=tuple(row for part in parts for row in part.responses),
             rewards=np.concatenate([part.rewards for part in parts]),
@@ -137,14 +111,7 @@ class BestOfNSamples:
 
 
 class BestOfN(PolicyActor):
-    """Answers with the best of n samples.
-
-    Args:
-        policy: Samples, and is not changed; or a folder or hub name to load it from.
-        oracle: Scores.
-        config: Settings.
-        seed: Keys every draw.
-    """
+    """Answers with the best of n samples of a policy, which is not changed, as the oracle scores them."""
 
     def __init__(
         self,
@@ -159,15 +126,11 @@ class BestOfN(PolicyActor):
 
     @property
     def instructions_at_once(self) -> int:
-        """Instructions in a chunk; how many there are changes no sample."""
+        """Instructions in a chunk."""
         return max(1, BATCHES_A_CHUNK * self.config.batch_size // self.config.num_samples)
 
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """The best of n responses to each instruction; equal calls give equal answers.
-
-        Raises:
-            UnscoredError: The oracle scored none of the n.
-        """
+        """The best of n responses to each instruction; UnscoredError if the oracle scored none of the n."""
         texts: list[str] = []
         for _, samples in self.sample_chunks(instructions):  # only the best of each chunk stays in memory
             texts += samples.texts
@@ -175,16 +138,7 @@ class BestOfN(PolicyActor):
         return tuple(texts)
 
     def sample(self, instructions: Sequence[str], *, num_samples: int | None = None) -> BestOfNSamples:
-        """All samples of all instructions at once, with their rewards.
-
-        Args:
-            instructions: N instructions.
-            num_samples: n; the config's if None.
-
-        Raises:
-            ValueError: num_samples is below 1, or a prompt is too long.
-            OracleError: The oracle answered with something that is no score.
-        """
+        """All samples of N instructions at once, with their rewards; n is `num_samples`, or the config's."""
         parts = [samples for _, samples in self.sample_chunks(instructions, num_samples=num_samples)]
         if parts:
             return BestOfNSamples.cat(parts)
@@ -194,10 +148,7 @@ class BestOfN(PolicyActor):
     def sample_chunks(
         self, instructions: Sequence[str], *, num_samples: int | None = None
     ) -> Iterator[tuple[int, BestOfNSamples]]:
-        """The samples of a few instructions at a time, for a caller that stores them as they come.
-
-        A sample depends on nothing but the seed, its instruction and its number: what a caller has stored it may leave
-        out of `instructions` the next time.
+        """The samples of a few instructions at a time, for a caller that stores them, and need not ask for those again.
 
         Yields:
             The number of the chunk's first instruction, and its samples.
@@ -208,8 +159,6 @@ class BestOfN(PolicyActor):
         size = max(1, BATCHES_A_CHUNK * self.config.batch_size // n)
         for first in range(0, len(instructions), size):
             yield first, self._sample_chunk(instructions[first : first + size], n)
-
-    # ------------------------------------------------------------------------------------------------ one chunk
 
     def _sample_chunk(self, instructions: Sequence[str], n: int) -> BestOfNSamples:
         rollouts = self.policy.generate(

@@ -14,19 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def best_of_n_kl(n: int) -> float:
-    """Upper bound of KL(best-of-n policy || policy) in nats: log n - (n - 1) / n.
+    """Upper bound of KL(best-of-n policy || policy) in nats, for n of 1 or more: log n - (n - 1) / n.
 
-    Exact for a policy whose responses all have different rewards and tiny probabilities. Where one response is likely,
-    the same text comes up several times among the n and the divergence is smaller (Beirami et al.).
-
-    Args:
-        n: Samples for each instruction, 1 or more.
-
-    Returns:
-        0 for n = 1, about log n - 1 for large n.
-
-    Raises:
-        ValueError: n is below 1.
+    Exact for a policy whose responses all have different rewards and tiny probabilities. Where a text comes up several
+    times among the n, the divergence is smaller (Beirami et al.).
     """
     if n < 1:
         raise ValueError(f"best_of_n_kl: n must be 1 or more, got {n!r}")
@@ -34,23 +25,20 @@ def best_of_n_kl(n: int) -> float:
 
 
 def best_of_k(rewards: ArrayLike, values: ArrayLike, ks: Sequence[int]) -> NDArray[np.float64]:
-    """What the best of k would be worth, for several k, from one pool of n samples for each instruction.
+    """What the best of k would be worth, for several k from 1 to n, from one pool of n samples for each instruction.
 
-    The unbiased estimator: the mean, over all sets of k of the n samples, of the value of the set's best sample by
-    reward, without enumerating the sets. Sample i of the ascending order is the best in C(i-1, k-1) of C(n, k) sets.
-    Equal rewards share their chance evenly, so the order of the samples does not matter, to the last bit.
+    The unbiased estimator: the mean over all sets of k of the n samples of the value of the set's best by reward. In
+    ascending order sample i is the best in C(i-1, k-1) of C(n, k) sets. Equal rewards share their chance evenly, so the
+    order of the samples does not matter, to the last bit.
 
     Args:
-        rewards: [N, n], what the best is chosen by; NaN = unscored, left out of the pool.
+        rewards: [N, n], what the best is chosen by; NaN = unscored, left out of the pool. ValueError if infinite.
         values: [N, n], what the best is worth: gold, or the rewards again.
-        ks: Sizes, each from 1 to n.
+        ks: Sizes.
 
     Returns:
         [len(ks), N] float64. NaN where an instruction has fewer than k scored samples, or where one that can be the
         best of k has no value.
-
-    Raises:
-        ValueError: The shapes differ or are not [N, n], a reward is infinite, or a k is not in 1..n.
     """
     reward, value = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     if reward.ndim != 2 or reward.shape != value.shape:
@@ -90,7 +78,7 @@ def _weights(n: int, k: int) -> NDArray[np.float64]:
 
 
 def _weigh(pools: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N, n] and [n] -> [N]; a value of weight 0 does not count, be it NaN."""
+    """[N, n] and [n] -> [N]; a value of weight 0 does not count, even if it is NaN."""
     used = weights > 0
     means: NDArray[np.float64] = (pools[:, used] * weights[used]).sum(axis=1)
     return means

@@ -29,28 +29,22 @@ class BestResponse:
     id: int
     """The instruction's id in its split."""
     instruction: str
-    """What was asked, without the input."""
+    """Without the input."""
     input: str
-    """The material it is about, "" for none."""
+    """"" for none."""
     response: str | None
-    """The best response; None if none has a reward."""
+    """None if none has a reward."""
     reward: float | None
-    """Its reward."""
     mean_reward: float | None
-    """Mean reward of all responses that have one."""
+    """Of all responses that have one."""
     num_scored: int
-    """How many have one."""
+    """How many have a reward."""
     finished: bool
     """Whether the best response ended by itself."""
 
 
 def best_responses(rows: Sequence[int], samples: BestOfNSamples) -> list[BestResponse]:
-    """The best of each instruction's samples, the first of equals.
-
-    Args:
-        rows: [N], the numbers that the instructions go by.
-        samples: Of N `Instruction`s.
-    """
+    """The best of each `Instruction`'s samples, the first of equals; `rows` are the instructions' numbers."""
     found = []
     scored = ~np.isnan(samples.rewards)
     best = np.where(scored, samples.rewards, -np.inf).argmax(axis=1).tolist()
@@ -87,7 +81,7 @@ def reward_metrics(rows: Sequence[BestResponse]) -> dict[str, float]:
 
 
 def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with None for NaN, which JSON has not."""
+    """Metrics with None for NaN, which JSON does not have."""
     return {name: None if value is None or math.isnan(value) else value for name, value in metrics.items()}
 
 
@@ -119,20 +113,9 @@ def read_chunk(folder: Path) -> tuple[list[BestResponse], dict[str, Any]] | None
 class Imitation(SFT):
     """SFT on best responses, each of which ends if and only if it ended when it was sampled.
 
-    A text need not become the tokens again that it was made of, so their number does not tell whether it was cut off.
-    One that was is cut at the limit of sampling once more; one that ended by itself is kept whole.
-
-    Args:
-        policy: The model to train, in place.
-        instructions: What the rows of `best` count.
-        best: What to imitate. Those without a response are left out, and those that were cut off before any text.
-        longest: The limit of sampling, in tokens.
-        config: Settings.
-        seed: Decides the order.
-        out: As of `SFT`.
-
-    Raises:
-        ValueError: If all are left out.
+    Reading a text back need not give the tokens that it was made of, so their number does not say whether it was cut
+    off. One that was is cut at `longest` tokens, the limit of sampling, once more; one that ended by itself is kept
+    whole. Left out are instructions without a response, and responses that were cut off before any text.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Checkpoints as sealed folders: weights and optimizer state in safetensors, everything else in JSON, no pickle.
 
-A checkpoint is written beside its final place, sealed by a manifest (size and SHA-256 of every file), flushed to disk
-and renamed; only then are older ones removed. A process killed at any moment therefore leaves the previous checkpoint,
-the new one, or both. `newest` skips folders whose seal is broken.
+A checkpoint is written as a draft, sealed by a manifest (size and SHA-256 of every file), flushed to disk and renamed;
+only then are older ones removed. A process killed at any moment leaves the previous checkpoint, the new one, or both.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,11 +33,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        CheckpointError: If the file is missing or holds something else.
-    """
+    """Read a JSON object; CheckpointError if the file is missing or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -74,15 +69,9 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -> None:
-    """Compare what decides a run with what `path`, the config.json that it was begun with, says.
+    """Compare the settings that decide a run with those in `path`, the config.json that it began with.
 
-    Args:
-        path: Of the folder to resume.
-        identity: Settings by name, as they read back from JSON.
-        free: Names that may differ.
-
-    Raises:
-        CheckpointError: If they differ (it names what and how), or the file cannot be read.
+    CheckpointError, with what differs and how, if that is more than the names in `free`.
     """
     saved, missing = read_json(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
@@ -95,11 +84,7 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
 
 
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, seal it and move it to `folder` in one rename.
-
-    Raises:
-        CheckpointError: If the disk is full, or the folder cannot be written; nothing is left of it then.
-    """
+    """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -119,11 +104,7 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def check(folder: Path) -> None:
-    """Compare a checkpoint with its seal.
-
-    Raises:
-        CheckpointError: If the manifest or a file is missing, or a file differs from what was written.
-    """
+    """Compare a checkpoint with its seal; CheckpointError if the manifest or a file is missing or differs."""
     expected, found = read_json(folder / MANIFEST).get("files"), _fingerprints(folder)
     if not isinstance(expected, dict):
         raise CheckpointError(f"{folder} is damaged: its {MANIFEST} lists no files.")
@@ -133,7 +114,7 @@ def check(folder: Path) -> None:
 
 
 def newest(out: Path) -> Path | None:
-    """The newest complete `checkpoint-<step>` of `out`, or None; a warning names each damaged one skipped."""
+    """The newest complete `checkpoint-<step>` of `out`, or None; warns of each damaged one that it skips."""
     for step in sorted(steps(out), reverse=True):
         folder = out / f"checkpoint-{step}"
         try:
@@ -158,7 +139,7 @@ def prune(out: Path, *, keep: int) -> None:
 
 
 def remove_leftovers(out: Path, *, step: int) -> None:
-    """Remove what a killed or damaged run left behind: unfinished drafts, and (damaged) checkpoints beyond `step`."""
+    """Remove what a killed or damaged run left behind: drafts, and (damaged) checkpoints beyond `step`."""
     for later in filter(lambda found: found > step, steps(out)):
         shutil.rmtree(out / f"checkpoint-{later}")
     for draft in out.glob(".checkpoint-*.tmp"):
@@ -166,11 +147,7 @@ def remove_leftovers(out: Path, *, step: int) -> None:
 
 
 def cut_metrics(path: Path, length: int) -> None:
-    """Cut metrics.jsonl back to what it was at the checkpoint.
-
-    Raises:
-        CheckpointError: It is shorter.
-    """
+    """Cut metrics.jsonl back to its length at the checkpoint; CheckpointError if it is shorter."""
     found = path.stat().st_size if path.exists() else 0
     if found < length:
         raise CheckpointError(
@@ -180,12 +157,10 @@ def cut_metrics(path: Path, length: int) -> None:
         file.truncate(length)
 
 
-def claim_metrics(out: Path, length: int) -> Claim:
-    """Claim a run's folder, whose metrics.jsonl must have the length it was left with.
-
-    Raises:
-        CheckpointError: Another run is writing there, or has written since.
-    """
+def claim_metrics(out: Path | None, length: int) -> AbstractContextManager[object]:
+    """Claim a run's folder, if there is one; CheckpointError if another run is writing, or has written, there."""
+    if out is None:
+        return nullcontext()
     claim = Claim(out, "a training run")
     path = out / "metrics.jsonl"
     found = path.stat().st_size if path.exists() else 0
@@ -199,7 +174,7 @@ def claim_metrics(out: Path, length: int) -> Claim:
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Write the optimizer's state, one tensor for each parameter name and moment, to `optimizer.safetensors`."""
+    """Write the optimizer's state, a tensor for each parameter name and moment, to `optimizer.safetensors`."""
     state = {
         f"{name}:{moment}": value.detach().cpu().contiguous()
         for name, parameter in parameters.items()
@@ -210,11 +185,7 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Restore what `save_optimizer` wrote.
-
-    Raises:
-        CheckpointError: If it is damaged, or was written for another optimizer or other parameters.
-    """
+    """Restore what `save_optimizer` wrote; CheckpointError if it is damaged or belongs to other parameters."""
     expected = {"name": type(optimizer).__name__, "parameters": list(parameters)}
     if read_json(folder / "optimizer.json") != expected:
         raise CheckpointError(f"The optimizer state of {folder} belongs to other parameters than this agent's model.")
@@ -222,17 +193,12 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
         for key, value in load_file(folder / "optimizer.safetensors").items():
             name, moment = key.rsplit(":", 1)
             parameter = parameters[name]
-            # AdamW keeps its step counter on the CPU, and its moments beside the parameter, in its type.
-            moved = value if moment == "step" else value.to(parameter)
-            optimizer.state[parameter][moment] = moved
+            # AdamW keeps its step counter on the CPU, and its moments where the parameter is, in its type.
+            optimizer.state[parameter][moment] = value if moment == "step" else value.to(parameter)
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Read a folder that `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights.
-
-    Raises:
-        CheckpointError: If the folder holds no safetensors weights, damaged ones, or those of another model.
-    """
+    """Read what `save_pretrained` wrote into `model`, in place: an adapter for a PEFT model, else all weights."""
     adapter, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
     if hasattr(model, "peft_config"):
         if not adapter.is_file():
@@ -251,7 +217,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """SHA-256 (hexadecimal) of named tensors: names, types, shapes and bits, wherever they are stored."""
+    """SHA-256 (hexadecimal) of named tensors: names, types, shapes and bits, on any device."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -269,10 +235,10 @@ def starting_point(model: nn.Module) -> str:
 
 def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each file below `folder` but the manifest, by its relative path."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): _fingerprint(path) for path in paths}
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST:
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256}
+    return found

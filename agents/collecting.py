@@ -1,11 +1,12 @@
-"""One batch of experience from an environment: instructions in, sampled responses and their scores out."""
+"""What agents that sample from an environment share: a batch of experience, and minibatch updates on it."""
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -13,37 +14,56 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UnscoredError
 from ..oracles.base import checked
 from ..seeding import keyed_rng
+from .fitting import unreadable
 from .language_model import LanguageModel
-from .loop import Loop, keyed_generator
-from .masked import masked_moments
-from .rollouts import Rollouts
+from .loop import Loop, Resume, Sums, keyed_generator
+from .losses import masked_moments
+from .policy_agent import PolicyAgent, PolicyConfig
+from .rollouts import Rollouts, length_mask, micro_batches, pad_rows
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
-"""What a run that takes its draws from here notes down. A run of other draws is not continued by these."""
+"""Noted down by runs that draw as here. A run with other draws is not continued."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig(PolicyConfig):
+    """What PPO's and Quark's settings share; the defaults are AlpacaFarm's for LLaMA 7B."""
+
+    total_steps: int = 390
+    """Steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints of PPO are those of steps 20 to 80)."""
+    rollout_batch_size: int = 512
+    """Responses in a step, all processes together; a multiple of the environments' number."""
+    minibatch_size: int = 256
+    """Most responses in an update, all processes together."""
+    num_epochs: int = 2
+    """Passes over the responses that a step trains on."""
+    temperature: float = 1.0
+    """Of sampling, and of every log-probability."""
+    max_response_tokens: int | None = None
+    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
+    adam_eps: float = 1e-5
+    kl_coef: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "max_response_tokens")
+        self.at_least(0, "kl_coef")
+        self.above_0("temperature")
 
 
 class Collector:
     """Samples responses to an environment's instructions and lets it score them.
 
     All draws are keyed on (seed, step), and rows are numbered over the whole step: its instructions and responses are
-    the same however they are dealt out to processes and to rounds of the environment, and those of a resumed run too.
-
-    Args:
-        env: A vector environment of instructions that does not reset by itself; each process has its own.
-        policy: Answers.
-        loop: Gives processes, seed, and the times "sample" and "score".
-        batch_size: Responses in a step, all processes together.
-        temperature: Of sampling.
-        max_response_tokens: Longest response; None: the policy's limit.
-        left_out: What `fitting.unreadable` has found: not drawn here, while other users of the environment may draw it.
+    the same however they are dealt out to processes and rounds of the environment, and so are those of a resumed run.
 
     Raises:
-        ValueError: If the environment resets by itself, its size does not divide the batch, or a wrapper lies around
+        ValueError: The environment resets by itself, its size does not divide the batch, or a wrapper lies around
             DictInfoToList.
     """
 
@@ -52,11 +72,8 @@ class Collector:
         env: VectorEnv[Any, Any, Any],
         policy: LanguageModel,
         loop: Loop,
-        *,
-        batch_size: int,
-        temperature: float,
-        max_response_tokens: int | None,
-        left_out: Sequence[tuple[Any, Collection[int]]] = (),
+        config: OnlineConfig,
+        left_out: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.DISABLED:
@@ -65,30 +82,29 @@ class Collector:
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
         at_once = env.num_envs * loop.processes.count
-        if batch_size % at_once:
+        if config.rollout_batch_size % at_once:
             raise ValueError(
-                f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got {batch_size!r}. "
-                "Change rollout_batch_size or num_envs."
+                f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got "
+                f"{config.rollout_batch_size!r}. Change rollout_batch_size or num_envs."
             )
         if any(isinstance(layer, DictInfoToList) for layer in _layers(env)[1:]):
             raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
         # It changes how a reader sees the infos only; here they are read as arrays.
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
         self._policy, self._loop, self._left_out = policy, loop, left_out
-        self._batch_size, self._num_rounds = batch_size, batch_size // at_once
-        self._temperature, self._max_new_tokens = temperature, max_response_tokens or policy.max_response_tokens
+        self._batch_size, self._num_rounds = config.rollout_batch_size, config.rollout_batch_size // at_once
+        self._temperature = config.temperature
+        self._max_new_tokens = config.max_response_tokens or policy.max_response_tokens
 
     def collect(self, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
         """This process's responses of a step; there may be none that has a score, if another process has one.
 
         Returns:
             Those that have a score; their scores, float64 [B]; their numbers among the step's rows, ascending [B]; and
-            metrics over all processes: score/mean, score/std, score/unscored (share without a score), tokens/mean
-            (a response), tokens (sampled, all together), finished (share), and info/<key>, the mean of each float the
-            environment reports (info/gold_reward) and of the length in characters.
+            the metrics score/*, tokens, tokens/mean, finished and info/* of `PPO.updates`, over all processes.
 
         Raises:
-            UnscoredError: If no response of any process has a score.
+            UnscoredError: No response of any process has a score.
         """
         first = int(keyed_rng(self._loop.seed, "instructions", step).integers(2**62))
         processes, size = self._loop.processes, self._env.num_envs
@@ -129,10 +145,7 @@ class Collector:
             instructions, _ = self._env.reset(seed=seed)
         with self._loop.timed("sample"):
             responses = self._policy.generate(
-                instructions,
-                generator=uniforms,
-                temperature=self._temperature,
-                max_new_tokens=self._max_new_tokens,
+                instructions, generator=uniforms, temperature=self._temperature, max_new_tokens=self._max_new_tokens
             )
         with self._loop.timed("score"):
             _, rewards, _, _, info = self._env.step(responses.texts)
@@ -141,8 +154,77 @@ class Collector:
         return responses, torch.from_numpy(scores), _float_columns(info)
 
 
+class OnlineAgent(PolicyAgent):
+    """Base of the agents that train a policy in a batched environment; a step is one batch of responses.
+
+    `env` is a vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
+    own. Instructions whose prompts are too long for the policy are not drawn for the agent, with a warning.
+    """
+
+    config: OnlineConfig
+
+    def _start_online(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        *,
+        out: str | Path | None,
+        resume: Resume,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        """Makes the reference, the loop and the collector."""
+        config = self.config
+        width, budget = config.max_response_tokens or self.policy.max_response_tokens, config.micro_batch_tokens
+        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
+        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
+        self.policy.add_reference()
+        self._loop = self._start(
+            config,
+            modules=modules,
+            total=config.total_steps,
+            inputs=lambda: {**describe(env), **DRAWS},
+            out=out,
+            resume=resume,
+        )
+        self._collector = Collector(env, self.policy, self._loop, config, left_out)
+
+    def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
+        """What `compute` gives for each response token, [B, T], in micro-batches."""
+        columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
+        for rows in micro_batches(rollouts.total_lengths, self.config.micro_batch_tokens):
+            part = rollouts[rows.to(self.policy.device)]
+            with self._loop.processes.autocast():
+                columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
+        return columns
+
+    def _epochs(
+        self,
+        rollouts: Rollouts,
+        sums: Sums,
+        *,
+        key: Callable[[int], Sequence[int]],
+        numbers: NDArray[np.int64],
+        trained: NDArray[np.int64],
+        num_minibatches: int,
+    ) -> dict[str, float]:
+        """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
+
+        `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that
+        all together train on, in an order that an epoch's `key` decides.
+        """
+        lengths, total_lengths = rollouts.lengths.cpu(), rollouts.total_lengths.cpu()
+        updates = []
+        for epoch in range(self.config.num_epochs):
+            # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
+            order = keyed_rng(self.seed, "minibatches", *key(epoch)).permutation(trained)
+            for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
+                cut = micro_batches(total_lengths[rows], self.config.micro_batch_tokens)
+                micro = [rows[part].to(self.policy.device) for part in cut]
+                updates.append(self._loop.update(micro, sums, count=int(lengths[rows].sum())))
+        return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
+
+
 def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:
-    """Where in `rows`, ascending, those of `numbers` are that it holds, in the order of `numbers`: int64."""
+    """Where the `numbers` that `rows`, ascending, holds stand in it, in the order of `numbers`: int64."""
     return torch.from_numpy(np.searchsorted(rows, numbers[np.isin(numbers, rows)]))
 
 
@@ -173,20 +255,16 @@ def _drawn(base: Any) -> dict[str, Any]:
 
 
 def _layers(env: Any) -> list[Any]:
-    """The environment, what it wraps, and so on down to the one without wrappers."""
-    layers = [env]
-    while (inner := _below(layers[-1])) is not None:
-        layers.append(inner)
+    """The environment, what it wraps, and so on down to the one without wrappers; of separate ones the first."""
+    layers = []
+    while env is not None:
+        layers.append(env)
+        env = env.env if env is not env.unwrapped else next(iter(getattr(env, "envs", ())), None)
     return layers
 
 
-def _below(env: Any) -> Any:
-    """The environment inside a wrapper, the first of separate ones, or None."""
-    return env.env if env is not env.unwrapped else next(iter(getattr(env, "envs", ())), None)
-
-
 def _named(spec: Any) -> Any:
-    """An oracle's specification without objects: they go by their names."""
+    """An oracle's specification in which objects are replaced by their names."""
     if isinstance(spec, Mapping):
         return {str(key): _named(value) for key, value in spec.items()}
     if isinstance(spec, list | tuple):
@@ -197,7 +275,7 @@ def _named(spec: Any) -> Any:
 
 
 def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:
-    """What the environment reports as floats of each response, and the responses' length, without absent entries."""
+    """What the environment reports as floats of each response, and the responses' lengths, without absent entries."""
     columns: dict[str, Tensor] = {}
     for key, values in info.items():
         if isinstance(values, Mapping):

@@ -1,17 +1,16 @@
 """Control tokens: new tokens in front of a prompt that say how good the response to come shall be.
 
 Used by binary reward conditioning (Dubois et al. 2023, sec. 4) and by Quark's all-quantile mode (Lu et al. 2022,
-arXiv:2205.13636). No text encodes to one, and no model ever says one: their logits count as -inf everywhere. Which ids
-they are, and which of them the model's own prompts begin with, travels with the model in its config.json, as
-`alpacafarm_control_tokens` and `alpacafarm_control_token`.
+arXiv:2205.13636). They are inserted as ids behind BOS: no text encodes to one, and no model ever says one, as their
+logits count as -inf everywhere. Which ids they are, and which of them the model's own prompts begin with, travels with
+the model in its config.json, as `alpacafarm_control_tokens` and `alpacafarm_control_token`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import peft
 import torch
 from torch import Tensor
 
@@ -24,8 +23,38 @@ def control_tokens(model: Any) -> tuple[int, ...]:
 
 
 def own_control_token(model: Any) -> int | None:
-    """The control token that the model's own prompts begin with, None for none."""
+    """The control token that the model's own prompts begin with, if any."""
     return getattr(model.config, "alpacafarm_control_token", None)
+
+
+def extend(model: Any, tokenizer: Any, names: Sequence[str], generator: torch.Generator) -> tuple[int, ...]:
+    """Adds control tokens to embeddings and tokenizer; see `LanguageModel.add_control_tokens`."""
+    if isinstance(model, peft.PeftModel):
+        raise ValueError(
+            "Control tokens need embeddings of their own, which a LoRA adapter does not hold; merge the adapter into "
+            "the model (merge_and_unload) or train all weights."
+        )
+    known = tokenizer.get_vocab()
+    if old := control_tokens(model):
+        if old == tuple(known.get(name) for name in names):
+            return old
+        spelled = tokenizer.convert_ids_to_tokens(list(old))
+        raise ValueError(f"Expected a policy without control tokens, or with {list(names)}, got one with {spelled}.")
+    if taken := [name for name in names if name in known]:
+        raise ValueError(f"{taken} are ordinary tokens of the tokenizer already; choose other names.")
+    num_old = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(names)}, replace_extra_special_tokens=False)
+    ids = list(tokenizer.convert_tokens_to_ids(list(names)))
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    tables = {id(table.weight): table.weight for table in (model.get_input_embeddings(), model.get_output_embeddings())}
+    with torch.no_grad():
+        for weight in tables.values():  # one table where they are tied
+            mean, std = weight[:num_old].mean(0), weight[:num_old].std(0)
+            jitter = torch.randn(len(ids), weight.shape[1], generator=generator).to(weight)
+            weight[ids] = mean + jitter * std
+    model.config.alpacafarm_control_tokens, model.config.alpacafarm_control_token = ids, ids[0]
+    return tuple(ids)
 
 
 def silence(logits: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -44,13 +73,7 @@ def insert(prompt: Sequence[int], token: int | None, bos: int | None) -> list[in
 
 
 def conditioned(rollouts: Rollouts, tokens: Sequence[int], *, bos: int | None) -> Rollouts:
-    """The rollouts with a control token in front of each prompt (which must have none yet).
-
-    Args:
-        rollouts: B rows.
-        tokens: [B], the control token of each row.
-        bos: The tokenizer's beginning-of-sequence token, which stays first.
-    """
+    """The rollouts with the control token of its row in front of each prompt (which must have none yet)."""
     if len(tokens) != len(rollouts):
         raise ValueError(f"conditioned: expected a token for each of {len(rollouts)} rows, got {len(tokens)}")
     prompts = ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)

@@ -5,23 +5,20 @@ it notes DPO. The policy's implicit reward is β (log π − log π_ref), and th
 that reward: −log σ(β [(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]). At its optimum under Bradley-Terry
 preferences π ∝ π_ref · exp(r / β), as for PPO with a KL penalty.
 
-A log-probability is the sum over a response's tokens, EOS included, without normalisation by length, as in AlpacaFarm.
+A log-probability is the sum over a response's tokens, EOS included, not normalised by length, as in AlpacaFarm.
 Deviations from AlpacaFarm's released code:
 
 1. Epochs, learning rate and schedule are the paper's (1, 1e-5, linear to 0). The released script has 2, 1e-6, cosine.
 2. The reference reads every response once, before the first step, and two numbers a pair are kept. Theirs holds a
-   second model and asks it again at every step; the numbers are the same.
+   second model and asks it at every step; the numbers are the same.
 3. Chosen and rejected responses go through the model together, and the loss is a sum over pairs divided by the pairs of
    the whole batch.
-4. A prompt longer than the policy's limit is refused, a response is cut to the policy's limit with a warning;
-   AlpacaFarm cuts both together at 512 tokens.
-5. The last, smaller batch of an epoch is trained on too.
-6. Accuracy, margin, implicit rewards and log-probabilities are reported; theirs reports the loss.
-7. `label_smoothing` for labels known to be flipped at some rate; theirs has none. 0, the default, is the paper's.
+4. Prompts, responses and the last batch of an epoch are treated as in `sft`.
+5. Accuracy, margin, implicit rewards and log-probabilities are reported; theirs reports the loss.
+6. `label_smoothing` for labels known to be flipped at some rate; theirs has none. 0, the default, is the paper's.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +30,14 @@ from torch import Tensor
 
 from ..instructions import Preference
 from ..progress import make_bar
-from .fitting import check_budget, fitting
+from .fitting import check_budget
 from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
 from .losses import dpo_loss, implicit_rewards
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes
-from .rollouts import Rollouts, micro_batches, segment_sum
-from .sft import data_identity
+from .rollouts import micro_batches, segment_sum
+from .sft import data_identity, teacher_forced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +51,14 @@ class DPOConfig(PolicyConfig):
     batch_size: int = 64
     """Pairs in an update, all processes together."""
     warmup_steps: float = 0.03
-    """Steps of linear warm-up; below 1, a share of all steps."""
     label_smoothing: float = 0.0
     """The share of labels held to be flipped, below 0.5: "conservative DPO", whose margins stay finite."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.beta > 0, "beta", "above 0")
-        self.require(self.epochs >= 1, "epochs", "1 or more")
-        self.require(self.batch_size >= 1, "batch_size", "1 or more")
+        self.above_0("beta")
+        self.at_least(1, "epochs", "batch_size")
         self.require(0 <= self.label_smoothing < 0.5, "label_smoothing", "in [0, 0.5)")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings for LLaMA 7B, as in the paper's notes on DPO."""
-        return cls()
 
     @classmethod
     def sandbox(cls) -> Self:
@@ -77,19 +67,11 @@ class DPOConfig(PolicyConfig):
 
 
 class DPO(PolicyAgent):
-    """Trains a policy on preferences; a step is one update.
+    """Trains a policy on preferences; a step is one update. Other arguments as of `PolicyAgent`.
 
     Args:
-        policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
-            reference.
-        preferences: Settled comparisons; those whose prompts are too long for the policy are left out, with a warning.
-        config: Settings.
+        preferences: Settled comparisons; at least one.
         seed: Decides the order of the pairs.
-        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
-        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
-
-    Raises:
-        ValueError: If there is no preference, all prompts are too long, or a pair does not fit into a micro-batch.
     """
 
     label: ClassVar[str] = "DPO"
@@ -104,15 +86,13 @@ class DPO(PolicyAgent):
         out: str | Path | None = None,
         resume: Resume = "auto",
     ) -> None:
-        if not preferences:
-            raise ValueError("DPO needs at least one preference, got none.")
         self.config = config or DPOConfig()
         super().__init__(policy, self.config, seed=seed)
-        asked = [preference.instruction for preference in preferences]
-        kept = [preferences[number] for number in fitting(self.policy, asked, who=self.label)]
-        self.num_left_out = len(preferences) - len(kept)
+        kept = self._fitting(preferences)
         self._num_pairs = len(kept)
-        self._data = self._responses(kept)
+        # The chosen responses, then the rejected ones in the same order.
+        texts = [preference.chosen for preference in kept] + [preference.rejected for preference in kept]
+        self._data = teacher_forced(self.policy, [preference.instruction for preference in kept] * 2, texts)
         check_budget(self.config.micro_batch_tokens, 2 * int(self._data.total_lengths.max()), who=self.label)
         identity = data_identity("responses", self._data)
         # Or the processes' shares of the reference would not fit together.
@@ -133,12 +113,10 @@ class DPO(PolicyAgent):
         Yields:
             step, learning_rate, grad_norm (before clipping) and means over the pairs of the batch before its update:
             loss (nats); accuracy: share with the chosen response's implicit reward higher, ties half; margin: the
-            difference of implicit rewards, β times nats; reward/chosen, reward/rejected: the implicit rewards;
-            logprob/chosen, logprob/rejected: nats a response.
+            difference of implicit rewards, β times nats; reward/chosen, reward/rejected; logprob/chosen,
+            logprob/rejected: nats a response.
         """
         return super().updates()
-
-    # ------------------------------------------------------------------------------------------------- internals
 
     def _step(self, step: int) -> dict[str, float]:
         batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
@@ -146,7 +124,7 @@ class DPO(PolicyAgent):
         return self._loop.update(self._cut(pairs), lambda rows: self._sums(pairs[rows]), count=len(pairs))
 
     def _sums(self, pairs: Tensor) -> dict[str, Tensor]:
-        """Sums over some pairs (their numbers, [b]) of the loss and of what is reported."""
+        """Sums over some pairs (their numbers, [b])."""
         beta, smoothing = self.config.beta, self.config.label_smoothing
         chosen, rejected = self._logprobs(pairs)
         ref_chosen, ref_rejected = self._ref_chosen[pairs], self._ref_rejected[pairs]
@@ -189,12 +167,3 @@ class DPO(PolicyAgent):
         """Positions within `pairs`, in micro-batches; a pair takes twice its longer text."""
         lengths = self._data.total_lengths.view(2, -1).amax(0).cpu()
         return micro_batches(2 * lengths[pairs], self.config.micro_batch_tokens)
-
-    def _responses(self, preferences: Sequence[Preference]) -> Rollouts:
-        """2 N rows: the chosen responses, then the rejected ones in the same order."""
-        texts = [preference.chosen for preference in preferences] + [preference.rejected for preference in preferences]
-        data = self.policy.as_rollouts([preference.instruction for preference in preferences] * 2, texts)
-        if num_cut := len(data) - int(data.finished.sum()):
-            limit = self.policy.max_response_tokens
-            warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=3)
-        return data

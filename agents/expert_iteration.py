@@ -10,20 +10,16 @@ So a round teaches the policy to answer at once as best-of-n would. For rewards 
 policy's responses that are no better, the best of n is the policy tilted by exp(r / β) with β = 1 / (n - 1), as long as
 no single response is likely.
 
-Deviations from AlpacaFarm's released code:
+Deviations from AlpacaFarm's released code, besides those of `best_of_n` and `sft`:
 
-1. Samples come from the policy's whole distribution; the released script keeps the top 90 % of it (top-p 0.9), to which
-   no statement about best-of-n and its divergence applies.
-2. Of equally good responses the first is taken, and rewards are kept; the script has no rule for ties and keeps texts.
-3. A response is imitated with an end-of-sequence token if and only if it ended by itself when it was sampled. The
-   script's texts all get one, so that the policy is taught to stop where it was cut off.
-4. Instructions without any verdict are left out and counted (`reward/unscored`); so are, uncounted, best responses that
-   were cut off and have no text, which leave nothing to learn.
-5. Sampling and training are one run, which stores its best responses as it goes and can be stopped at any moment. The
+1. A response is imitated with an end-of-sequence token if and only if it ended by itself when it was sampled. The
+   script's texts all get one, so that the policy learns to stop where it was cut off.
+2. Instructions without any verdict are left out and counted (`reward/unscored`); so are, uncounted, best responses that
+   were cut off and have no text.
+3. Sampling and training are one run, which stores its best responses as it goes and can be stopped at any moment. The
    released path is two scripts and a file between them; it cannot select the instructions, and needs a validation split
-   that this file has not. Here there is no validation split.
-6. More than one round is possible (`num_rounds`); the paper makes one.
-7. Fine-tuning deviates as `sft` says.
+   that this file does not have. Here there is none.
+4. More than one round is possible (`num_rounds`); the paper makes one.
 """
 
 import hashlib
@@ -65,8 +61,7 @@ from .sft import SFT, SFTConfig
 class ExpertIterationConfig(PolicyConfig):
     """Settings of expert iteration; the defaults are AlpacaFarm's for LLaMA 7B.
 
-    Learning rate, checkpoints and whatever else is about training belong to `sft`; the fields of the same names that
-    every config has must be left alone here.
+    All about training, such as the learning rate and checkpoints, belongs to `sft`; inherited fields stay as they are.
     """
 
     num_samples: int = 16
@@ -82,7 +77,7 @@ class ExpertIterationConfig(PolicyConfig):
     instructions_per_step: int = 64
     """Instructions sampled and stored in one step: a killed run loses at most that many."""
     sample_batch_size: int = 256
-    """Rows decoded together: memory and speed only. A resumed run may change it."""
+    """Rows decoded together: memory and speed only."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Settings of the fine-tuning of each round."""
 
@@ -92,11 +87,9 @@ class ExpertIterationConfig(PolicyConfig):
             kept = getattr(self, shared.name) == shared.default
             self.require(kept, shared.name, f"left alone: set it in sft=SFTConfig({shared.name}=...)")
         self.require(isinstance(self.sft, SFTConfig), "sft", "an SFTConfig")
-        for name in ("num_samples", "num_rounds", "instructions_per_step", "sample_batch_size"):
-            self.require(getattr(self, name) >= 1, name, "1 or more")
-        for name in ("num_instructions", "max_response_tokens"):
-            self.require(getattr(self, name) is None or getattr(self, name) >= 1, name, "1 or more, or None")
-        self.require(self.temperature > 0, "temperature", "above 0")
+        self.at_least(1, "num_samples", "num_rounds", "instructions_per_step", "sample_batch_size")
+        self.at_least(1, "num_instructions", "max_response_tokens")
+        self.above_0("temperature")
 
     @classmethod
     def paper(cls) -> Self:
@@ -111,31 +104,23 @@ class ExpertIterationConfig(PolicyConfig):
 
 
 FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
-"""What a resumed run may change: none of it decides what is learned. Those of `sft`: `loop.FREE_TO_CHANGE`."""
+"""What a resumed run may change, as it does not decide what is learned. Of `sft`: `loop.FREE_TO_CHANGE`."""
 
 
 class ExpertIteration(PolicyAgent):
     """Trains a policy on its own best responses; a step is one chunk of sampling or one update of fine-tuning.
 
-    A run's folder holds, for round r from 1:
-
-    - `round-r/chunk-<k>/best.jsonl`: a `BestResponse` a line, for each `instructions_per_step` instructions;
-    - `round-r/sft/`: metrics and checkpoints of the fine-tuning; the last one is the round's policy;
-    - and beside the rounds config.json and metrics.jsonl, the metrics of all steps.
+    For round r from 1, a run's folder holds `round-r/chunk-<k>/best.jsonl`, a `BestResponse` a line for each
+    `instructions_per_step` instructions, and `round-r/sft/`, metrics and checkpoints of the fine-tuning, whose last one
+    is the round's policy; next to them config.json and metrics.jsonl, the metrics of all steps.
 
     Args:
-        policy: The model to train, in place, or a folder or hub name to load it from. AlpacaFarm's is SFT 10k.
-        instructions: What to respond to; those whose prompts are too long for the policy are left out, with a warning.
-            Equal texts get equal responses.
-        oracle: Scores; each process asks its own.
-        config: Settings.
-        seed: Decides instructions, samples and the order of training; each round draws anew.
-        out: The run's folder; None keeps nothing.
-        resume: "auto" continues what `out` holds, "never" refuses a folder that holds a run.
+        instructions: What to respond to. Equal texts get equal responses.
+        oracle: Scores; each process asks its own. Other arguments as of `PolicyAgent`.
 
     Raises:
-        ValueError: If there are no instructions, or fewer than `num_instructions`.
-        CheckpointError: If the run in `out` has other settings, or starts from other weights.
+        ValueError: There are no instructions, or fewer than `num_instructions`.
+        CheckpointError: The run in `out` has other settings, or starts from other weights.
     """
 
     label: ClassVar[str] = "Expert iteration"
@@ -154,6 +139,7 @@ class ExpertIteration(PolicyAgent):
         self.config = config or ExpertIterationConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
         self.oracle, self.out = oracle, None if out is None else Path(out)
+        self._longest = self.config.max_response_tokens or self.policy.max_response_tokens
         self.instructions = self._chosen(instructions)
         self.step = 0
         """Completed steps."""
@@ -170,16 +156,16 @@ class ExpertIteration(PolicyAgent):
         """Sample and train, one step at a time.
 
         Yields:
-            step, round, and of a chunk of sampling, over all processes: reward/best, the mean reward of the best
-            responses; reward/mean, that of all; reward/unscored, the share of instructions left out; finished, the
-            share of best responses that ended by themselves; tokens, how many were sampled; instructions, how many of
-            the round's are done. Of an update of fine-tuning: what `SFT.updates` yields.
+            step, round, and of a chunk of sampling, over all processes: reward/best, reward/mean: the mean reward of
+            the best and of all responses; reward/unscored: share of instructions left out; finished: share of best
+            responses that ended by themselves; tokens: how many were sampled; instructions: how many of the round's are
+            done. Of an update of fine-tuning: what `SFT.updates` yields.
 
         Raises:
-            UnscoredError: If no instruction of a round has a reward.
-            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
+            UnscoredError: No instruction of a round has a reward.
         """
-        with self._processes.together(self._claim):
+        place = self.out if self._processes.is_main else None
+        with self._processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
             while self._round <= self.config.num_rounds:
                 while len(self._best) < len(self.instructions):
                     yield self._done(self._sample())
@@ -190,7 +176,7 @@ class ExpertIteration(PolicyAgent):
                 self._next_round()
 
     def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        """As of `Trainer`."""
         return show_progress(self.updates(), done=self.step, total=self.num_steps, label=self.label)
 
     @property
@@ -200,8 +186,6 @@ class ExpertIteration(PolicyAgent):
         updates = sft.epochs * math.ceil(size / sft.batch_size)
         return self.config.num_rounds * (math.ceil(size / self.config.instructions_per_step) + updates)
 
-    # --------------------------------------------------------------------------------------------------------- a round
-
     def _sample(self) -> dict[str, float]:
         """Sample, score and store the next chunk of the round; its metrics."""
         first, processes, config = len(self._best), self._processes, self.config
@@ -209,7 +193,15 @@ class ExpertIteration(PolicyAgent):
         mine = chunk[processes.rank :: processes.count]
         rows, num_tokens = list[BestResponse](), 0
         if mine:
-            samples = self._best_of_n().sample([self.instructions[row] for row in mine])
+            sampling = BestOfNConfig(
+                num_samples=config.num_samples,
+                temperature=config.temperature,
+                max_response_tokens=config.max_response_tokens,
+                batch_size=config.sample_batch_size,
+            )
+            seed = round_seed(self.seed, self._round, "sampling")
+            best_of_n = BestOfN(self.policy, self.oracle, config=sampling, seed=seed)
+            samples = best_of_n.sample([self.instructions[row] for row in mine])
             rows, num_tokens = best_responses(mine, samples), samples.num_tokens
         rows = sorted(chain.from_iterable(processes.gather(rows)), key=lambda best: best.row)
         metrics = {
@@ -224,43 +216,35 @@ class ExpertIteration(PolicyAgent):
         self._best += rows
         return metrics
 
-    def _best_of_n(self) -> BestOfN:
-        config = BestOfNConfig(
-            num_samples=self.config.num_samples,
-            temperature=self.config.temperature,
-            max_response_tokens=self.config.max_response_tokens,
-            batch_size=self.config.sample_batch_size,
-        )
-        return BestOfN(self.policy, self.oracle, config=config, seed=round_seed(self.seed, self._round, "sampling"))
-
-    def _fine_tuning(self) -> SFT:
-        """The SFT of the round, made from its best responses."""
+    def _begin_sft(self) -> SFT:
+        """The round's SFT on its best responses, as far as its folder has come; the steps it has made count as done."""
         if all(best.response is None for best in self._best):
             raise UnscoredError(
                 f"Round {self._round}: the oracle {self.oracle.name!r} scored no response to any of "
                 f"{len(self._best)} instructions, so there is nothing to learn from."
             )
-        return Imitation(
+        folder = None if self.out is None else self._round_folder() / "sft"
+        sft = Imitation(
             self.policy,
             self.instructions,
             self._best,
-            longest=self._longest(),
+            longest=self._longest,
             config=self.config.sft,
             seed=round_seed(self.seed, self._round, "sft"),
-            out=None if self.out is None else self._round_folder() / "sft",
+            out=folder,
         )
-
-    def _longest(self) -> int:
-        return self.config.max_response_tokens or self.policy.max_response_tokens
+        if folder is not None and sft._loop.step:
+            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                self._done(json.loads(line))
+        return sft
 
     def _next_round(self) -> None:
         self._round, self._best, self._sft = self._round + 1, [], None
 
-    # ------------------------------------------------------------------------------------------------------- the folder
-
     def _open(self, out: Path, resume: Resume) -> None:
         """Begin the run's folder, or continue it: the policy becomes what it was."""
-        identity = self._identity()  # of the policy as it was given, so before anything is read into it
+        # Of the policy as it was given, so before anything is read into it.
+        identity = {**self._settings(), "policy_sha256": checkpoints.starting_point(self.policy.model)}
         self._processes.agree({**identity, "out": str(out.resolve())})
         found = self._processes.together(lambda: self._found(out, resume, identity))
         self._processes.agree({"stored in out": found})
@@ -296,12 +280,6 @@ class ExpertIteration(PolicyAgent):
         (out / "metrics.jsonl").write_bytes(b"")
         return held
 
-    def _claim(self) -> AbstractContextManager[object]:
-        """The right to write into `out`, which is as this run has left it."""
-        if self.out is None or not self._processes.is_main:
-            return nullcontext()
-        return checkpoints.claim_metrics(self.out, self._length)
-
     def _restore(self) -> None:
         """Take up what the folder holds, up to the last complete step, and write metrics.jsonl anew from it."""
         while self._round <= self.config.num_rounds:
@@ -318,21 +296,14 @@ class ExpertIteration(PolicyAgent):
                 return
             self._next_round()
 
-    def _begin_sft(self) -> SFT:
-        """The SFT of the round, as far as its folder says it has come; the steps it has made count as done."""
-        sft = self._fine_tuning()
-        if sft._loop.step:
-            for line in (self._round_folder() / "sft" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-                self._done(json.loads(line))
-        return sft
-
     def _done(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Count a step and write its metrics down."""
         self.step += 1
         metrics = {**metrics, "step": self.step, "round": self._round}
         if self.out is not None and self._processes.is_main:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-                file.write(_line(metrics))
+                known = without_nan({"step": self.step, "round": self._round, **metrics})
+                file.write(json.dumps(known, allow_nan=False) + "\n")
                 self._length = file.tell()
         return metrics
 
@@ -343,13 +314,10 @@ class ExpertIteration(PolicyAgent):
     def _chunk_folder(self, first: int) -> Path:
         return self._round_folder() / f"chunk-{first // self.config.instructions_per_step:05d}"
 
-    # ---------------------------------------------------------------------------------------------------------- details
-
     def _chosen(self, instructions: Sequence[str]) -> tuple[Instruction, ...]:
-        """The instructions that are used."""
         count = self.config.num_instructions
         given = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
-        budget = {"width": self._longest(), "micro_batch_tokens": self.config.sft.micro_batch_tokens}
+        budget = {"width": self._longest, "micro_batch_tokens": self.config.sft.micro_batch_tokens}
         asked = [given[number] for number in fitting(self.policy, given, who=self.label, **budget)]
         self.num_left_out = len(given) - len(asked)
         if not asked or (count or 0) > len(asked):
@@ -360,12 +328,8 @@ class ExpertIteration(PolicyAgent):
         order = keyed_rng(self.seed, "expert iteration instructions").permutation(len(asked))
         return tuple(asked[i] for i in order[:count].tolist())
 
-    def _identity(self) -> dict[str, Any]:
-        """What decides the run, flat and JSON-able."""
-        return {**self._settings(), "policy_sha256": checkpoints.starting_point(self.policy.model)}
-
     def _settings(self) -> dict[str, Any]:
-        """All of that but the policy, which takes long to read."""
+        """What decides the run apart from the policy, flat and JSON-able."""
         left_out = {shared.name for shared in fields(TrainingConfig)} | FREE | {"sft"}
         settings = {name: value for name, value in asdict(self.config).items() if name not in left_out}
         trained = {
@@ -375,7 +339,7 @@ class ExpertIteration(PolicyAgent):
         return {
             **settings,
             **trained,
-            "max_response_tokens": self._longest(),
+            "max_response_tokens": self._longest,
             "num_instructions": len(self.instructions),
             "instructions_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             "oracle": self.oracle.name,
@@ -388,9 +352,3 @@ class ExpertIteration(PolicyAgent):
 def round_seed(seed: int, number: int, purpose: str) -> int:
     """The seed of a round's sampling or fine-tuning, so that rounds draw independently."""
     return int(keyed_rng(seed, "expert iteration", purpose, number).integers(2**62))
-
-
-def _line(metrics: Mapping[str, Any]) -> str:
-    """Metrics as a line of metrics.jsonl, the step first."""
-    known = without_nan(metrics)
-    return json.dumps({"step": known.pop("step"), "round": known.pop("round"), **known}, allow_nan=False) + "\n"

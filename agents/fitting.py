@@ -1,11 +1,8 @@
-"""Prompts that a policy cannot read: measured before training begins, and left out of it, with their number.
+"""Prompts that a policy cannot read: counted before training begins, and left out of it.
 
-A prompt is never cut. What a policy is asked to answer, in `act` or in an evaluation, is refused instead.
+A prompt is never cut. One that a policy is asked to answer, in `act` or in an evaluation, is refused instead.
 """
 
-from __future__ import annotations
-
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,21 +13,16 @@ from ..errors import DataError
 from ..oracles.reward_model import num_positions
 from ..templates import PromptTemplate
 from .control_tokens import own_control_token
-from .language_model import LanguageModel
-from .text import encode_prompts
+from .language_model import LanguageModel, encode_prompts
 
 
 def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:
-    """Returns the tokens of each instruction's prompt."""
-    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions, max_tokens=sys.maxsize)]
+    """The tokens of each instruction's prompt."""
+    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions)]
 
 
 def check_budget(micro_batch_tokens: int, longest: int, *, who: str) -> None:
-    """Refuses micro-batches that could not hold the longest row, before training begins.
-
-    Raises:
-        DataError: They could not; it says how many tokens they must have.
-    """
+    """Refuses, by a DataError, micro-batches that could not hold the longest row."""
     if micro_batch_tokens < longest:
         raise DataError(
             f"{who}: expected micro-batches of at least {longest} tokens, as the longest row can have, got "
@@ -46,14 +38,10 @@ def fitting(
     width: int | None = None,
     micro_batch_tokens: int | None = None,
 ) -> list[int]:
-    """Returns the numbers of the instructions whose prompts the policy can read; a warning counts the others.
+    """The numbers of the instructions whose prompts the policy can read; a warning by `who` counts the others.
 
-    Args:
-        policy: Gives `max_prompt_tokens`, and the positions that its model knows.
-        instructions: What training asks.
-        who: Whose training it is, for the warning.
-        width: Tokens that a response needs behind the prompt; None: the policy's longest.
-        micro_batch_tokens: What must hold each prompt with such a response; None: not known yet.
+    `width` is how many tokens a response needs after the prompt (None: the policy's longest), and `micro_batch_tokens`
+    what must hold each prompt with such a response (None: not known yet).
 
     Raises:
         DataError: No prompt can be read, or a micro-batch is too small.
@@ -72,11 +60,7 @@ def fitting(
 
 
 def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[int]:
-    """Returns the numbers of the prompts of at most `limit` tokens; a warning counts the others, and gives the advice.
-
-    Raises:
-        DataError: All are longer.
-    """
+    """The numbers of the prompts of at most `limit` tokens; warns of the others, a DataError if that is all."""
     kept = [number for number, length in enumerate(lengths) if length <= limit]
     if len(kept) < len(lengths):
         count = len(lengths) - len(kept)
@@ -91,23 +75,13 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
 def unreadable(
     env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int
 ) -> list[tuple[Any, frozenset[int]]]:
-    """What an environment may draw and the policy cannot read; a warning counts it. The environment stays as it is.
+    """The instructions of an environment that the policy cannot read, without changing it. Arguments as of `fitting`.
 
-    One whose instructions cannot be seen, as they lie in other processes, is left alone: a prompt that is too long is
-    refused there when it is drawn.
-
-    Args:
-        env: With any wrappers, or a SyncVectorEnv of single ones.
-        policy: As in `fitting`.
-        who: As in `fitting`.
-        width: Tokens that a response needs behind the prompt.
-        micro_batch_tokens: As in `fitting`.
+    The environment may have any wrappers, or be a SyncVectorEnv of single ones. One whose instructions lie in other
+    processes cannot be looked into: a prompt that is too long is refused there when it is drawn.
 
     Returns:
         Environments with the positions of their instructions that are too long, for `leaving_out`.
-
-    Raises:
-        DataError: No prompt can be read, or a micro-batch is too small.
     """
     base: Any = env.unwrapped
     scorings = [base] if hasattr(base, "leaving_out") else [single.unwrapped for single in getattr(base, "envs", ())]
@@ -118,9 +92,8 @@ def unreadable(
             asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
             key = tuple((position, x.instruction, x.input) for position, x in asked)
             if key not in known:
-                kept = set(
-                    fitting(policy, [x for _, x in asked], who=who, width=width, micro_batch_tokens=micro_batch_tokens)
-                )
+                texts = [x for _, x in asked]
+                kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
                 known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
             if known[key]:
                 found.append((scoring, known[key]))

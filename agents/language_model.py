@@ -1,17 +1,15 @@
 """A language model as the agents see it: instructions in, `Rollouts` and log-probabilities out.
 
-`LanguageModel` joins a causal language model with its tokenizer and prompt template. It plays roles: `"policy"` is the
-model being trained, `"reference"` the one it started from (a frozen copy, or the same trunk with a frozen copy of its
-LoRA adapters). Dropout is off in every role, so that a token's log-probability is one number.
+It plays roles: `"policy"` is the model being trained, `"reference"` the one it started from (a frozen copy, or the same
+trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a token's log-probability is one number.
 """
 
-from __future__ import annotations
-
 import copy
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import peft
 import torch
@@ -22,34 +20,31 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
+from ..oracles.base import shorten
 from ..oracles.reward_model import num_positions
-from ..pretrained import adapter_base, load_model, load_tokenizer, reading
+from ..pretrained import adapter_base, load_model, load_tokenizer, reading, token_limits
 from ..templates import PromptTemplate
-from .control_tokens import control_tokens, insert, own_control_token, silence
-from .output_layer import output_layer_at
-from .rollouts import Rollouts, ragged, scoring_batch, unpad
-from .sampling import sample
+from .control_tokens import control_tokens, extend, insert, own_control_token, silence
+from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
+from .sampling import draw_uniforms, sample
 from .saving import save_files
-from .text import decode_rows, encode_prompts, encode_responses, fit_limits
 
 ROLES = ("policy", "reference")
 
 
 class LanguageModel:
-    """A causal language model with its tokenizer and prompt template.
+    """A causal language model, or a `PeftModel` of one, with its tokenizer and prompt template.
 
     Args:
-        model: Any Hugging Face causal language model, or a `PeftModel` of one. Its dropout is set to 0, for good.
+        model: Its dropout is set to 0, for good.
         tokenizer: Needs an end-of-sequence token and a padding token that differ.
         template: How an instruction becomes a prompt.
-        max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, less if the model has no positions for that
-            beside a response.
-        max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or as many as the longest prompt leaves
-            free, if that is less (64 for the sandbox's policy, which knows 256 positions).
+        max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
+        max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or what the longest prompt leaves of the
+            positions (64 for the sandbox's policy, which knows 256).
 
     Raises:
-        ValueError: The tokenizer has no EOS token, no padding token, one token for both, or more tokens than the model;
-            or the longest prompt and response that were asked for do not fit the model's positions.
+        ValueError: The tokenizer does not fit, or the limits do not fit the model's positions.
     """
 
     def __init__(
@@ -87,24 +82,16 @@ class LanguageModel:
         template: PromptTemplate | str | None = None,
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
-    ) -> LanguageModel:
+    ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
-        A folder that `save` wrote for a LoRA model holds the adapter only and names the folder of its base model.
-
-        Args:
-            path: Folder or hub name.
-            device: Where the model runs.
-            dtype: Of its weights; log-probabilities are float32 in any case.
-            lora: Adds a fresh adapter, the only part that trains. It starts as the identity.
-            template: "alpaca" or a template of one's own, in the place of what the folder says. None: its
-                `prompt_template.json`, else its tokenizer's `chat_template`, and an error if it has neither.
-            max_prompt_tokens: As in `LanguageModel`.
-            max_response_tokens: As in `LanguageModel`.
+        A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
+        that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
+        trains, which starts as the identity. `template` is "alpaca" or your own; None: the folder's
+        `prompt_template.json`, else its tokenizer's `chat_template`.
 
         Raises:
-            CheckpointError: There is no such folder, it is damaged or needs code of its own, or `lora` is given for a
-                folder that is an adapter already.
+            CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
             DataError: The folder has no template and none is given, or its template cannot be used.
         """
         check_model(path)
@@ -132,28 +119,20 @@ class LanguageModel:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a response when sampling; the first is the one that ends it in training.
-
-        A generation config that lists several adds them.
-        """
+        """The tokens that end a response when sampling; the first is the one that ends it in training."""
         first, listed = self.template.end_id(self.tokenizer), self._base_model.generation_config.eos_token_id
         return tuple(dict.fromkeys([first, self.tokenizer.eos_token_id, *(listed if isinstance(listed, list) else ())]))
 
     @property
     def device(self) -> torch.device:
         """Where the model is now."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
-    # Text and tokens ---------------------------------------------------------------------------------------------
+        return cast(torch.device, next(self.model.parameters()).device)
 
     def encode_prompts(self, instructions: Sequence[str]) -> list[list[int]]:
         """Returns each instruction's prompt as token ids, BOS in front if the tokenizer puts it there.
 
-        The control token of a conditioned policy comes next; it does not count towards `max_prompt_tokens`.
-
-        Raises:
-            ValueError: A prompt has more than `max_prompt_tokens` tokens, or none.
+        The control token of a conditioned policy comes next; it does not count towards `max_prompt_tokens`. ValueError
+        if a prompt is longer than that, or empty.
         """
         prompts = encode_prompts(self.tokenizer, self.template, instructions, max_tokens=self.max_prompt_tokens)
         control, bos = own_control_token(self._base_model), self.tokenizer.bos_token_id
@@ -161,15 +140,13 @@ class LanguageModel:
 
     def encode_responses(self, responses: Sequence[str], *, eos: bool = True) -> list[list[int]]:
         """Returns each response as token ids, as they continue a prompt; `eos` ends each as the template ends one."""
-        return encode_responses(self.tokenizer, self.template, responses, eos=eos)
+        ending = [self.template.end_id(self.tokenizer)] if eos else []
+        return [row + ending for row in self.template.encode_responses(self.tokenizer, responses)]
 
     def as_rollouts(self, instructions: Sequence[str], responses: Sequence[str]) -> Rollouts:
         """Returns given responses as `Rollouts`, for training on them or scoring them; log-probabilities are 0.
 
         A response of more than `max_response_tokens` tokens, EOS included, is cut there and counts as not finished.
-
-        Raises:
-            ValueError: A prompt is too long, or the two sequences differ in length.
         """
         if len(instructions) != len(responses):
             raise ValueError(f"as_rollouts: {len(instructions)} instructions but {len(responses)} responses")
@@ -187,8 +164,6 @@ class LanguageModel:
             finished=torch.tensor([len(row) <= self.max_response_tokens for row in encoded], device=self.device),
         )
 
-    # What a model does: sample and score ----------------------------------------------------------------------------
-
     def generate(
         self,
         instructions: Sequence[str],
@@ -199,23 +174,13 @@ class LanguageModel:
         batch_size: int = 256,
         num_samples: int = 1,
     ) -> Rollouts:
-        """Samples responses from the policy; no top-k, no top-p, no penalties, so the log-probabilities are exact.
+        """Samples `num_samples` responses to each of N instructions, in neighbouring rows, on the model's device.
 
-        The generator gives one uniform for each row and step, in the order of the instructions. Which batch a row is
-        decoded in therefore does not matter, and the generator moves on by the same amount whatever is sampled.
-
-        Args:
-            instructions: N instructions.
-            generator: Source of all randomness, or one an instruction, so that its responses do not depend on what
-                else is asked; or the uniforms themselves, [N x num_samples, max_new_tokens or more]; not used at
-                temperature 0.
-            temperature: Above 0; or 0 for the likeliest token at each step.
-            max_new_tokens: Longest response; `max_response_tokens` if None.
-            batch_size: Rows decoded together.
-            num_samples: Responses to each instruction, in neighbouring rows.
-
-        Returns:
-            N x num_samples rows in order, on the model's device.
+        There is no top-k, top-p or penalty, so the log-probabilities are exact. Each row and step takes one uniform, in
+        the order of the instructions, whatever batch of `batch_size` rows it is decoded in. The generator is the source
+        of all of them, or one an instruction, so that its responses do not depend on the others; or the uniforms
+        themselves, [N x num_samples, max_new_tokens or more]. At temperature 0, the likeliest token at each step, it is
+        not used.
 
         Raises:
             ValueError: A number is out of range, the uniforms have another shape, a prompt is too long, or prompt and
@@ -243,10 +208,12 @@ class LanguageModel:
         lengths, finished = samples.lengths, samples.finished
         # EOS is cut off by position: a tokenizer may not count it among the special tokens that decoding skips.
         text_lengths = lengths - finished.long()
+        rows = [row.tolist() for row in ragged_split(unpad(samples.tokens, text_lengths).cpu(), text_lengths)]
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         prompt_tokens, prompt_lengths = ragged(prompts, self.device)
         return Rollouts(
             instructions=tuple(instruction for instruction in instructions for _ in range(num_samples)),
-            texts=decode_rows(self.tokenizer, unpad(samples.tokens, text_lengths), text_lengths),
+            texts=tuple(self.tokenizer.batch_decode(rows, **options) if rows else ()),
             prompt_tokens=prompt_tokens,
             prompt_lengths=prompt_lengths,
             tokens=unpad(samples.tokens, lengths),
@@ -258,15 +225,12 @@ class LanguageModel:
     def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.
 
-        Prompt and response are padded on the right, where a causal model cannot see the pads: no mask is needed, and a
-        row's numbers do not depend on its batch. The output layer runs on the positions that predict a response token
-        only. Split large batches with `rollouts.micro_batches`.
+        Rows are padded on the right, where a causal model cannot see the pads: no number depends on the batch.
 
         Args:
-            rollouts: B rows.
+            rollouts: B rows; split large batches with `rollouts.micro_batches`.
             role: "policy" (gradients flow if they are enabled) or "reference" (never).
-            temperature: Divides the logits; must be the one of sampling for the two to agree. At 0, which has no
-                distribution to speak of, 1 is used, as by the sampler.
+            temperature: Divides the logits; must be that of sampling for the two to agree. 0 counts as 1, as there.
 
         Raises:
             ValueError: Unknown role, or a row longer than the positions the model knows.
@@ -276,9 +240,9 @@ class LanguageModel:
         return -nn.functional.cross_entropy(logits, rollouts.tokens.to(logits.device), reduction="none")
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
-        """Returns the scores of every possible token at each response token's place: flat [sum T, V] float32.
+        """Returns the logits at each response token's place: flat [sum T, V] float32; -inf for control tokens.
 
-        Control tokens have -inf: no role ever says one. Arguments and errors as of `logprobs`.
+        Arguments and errors as of `logprobs`.
         """
         if role not in ROLES:
             raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
@@ -292,25 +256,32 @@ class LanguageModel:
         logits = silence(logits.float(), control_tokens(self._base_model))
         return logits if temperature in (0, 1) else logits / temperature
 
-    # Roles and storage -------------------------------------------------------------------------------------------
-
     def add_reference(self) -> None:
-        """Makes the policy as it is now the reference.
-
-        A frozen copy is kept: of a LoRA model the trainable parameters only, since the frozen trunk serves both. They
-        need not be the identity: the adapter may have been trained before.
-        """
+        """Keeps a frozen copy of the policy as it is now as the reference; with LoRA, of what trains only."""
         if isinstance(self.model, peft.PeftModel):
             trained = ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
             self._reference_adapter = {name: value.detach().clone() for name, value in trained}
         else:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only.
+    def add_control_tokens(self, names: Sequence[str], generator: torch.Generator) -> tuple[int, ...]:
+        """Adds control tokens to tokenizer and embeddings, and begins prompts with the first; returns their ids.
 
-        All files are written beside the folder and then renamed into it.
+        A new row, of input and output embeddings, is the mean of the old ones plus Gaussian jitter of their standard
+        deviation in each dimension (AlpacaFarm's Quark). Tokens that are there already stay as they are. Where the
+        model's positions hold no more than the longest prompt and response, the longest prompt gets one shorter.
+
+        Raises:
+            ValueError: The policy has other control tokens, a name is an ordinary token, or the policy trains a LoRA
+                adapter, which has no place for new embeddings.
         """
+        ids = extend(self.model, self.tokenizer, names, generator)
+        room = num_positions(self.model.config) - self.max_response_tokens - 1
+        self.max_prompt_tokens = int(min(self.max_prompt_tokens, room))
+        return ids
+
+    def save(self, folder: str | Path) -> None:
+        """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only."""
         save_files(folder, self.model, self.tokenizer, self.template)
 
     @property
@@ -334,14 +305,14 @@ class LanguageModel:
         if length > limit:
             raise ValueError(
                 f"Prompt and response take {length} tokens, but the model knows {limit} positions "
-                f"(max_position_embeddings); lower max_new_tokens or max_response_tokens"
+                "(max_position_embeddings); lower max_new_tokens or max_response_tokens"
             )
 
 
 def turn_off_dropout(model: Any) -> Any:
     """Sets every dropout probability of a model to 0 and the model to eval mode; returns it.
 
-    A zero and not eval mode alone: gradient checkpointing needs train mode.
+    Eval mode alone would not do: gradient checkpointing needs train mode.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -365,24 +336,28 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def draw_uniforms(
-    source: torch.Generator | Sequence[torch.Generator] | Tensor, num: int, num_samples: int, width: int
-) -> Tensor:
-    """Returns the random numbers of `LanguageModel.generate`, [num x num_samples, width or more] in [0, 1).
-
-    Raises:
-        ValueError: They are given in another shape, or there is neither one generator nor one an instruction.
-    """
-    if isinstance(source, Tensor):
-        if source.shape[:-1] != (num * num_samples,) or source.shape[-1] < width:
+def encode_prompts(
+    tokenizer: Any, template: PromptTemplate, instructions: Sequence[str], *, max_tokens: int = sys.maxsize
+) -> list[list[int]]:
+    """Each instruction's prompt as token ids, with BOS if the tokenizer puts it there; errors as of the method."""
+    prompts = template.encode_prompts(tokenizer, instructions)
+    for instruction, tokens in zip(instructions, prompts, strict=True):
+        if not 0 < len(tokens) <= max_tokens:
             raise ValueError(
-                f"generate: expected uniforms of shape [{num * num_samples}, {width}], a row a response, got "
-                f"{list(source.shape)}"
+                f"A prompt must have 1 to {max_tokens} tokens, got {len(tokens)} for the instruction "
+                f"{shorten(instruction)}; load the policy with a larger max_prompt_tokens (and, where its positions do "
+                "not hold both, a smaller max_response_tokens), or leave the instruction out (of an environment: "
+                "env.unwrapped.leave_out([id]))"
             )
-        return source
-    sources = [source] if isinstance(source, torch.Generator) else source
-    if len(sources) not in (1, num):
-        raise ValueError(f"generate: expected 1 or {num} generators, got {len(sources)}")
-    rows = num * num_samples // max(1, len(sources))  # [] where there is no instruction to draw for
-    parts = [torch.rand(rows, width, generator=each, device=each.device) for each in sources]
-    return torch.cat(parts) if parts else torch.rand(0, width)
+    return prompts
+
+
+def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
+    """The longest prompt and response, as `token_limits` has them; ValueError if they exceed the positions."""
+    prompt, response = token_limits(max_prompt_tokens, max_response_tokens, positions)
+    if prompt + response > positions:
+        raise ValueError(
+            f"Expected max_prompt_tokens and max_response_tokens that fit together into the {positions} positions that "
+            f"the model has for them (a control token takes one), got {prompt} and {response}; None takes what fits"
+        )
+    return prompt, response

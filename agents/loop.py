@@ -3,31 +3,27 @@
 Three laws make a run a function of its config and seed:
 
 - **Sums over a global count.** An agent gives *sums* over the real items (tokens, pairs) of a micro-batch; the loop
-  divides them by the number of items of the whole batch on all processes and adds gradients up. Gradients then depend
-  neither on padding, nor on how a batch is cut into micro-batches, nor on how many processes share it.
-- **Keyed randomness.** Nothing draws from a stream that lives across steps: each draw is keyed on (seed, purpose, step)
-  and made for all processes' rows. So no random state needs saving, a resumed run makes the same draws, and so does one
-  on another number of processes.
+  divides them by the number of items of the whole batch on all processes and adds gradients up. So gradients depend
+  neither on padding, nor on how a batch is cut into micro-batches, nor on the number of processes.
+- **Keyed randomness.** Each draw is keyed on (seed, purpose, step) and made for all processes' rows. No random state
+  needs saving, and a resumed run, or one on another number of processes, makes the same draws.
 - **No clocks in metrics.jsonl.** Times go to timing.jsonl. A resumed run cuts metrics.jsonl back to its checkpoint, and
-  rewrites the same bytes an uninterrupted run would have written.
+  rewrites the bytes that an uninterrupted run would have written.
 
-Processes are started by `accelerate launch` or `torchrun`. Gradients are added up by one all-reduce a parameter after
-the last micro-batch, instead of by a DistributedDataParallel wrapper: the modules stay bare, so generation, adapters
-that are exchanged and parameters unused in a step need no special care, and the sum is the mean over the global
-count that we want.
+Gradients are added up by one all-reduce a parameter after the last micro-batch, without DistributedDataParallel: the
+modules stay bare, so generation, exchanged adapters and parameters unused in a step need no special care.
 """
 
 import json
 import math
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from types import NoneType
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -44,12 +40,13 @@ from ..seeding import keyed_rng
 from . import checkpoints
 from .masters import Masters
 from .processes import Processes, join
+from .settings import Settings
 
 Sums = Callable[[Tensor], dict[str, Tensor]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means."""
 
 Resume = Literal["auto", "never"]
-"""What a run does with a folder that has checkpoints: continue the newest complete one, or refuse."""
+"""What to do with a folder that has checkpoints: continue the newest complete one, or refuse."""
 
 
 Schedule = Literal["linear", "cosine", "constant"]
@@ -57,7 +54,7 @@ Schedule = Literal["linear", "cosine", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """What every algorithm's config has: optimizer, schedule, micro-batches, checkpoints."""
 
     learning_rate: float = 1e-5
@@ -82,30 +79,14 @@ class TrainingConfig:
     """How many checkpoints to keep, at least 1."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
-            if value is None and NoneType in kinds:
-                continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            self.require(int not in kinds or (number and isinstance(value, int)), field.name, "an integer")
-            self.require(float not in kinds or (number and math.isfinite(value)), field.name, "a finite number")
-        self.require(self.learning_rate > 0, "learning_rate", "above 0")
-        self.require(self.warmup_steps >= 0, "warmup_steps", "0 or more")
-        self.require(self.max_grad_norm is None or self.max_grad_norm > 0, "max_grad_norm", "above 0, or None")
-        self.require(self.micro_batch_tokens >= 1, "micro_batch_tokens", "1 or more")
-        self.require(self.save_every >= 0, "save_every", "0 or more")
-        self.require(self.keep_checkpoints >= 1, "keep_checkpoints", "1 or more")
-        self.require(self.schedule in get_args(Schedule), "schedule", f"one of {get_args(Schedule)}")
-        self.require(self.mixed_precision in ("no", "bf16"), "mixed_precision", "'no' or 'bf16'")
-
-    def require(self, holds: bool, field: str, expected: str) -> None:
-        """Raise a ValueError that names the field, what it may be and what it is."""
-        if not holds:
-            raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
+        super().__post_init__()
+        self.above_0("learning_rate", "max_grad_norm")
+        self.at_least(0, "warmup_steps", "save_every")
+        self.at_least(1, "micro_batch_tokens", "keep_checkpoints")
 
 
 FREE_TO_CHANGE = frozenset({"save_every", "keep_checkpoints", "micro_batch_tokens", "num_processes", "num_envs"})
-"""What a resumed run may change: it decides what is kept, what fits into memory and how fast, not what is learned."""
+"""What a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""
 
 
 def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:
@@ -130,7 +111,7 @@ def keyed_generator(seed: int, *content: str | int) -> torch.Generator:
 
 
 SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
-"""The metrics beside the progress bar."""
+"""The metrics shown next to the progress bar."""
 
 
 def show_progress(updates: Iterator[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
@@ -151,25 +132,19 @@ class Loop:
 
     Attributes:
         step: Completed steps.
-        total: Steps of the whole run, the horizon of the schedule.
-        parameters: By name, what the optimizer moves: the trained parameters, of those below float32 their masters.
+        parameters: By name, what the optimizer moves: trained parameters, or their masters if they are below float32.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
-        processes: The processes that train together.
 
     Args:
         modules: By name, what is trained: every parameter that requires a gradient.
-        config: The agent's config.
-        total: Steps of the run.
-        seed: The agent's seed, part of what must agree on resume.
+        total: Steps of the whole run, the horizon of the schedule.
         out: The run's folder; None keeps nothing.
-        inputs: What else decides the result (data size, environment), JSON-able, compared on resume.
-        write: Writes the model's weights into a folder.
-        read: Reads them back in place.
-        resume: "auto" continues the newest complete checkpoint of `out`; "never" refuses a folder that has one.
+        inputs: What else decides the result (data, environment), JSON-able, compared on resume.
+        write: Writes the model's weights into a folder; `read` reads them back in place.
 
     Raises:
-        CheckpointError: If the checkpoint to resume is damaged or belongs to another run.
-        WorldError: If the processes differ in settings, in the folder or in what they find there, or one has failed.
+        CheckpointError: The checkpoint to resume is damaged or belongs to another run.
+        WorldError: Processes differ in settings, folder or what they find there, or one has failed.
     """
 
     def __init__(
@@ -215,21 +190,14 @@ class Loop:
         if out is not None:
             self._open(out, resume)
 
-    # ------------------------------------------------------------------------------------------------------- one update
-
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
-        """One optimizer update on a batch.
-
-        Args:
-            micro_batches: This process's rows, cut into micro-batches; may be empty.
-            sums: Sums over the real items of a micro-batch, "loss" among them.
-            count: Real items in this process's share of the batch.
+        """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
 
         Returns:
-            Means over the real items of all processes, and "grad_norm" before clipping.
+            Means of the sums over the real items of all processes, and "grad_norm" before clipping.
 
         Raises:
-            FloatingPointError: If the loss or the gradient is no longer finite.
+            FloatingPointError: The loss or the gradient is no longer finite.
         """
         means = self.accumulate(micro_batches, sums, count=count)
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
@@ -267,22 +235,18 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the step that is under way."""
+        """The rate of the current step."""
         config = self.config
         factor = schedule_factor(self.step, self.total, warmup=config.warmup_steps, kind=config.schedule)
         return config.learning_rate * factor
 
-    # -------------------------------------------------------------------------------------------------------- the run
-
     def run(self, make_step: Callable[[int], dict[str, float]]) -> Iterator[dict[str, float]]:
-        """Make the remaining steps; yields each step's metrics after they, and a checkpoint when due, are on disk.
+        """Make the remaining steps; yields a step's metrics once they, and a checkpoint when due, are on disk.
 
-        From the first step to the end (or `close`) nobody else may write into `out`.
-
-        Raises:
-            CheckpointError: Another run is writing into `out`, or has written since this one was opened.
+        From the first step to the end (or `close`) nobody else may write into `out`; CheckpointError if somebody has.
         """
-        with self.processes.together(self._claim):
+        place = self.out if self.processes.is_main else None
+        with self.processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
             while self.step < self.total:
                 began = perf_counter()
                 learning_rate = self.learning_rate
@@ -297,12 +261,6 @@ class Loop:
                 with checkpoints.writing(self.out):
                     self._board.finish()
 
-    def _claim(self) -> AbstractContextManager[object]:
-        """The right to write into `out`, which is as this run has left it."""
-        if self.out is None or not self.processes.is_main:
-            return nullcontext()
-        return checkpoints.claim_metrics(self.out, self._length)
-
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Count the seconds of the block as `part` of the step in timing.jsonl."""
@@ -311,7 +269,7 @@ class Loop:
         self._seconds[part] = self._seconds.get(part, 0.0) + perf_counter() - began
 
     def save(self) -> None:
-        """Write `out/checkpoint-<completed steps>`; older ones beyond `keep_checkpoints` are removed afterwards."""
+        """Write `out/checkpoint-<completed steps>`, then remove older ones beyond `keep_checkpoints`."""
         if self.out is not None and self.processes.is_main:
             checkpoints.publish(self.out / f"checkpoint-{self.step}", self._fill)
             checkpoints.prune(self.out, keep=self.config.keep_checkpoints)
@@ -326,7 +284,6 @@ class Loop:
         checkpoints.write_json(folder / "state.json", state)
 
     def _open(self, out: Path, resume: Resume) -> None:
-        """Make or continue the run's folder."""
         folder = self.processes.together(lambda: self._found(out, resume))
         self.processes.agree({"newest checkpoint in out": folder and folder.name})
         metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
@@ -367,8 +324,6 @@ class Loop:
             self.step, self.state = int(state["step"]), dict(state["agent"])
             return int(state["metrics_bytes"])
 
-    # ---------------------------------------------------------------------------------------------------------- metrics
-
     def _log(self, metrics: Mapping[str, float], seconds: float) -> None:
         parts = {name: round(value, 4) for name, value in self._seconds.items()}
         self._seconds = {}
@@ -385,7 +340,7 @@ class Loop:
                 self._board.log(dict(metrics), step=int(metrics["step"]))
 
     def _metrics_bytes(self) -> int:
-        """Length of metrics.jsonl, which is forced to disk first: a checkpoint must not outlive its metrics."""
+        """Length of metrics.jsonl, forced to disk first: a checkpoint must not outlive its metrics."""
         assert self.out is not None
         path = self.out / "metrics.jsonl"
         if not path.exists():
@@ -393,3 +348,30 @@ class Loop:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
+
+
+class Trainer:
+    """Base of what a `Loop` trains: a subclass makes `_loop` and defines `_step`."""
+
+    label: ClassVar[str]
+    """What the progress bar and warnings call it."""
+    num_left_out: int = 0
+    """Examples, or instructions of the environment, that are left out as their prompts are too long."""
+    _loop: Loop
+
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one step at a time; yields each step's metrics."""
+        return self._loop.run(self._step)
+
+    def learn(self) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
+        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._loop.total
+
+    def _step(self, step: int) -> dict[str, float]:
+        """Make step `step` (from 1); its metrics."""
+        raise NotImplementedError

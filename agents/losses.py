@@ -1,12 +1,12 @@
-"""The arithmetic of RLHF: KL estimates, shaped rewards, returns and losses, as pure tensor functions.
+"""The arithmetic of RLHF as pure tensor functions: KL estimates, shaped rewards, returns, losses, masked statistics.
 
-Nothing here owns a model, a random stream or a process group. Conventions, for every function:
+Conventions:
 
-- B rows (responses), T response tokens, V vocabulary. A `mask` is True where a token counts; padding may stand on
-  either side. What stands outside a mask, NaN included, never reaches a result; results are 0 there.
-- Losses come back per token (or per pair), unreduced. Divide their sum by the number of real tokens of the *global*
-  minibatch: the gradient then depends neither on padding, nor on micro-batch size, nor on the number of processes.
-- Normalisation and means over all processes (`whiten`, `masked_mean`, ...) live in `masked.py`, exported here too.
+- B rows (responses), T response tokens, V vocabulary. A `mask` is True where a token counts; padding may be on either
+  side. Nothing outside a mask, NaN included, reaches a result; results are 0 there.
+- Losses come back per token (or pair), unreduced. Divide their sum by the number of real tokens of the *global*
+  minibatch: the gradient then depends neither on padding, micro-batch size nor the number of processes.
+- Statistics take `reduce`, which adds a tensor up over all processes; None: there is one.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,34 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import did_you_mean
-from .masked import Reduce, check_shapes, masked_mean, masked_moments, scale_to_unit_std, whiten, zero_outside
 
-__all__ = [
-    "KL_ESTIMATORS",
-    "Reduce",
-    "adaptive_kl_coef",
-    "dpo_loss",
-    "exact_kl",
-    "gae",
-    "implicit_rewards",
-    "kl_estimate",
-    "masked_mean",
-    "masked_moments",
-    "missing_eos_penalty",
-    "nll_loss",
-    "pairwise_loss",
-    "place_scores",
-    "policy_clipped",
-    "ppo_policy_loss",
-    "ppo_value_loss",
-    "scale_to_unit_std",
-    "shape_rewards",
-    "stops_after",
-    "value_clipped",
-    "whiten",
-]
-
-# ------------------------------------------------------------------------------------------------------------------- KL
+Reduce = Callable[[Tensor], Tensor]
+"""This process's sums -> the sums over all processes."""
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: log_ratio,
@@ -65,16 +40,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     | k3 | exp(−d) − 1 + d | unbiased, ≥ 0 |
     | clamped_k1 | max(d, 0) | far too large near 0 (8.5 x at σ(d) = 0.1); what AlpacaFarm's released code penalises |
 
-    A number to penalise or to log. As a *loss* the gradient of k1 is not that of the KL.
+    To penalise or to log: as a *loss* the gradient of k1 is not that of the KL.
     Source: Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html).
-
-    Args:
-        logprobs: log π of the sampled tokens, any shape.
-        ref_logprobs: The reference's, same shape.
-        kind: A key of `KL_ESTIMATORS`.
-
-    Raises:
-        ValueError: On an unknown kind (`UnknownNameError`), or if the shapes differ.
     """
     check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if kind not in KL_ESTIMATORS:
@@ -83,16 +50,9 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
 
 
 def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(π ‖ ref) = Σ_v π(v) (log π(v) − log ref(v)) over the whole vocabulary, in nats, ≥ 0; differentiable.
+    """KL(π ‖ ref) = Σ_v π(v) (log π(v) − log ref(v)) in nats, differentiable; logits [..., V] -> [...].
 
-    A token forbidden by a logit of −inf in π (or in both) contributes 0.
-
-    Args:
-        logits: [..., V], unnormalised, already divided by the temperature.
-        ref_logits: The same shape.
-
-    Returns:
-        [...].
+    Logits are already divided by the temperature. A token that π forbids by −inf contributes 0.
     """
     check_shapes(logits=logits, ref_logits=ref_logits)
     log_pi, log_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
@@ -100,29 +60,20 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, step_size: float) -> float:
-    """The next KL coefficient: β · (1 + step_size · clip(kl / target − 1, ±0.2)).
+    """The next KL coefficient: β · (1 + step_size · clip(kl / target − 1, ±0.2)), KL and target in nats per *sequence*.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), sec. 2.2, where step_size = rollouts / horizon = 512 / 10000;
     AlpacaFarm's k_beta is 0.1.
-
-    Args:
-        kl_coef: β of the step just made.
-        kl: Mean over all processes' responses of the KL *per sequence*, in nats.
-        target: The KL aimed at, nats per sequence, > 0.
-        step_size: The largest relative change is 0.2 times this.
     """
     if not target > 0:
         raise ValueError(f"target must be a positive KL in nats per sequence, got {target!r}")
     return kl_coef * (1 + step_size * min(max(kl / target - 1, -0.2), 0.2))
 
 
-# ----------------------------------------------------------------------------------------------------- rewards, returns
-
-
 def stops_after(tokens: Tensor, stop_tokens: Collection[int], *, index: int = -1) -> Tensor:
-    """Whether each row of `tokens` [B, T] has one of `stop_tokens` behind position `index`; bool [B].
+    """Whether each row of `tokens` [B, T] has one of `stop_tokens` after position `index`; bool [B].
 
-    AlpacaFarm's `truncate_tokens` and `truncate_after`; the default takes a stop token anywhere. Pads must not be one.
+    AlpacaFarm's `truncate_tokens` and `truncate_after`; by default a stop token counts anywhere.
     """
     stops = torch.isin(tokens, torch.tensor(sorted(stop_tokens), dtype=tokens.dtype, device=tokens.device))
     return stops[:, index + 1 :].any(-1)
@@ -131,16 +82,10 @@ def stops_after(tokens: Tensor, stop_tokens: Collection[int], *, index: int = -1
 def missing_eos_penalty(
     scores: Tensor, finished: Tensor, *, value: float, how: Literal["set", "subtract"] = "set"
 ) -> Tensor:
-    """Scores [B] with the penalty for responses that never ended.
+    """Scores [B] with the penalty for responses that are not `finished`; NaN (unscored) stays NaN.
 
-    Source: "set" is the EOS trick of Stiennon et al. 2020 (arXiv:2009.01325) and AlpacaFarm's penalty_reward_value
-    (value −1); "subtract" is TRL's missing_eos_penalty (value 1).
-
-    Args:
-        scores: [B]; NaN (unscored) stays NaN.
-        finished: Bool [B], True if the response ended with EOS.
-        value: The score of an unfinished response ("set"), or what is taken off its score ("subtract").
-        how: "set" or "subtract".
+    "set" replaces the score by `value`: the EOS trick of Stiennon et al. 2020 (arXiv:2009.01325), AlpacaFarm's
+    penalty_reward_value (−1). "subtract" takes `value` off: TRL's missing_eos_penalty (1).
     """
     check_shapes(scores=scores, finished=finished)
     if how not in ("set", "subtract"):
@@ -150,14 +95,9 @@ def missing_eos_penalty(
 
 
 def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
-    """Token rewards [B, T]: each row's score at its last real token (EOS, or where the length limit cut), 0 elsewhere.
+    """Token rewards [B, T]: each row's score [B] at its last real token (EOS, or where the limit cut), 0 elsewhere.
 
-    Args:
-        scores: [B].
-        mask: Bool [B, T].
-
-    Raises:
-        ValueError: If a score is NaN (leave unscored rows out first) or a row has no real token.
+    ValueError if a score is NaN (leave unscored rows out first) or a row has no real token.
     """
     if scores.shape != mask.shape[:1] or mask.ndim != 2:
         raise ValueError(f"expected scores [B] and mask [B, T], got {tuple(scores.shape)} and {tuple(mask.shape)}")
@@ -174,20 +114,9 @@ def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
 def shape_rewards(
     scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coef: float, kind: str = "k1"
 ) -> tuple[Tensor, Tensor]:
-    """Token rewards r_t = −β · kl_t, plus the score at the last real token; and the kl_t.
+    """Token rewards r_t = −β · kl_t, plus the scores [B] at the last real tokens; and the kl_t: [B, T], detached.
 
-    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; AlpacaFarm (arXiv:2305.14387), appendix B.
-
-    Args:
-        scores: [B], no NaN.
-        logprobs: log π of the sampled tokens, [B, T].
-        ref_logprobs: The reference's, [B, T].
-        mask: Bool [B, T].
-        kl_coef: β ≥ 0, score per nat.
-        kind: A key of `KL_ESTIMATORS`.
-
-    Returns:
-        (token_rewards, kl), both [B, T] in the dtype of `logprobs`, 0 where `mask` is False, without gradient.
+    β is in score per nat. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; AlpacaFarm, appendix B.
     """
     check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     kl = zero_outside(kl_estimate(logprobs.detach(), ref_logprobs.detach(), kind), mask)
@@ -197,20 +126,11 @@ def shape_rewards(
 def gae(
     token_rewards: Tensor, values: Tensor, mask: Tensor | None = None, *, gamma: float = 1.0, lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimates and the returns A + V; the value after a row's last real token is 0.
+    """Generalized advantage estimates and returns A + V, [B, T] without gradient; V after the last real token is 0.
 
-    δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1}. With γ = λ = 1, A_t = Σ_{s≥t} r_s − V_t.
+    δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1}, where V_t is the value of the state *before* token t. With
+    γ = λ = 1, A_t = Σ_{s≥t} r_s − V_t. Masked tokens are stepped over: t + 1 is the next real one.
     Source: Schulman et al. 2016 (arXiv:1506.02438), eqs. 11-16.
-
-    Args:
-        token_rewards: [B, T].
-        values: V_t, the value of the state *before* token t, [B, T].
-        mask: Bool [B, T]; masked tokens are stepped over, so t + 1 means the next real token. None: all are real.
-        gamma: Discount per token, in [0, 1].
-        lam: λ, in [0, 1].
-
-    Returns:
-        (advantages, returns), both [B, T], 0 where `mask` is False, without gradient.
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     check_shapes(token_rewards=token_rewards, values=values, mask=mask)
@@ -226,70 +146,39 @@ def gae(
     return advantages, advantages + values
 
 
-# --------------------------------------------------------------------------------------------------------------- losses
-
-
 def ppo_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
-    """max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)) per token, with ρ = exp(log π − log π_old).
+    """max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)) per token, with ρ = exp(log π − log π_old); tensors of one shape, any.
 
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
-
-    Args:
-        logprobs: log π now, with gradient; any shape.
-        old_logprobs: log π when sampled, same shape.
-        advantages: Same shape.
-        clip: ε > 0; `math.inf` for none.
-
-    Returns:
-        The shape of `logprobs`.
+    `clip` is ε > 0; `math.inf` for none. Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
     """
     return torch.maximum(*_surrogates(logprobs, old_logprobs, advantages, clip))
 
 
 def policy_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
-    """Where the clip decides `ppo_policy_loss` (gradient 0 there); bool. The `masked_mean` is the clip fraction."""
+    """Where the clip decides `ppo_policy_loss` (its gradient is 0 there); bool."""
     unclipped, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip)
     return clipped > unclipped
 
 
 def ppo_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
-    """½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) per token.
+    """½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) per token; ε in units of the return, `math.inf` for none.
 
     Source: OpenAI baselines' ppo2; Ziegler et al. 2019 and AlpacaFarm, released code.
-
-    Args:
-        values: V now, with gradient; any shape.
-        old_values: V when sampled, same shape.
-        returns: R, same shape.
-        clip: ε > 0, in units of the return; `math.inf` for none.
-
-    Returns:
-        The shape of `values`.
     """
     return torch.maximum(*_squared_errors(values, old_values, returns, clip)) / 2
 
 
 def value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
-    """Where the clip decides `ppo_value_loss`; bool. The `masked_mean` is the value clip fraction."""
+    """Where the clip decides `ppo_value_loss`; bool."""
     unclipped, clipped = _squared_errors(values.detach(), old_values, returns, clip)
     return clipped > unclipped
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = None) -> Tensor:
-    """−p log σ(Δ) − (1 − p) log σ(−Δ) per pair, with Δ = chosen − rejected; −log σ(Δ) without targets.
+    """−p log σ(Δ) − (1 − p) log σ(−Δ) per pair [B], with Δ = chosen − rejected, two scores [B].
 
-    Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; AlpacaFarm's reward model.
-
-    Args:
-        chosen: Scores [B] of the responses preferred.
-        rejected: Scores [B] of the others.
-        targets: p, the probability [B] that the label is right: 1 − flip rate, or a judge's own. None means 1.
-
-    Returns:
-        [B].
-
-    Raises:
-        ValueError: If shapes differ or a target is outside [0, 1].
+    The target p is the probability that the label is right, 1 − flip rate or a judge's own; None: 1. ValueError if one
+    is outside [0, 1]. Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1.
     """
     if targets is None:
         check_shapes(chosen=chosen, rejected=rejected)
@@ -302,24 +191,11 @@ def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = Non
     return nn.functional.binary_cross_entropy_with_logits(chosen - rejected, targets.to(chosen.dtype), reduction="none")
 
 
-# ------------------------------------------------------------------------------------------------------------------ DPO
-
-
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
     """β (log π(y | x) − log π_ref(y | x)): the reward that π is optimal for, up to a constant of the prompt.
 
+    Log-probabilities are of whole responses: sums over tokens, EOS included. β is in reward units per nat.
     Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 5.
-
-    Args:
-        logprobs: log π of whole responses (sums over tokens, EOS included), any shape.
-        ref_logprobs: The reference's, same shape.
-        beta: β of the KL-penalised objective, reward units per nat.
-
-    Returns:
-        The shape of `logprobs`, with its gradient.
-
-    Raises:
-        ValueError: If the shapes differ.
     """
     check_shapes(logprobs=logprobs, ref_logprobs=ref_logprobs)
     return beta * (logprobs - ref_logprobs)
@@ -334,39 +210,83 @@ def dpo_loss(
     beta: float,
     targets: Tensor | None = None,
 ) -> Tensor:
-    """`pairwise_loss` of the `implicit_rewards`; ln 2 where π is the reference.
+    """`pairwise_loss` of the `implicit_rewards`, [B] in nats, with its errors; ln 2 where π is the reference.
 
     Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 7; with targets below 1, Mitchell 2023, "A note on DPO with
     noisy preferences".
-
-    Args:
-        logprobs_chosen: log π [B] of the responses preferred, summed over their tokens, with gradient.
-        logprobs_rejected: log π [B] of the others, with gradient.
-        ref_chosen: The reference's log-probabilities [B] of the responses preferred.
-        ref_rejected: And of the others.
-        beta: β, reward units per nat.
-        targets: P(the label is right) [B]; None means 1.
-
-    Returns:
-        [B], nats.
-
-    Raises:
-        ValueError: If shapes differ or a target is outside [0, 1].
     """
     chosen = implicit_rewards(logprobs_chosen, ref_chosen, beta=beta)
     rejected = implicit_rewards(logprobs_rejected, ref_rejected, beta=beta)
     return pairwise_loss(chosen, rejected, targets)
 
 
-# ------------------------------------------------------------------------------------------------------------ imitation
-
-
 def nll_loss(logprobs: Tensor) -> Tensor:
-    """−log π(y_t) per token in nats, the shape of `logprobs`: supervised fine-tuning, over response tokens only."""
+    """−log π(y_t) per token in nats: supervised fine-tuning, over response tokens only."""
     return -logprobs
 
 
-# ------------------------------------------------------------------------------------------------------------- plumbing
+def masked_moments(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of `x` where `mask` is True, over all processes: float64 scalars, 0 of nothing.
+
+    Two passes (sums, then squared deviations), so that splitting rows over processes or padding them further moves the
+    result by rounding only. No mask counts pads too, as AlpacaFarm's released code does.
+    """
+    real = zero_outside(_wide(x), mask)
+    entries = real.new_tensor(x.numel()) if mask is None else mask.sum()
+    sums = torch.stack((real.sum(), entries.to(real.dtype)))
+    total, count = (reduce(sums) if reduce else sums).unbind()
+    mean = total / count.clamp(min=1)
+    squares = zero_outside((real - mean).square(), mask).sum()
+    return mean, (reduce(squares) if reduce else squares) / count.clamp(min=1)
+
+
+def masked_mean(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None = None) -> Tensor:
+    """Mean of `x` (numbers or bools) where `mask` is True, over all processes: a scalar metric, without gradient."""
+    return masked_moments(x.detach(), mask, reduce=reduce)[0]
+
+
+def whiten(
+    x: Tensor, mask: Tensor | None = None, *, shift_mean: bool = True, eps: float = 1e-8, reduce: Reduce | None = None
+) -> Tensor:
+    """(x − μ) / (σ + eps), plus μ again if not `shift_mean`; μ, σ (biased) over the masked entries of all processes.
+
+    `shift_mean=False` on *rewards* is AlpacaFarm's reward whitening: it turns every zero into μ(1 − 1/σ). Summed over
+    real tokens only, that constant rewards or punishes length, so under a mask use `scale_to_unit_std` instead.
+    Source: Ziegler et al. 2019 (arXiv:1909.08593) and AlpacaFarm (arXiv:2305.14387), released code.
+    """
+    mean, variance = masked_moments(x, mask, reduce=reduce)
+    whitened = (_wide(x) - mean) / (variance.sqrt() + eps)
+    return zero_outside(whitened if shift_mean else whitened + mean, mask).to(x.dtype)
+
+
+def scale_to_unit_std(
+    x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, reduce: Reduce | None = None
+) -> Tensor:
+    """Returns x / σ, with σ (biased) over the masked entries of all processes; zeros stay zeros.
+
+    Equal scores then give equal returns at any length. Without spread (σ ≤ eps) `x` comes back as it is.
+    """
+    std = masked_moments(x, mask, reduce=reduce)[1].sqrt()
+    return zero_outside(_wide(x) / torch.where(std > eps, std, 1.0), mask).to(x.dtype)
+
+
+def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x`, with 0 where `mask` is False; unlike a product with the mask, this stops NaN."""
+    if mask is None:
+        return x
+    check_shapes(x=x, mask=mask)
+    return x.masked_fill(~mask, 0)
+
+
+def check_shapes(**tensors: Tensor) -> None:
+    """Raises ValueError, naming each tensor and its shape, unless all shapes are equal."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"expected tensors of one shape, got {', '.join(f'{k} {v}' for k, v in shapes.items())}")
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no float64
 
 
 def _surrogates(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
 """float32 masters of weights that are trained in bfloat16 or float16.
 
 bfloat16 has 8 significant bits: at a learning rate of 3e-6 an update of AdamW is smaller than half the distance between
-a weight and its neighbour, and would be rounded away each time. The optimizer therefore moves float32 copies, which
-keep what is too small to show yet, and the weights are their copies, rounded (Micikevicius et al. 2018,
-arXiv:1710.03740, sec. 3.1). Gradients and moments are float32 too.
+a weight and its neighbour, and would be rounded away each time. The optimizer therefore moves float32 copies, of which
+the weights are rounded copies (Micikevicius et al. 2018, arXiv:1710.03740, sec. 3.1), and has float32 moments.
 """
 
 from collections.abc import Mapping
@@ -17,13 +16,10 @@ FILE = "masters.safetensors"
 
 
 class Masters:
-    """What the optimizer moves in place of a model's parameters: the float32 ones themselves, masters of the others.
+    """What the optimizer moves in place of a model's `parameters`.
 
     Attributes:
-        trained: By name, all of them.
-
-    Args:
-        parameters: By name, what shall be trained.
+        trained: By name, the float32 parameters themselves and the masters of the others.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -34,7 +30,7 @@ class Masters:
         self.trained = {name: self._pairs[name][1] if name in low else p for name, p in parameters.items()}
 
     def take_gradients(self) -> None:
-        """Add the weights' gradients to those of their masters. To be called after each backward pass."""
+        """Add the weights' gradients to those of their masters, after each backward pass."""
         for weight, master in self._pairs.values():
             if weight.grad is not None:
                 gradient = weight.grad.float()
@@ -66,7 +62,7 @@ class Masters:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, after the weights. They stand for masters that a checkpoint of 0.1.0 lacks."""
+        """Read what `save` wrote, after the weights; they stand in for the masters that a checkpoint of 0.1.0 lacks."""
         self.follow()
         for name, value in (load_file(folder / FILE) if (folder / FILE).is_file() else {}).items():
             self._pairs[name][1].copy_(value)

@@ -1,15 +1,17 @@
-"""What every agent that trains a policy shares: steps out, answers out, weights in and out."""
+"""What the agents with a policy share: answers, weights in and out, the start of a run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from torch import nn
 
+from ..instructions import Demonstration, Preference
+from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
-from .loop import Loop, Resume, TrainingConfig, keyed_generator, show_progress
+from .loop import Loop, Resume, Trainer, TrainingConfig, keyed_generator
 from .processes import Processes, default_device
 
 
@@ -22,18 +24,21 @@ class PolicyConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.act_temperature >= 0, "act_temperature", "0 or more")
+        self.at_least(0, "act_temperature")
+
+
+Example = TypeVar("Example", Demonstration, Preference)
 
 
 def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
-    """The policy itself, or what a folder or hub name holds, on this process's device."""
+    """The policy itself, or the one in a folder or of a hub name, on this process's device."""
     if isinstance(policy, LanguageModel):
         return policy
     return LanguageModel.from_pretrained(policy, device=default_device())
 
 
 class PolicyActor:
-    """A policy that answers instructions; what it has learned elsewhere, or nothing.
+    """A policy that answers instructions.
 
     Args:
         policy: The model, or a folder or hub name to load it from.
@@ -77,33 +82,29 @@ class PolicyActor:
         load_weights(Path(folder), self.policy.model)
 
 
-class PolicyAgent(PolicyActor):
-    """Base of the agents that train a policy. A subclass makes `_loop` with `_start` and defines `_step`."""
+class PolicyAgent(Trainer, PolicyActor):
+    """Base of the agents that train a policy. A subclass makes `_loop` with `_start` and defines `_step`.
 
-    label: ClassVar[str]
-    """What the progress bar calls it."""
-    num_left_out: int = 0
-    """Examples, or instructions of the environment, left out as their prompts are too long for the policy."""
-    _loop: Loop
+    All of them take:
 
-    def updates(self) -> Iterator[dict[str, float]]:
-        """Train, one step at a time; yields each step's metrics."""
-        return self._loop.run(self._step)
+    - `policy`: the model to train, in place, or a folder or hub name to load it from. As it is when the agent is made,
+      it is the reference of those that have one.
+    - `config`: settings; those of `paper()` are the source's, those of `sandbox()` suit two CPU cores.
+    - `seed`: keys every draw by step, so that a resumed run makes the same ones.
+    - `out`: the folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+    - `resume`: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+    Examples whose prompts are too long for the policy are left out, with a warning (`num_left_out`).
+    """
 
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
-        return self._loop.total
-
-    # ------------------------------------------------------------------------------------------- for subclasses
-
-    def _step(self, step: int) -> dict[str, float]:
-        """Make step `step` (from 1); its metrics."""
-        raise NotImplementedError
+    def _fitting(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples whose prompts the policy can read; ValueError if there are none at all."""
+        if not examples:
+            raise ValueError(f"{self.label} needs at least one example to train on, got none.")
+        asked = [example.instruction for example in examples]
+        kept = fitting.fitting(self.policy, asked, who=self.label)
+        self.num_left_out = len(examples) - len(kept)
+        return [examples[number] for number in kept]
 
     def _start(
         self,
@@ -114,13 +115,11 @@ class PolicyAgent(PolicyActor):
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
-        write: Callable[[Path], None] | None = None,
-        read: Callable[[Path], None] | None = None,
     ) -> Loop:
         """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`.
 
-        `inputs` is asked where somebody compares it: a later resume, or the other processes. What the models start
-        from is added to it for a resume.
+        `inputs` is called only where its result is compared: by a later resume, or by the other processes. For a resume
+        the fingerprints of the models at the start are added to it.
         """
         modules = modules or {"policy": self.policy.model}
         known: dict[str, Any] = {}
@@ -136,7 +135,14 @@ class PolicyAgent(PolicyActor):
             out=None if out is None else Path(out),
             # Only if there are any: a run that leaves nothing out is the same as before this was counted.
             inputs={**known, "left_out": self.num_left_out} if self.num_left_out else known,
-            write=write or (lambda folder: self.save(folder / "policy")),
-            read=read or (lambda folder: self.load(folder / "policy")),
+            write=self._write,
+            read=self._read,
             resume=resume,
         )
+
+    def _write(self, folder: Path) -> None:
+        """What a checkpoint holds of the models."""
+        self.save(folder / "policy")
+
+    def _read(self, folder: Path) -> None:
+        self.load(folder / "policy")

@@ -13,72 +13,47 @@ Deviations from AlpacaFarm's released code:
 1. The KL is estimated by log π − log π_ref (k1). The released code clamps each token's at 0
    (`kl_estimator="clamped_k1"`), which is no KL, and too large.
 2. Padding counts nowhere: not in advantages, losses, metrics or denominators. Theirs counts up to 300 slots a response.
-3. Whitened rewards are only scaled (`whiten_rewards`), since a shifted mean would reward or punish length once pads are
-   out.
+3. Whitened rewards are only scaled (`whiten_rewards`): without pads, a shifted mean would reward or punish length.
 4. Normalisation and metrics are over all processes instead of each one's share; each samples with a stream of its own.
 5. The first step's learning rate is not 0; checkpoint-k holds the policy after k steps; the last step is saved.
-6. The score is the environment's. A response it could not score is left out of the step and counted (`score/unscored`).
+6. A response that the environment could not score is left out of the step and counted (`score/unscored`).
 """
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import peft
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from safetensors.torch import load_model, save_model
-from torch import Tensor
+from safetensors.torch import load_model as load_tensors
+from safetensors.torch import save_model as save_tensors
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import did_you_mean
-from ..pretrained import reading
-from ..seeding import keyed_rng
-from .checkpoints import load_weights
-from .collecting import DRAWS, Collector, describe, places
-from .fitting import unreadable
-from .language_model import LanguageModel
+from ..folders import check_model
+from ..pretrained import load_model, load_tokenizer, reading
+from . import losses
+from .collecting import OnlineAgent, OnlineConfig
+from .language_model import LanguageModel, turn_off_dropout
 from .loop import Resume
-from .losses import (
-    KL_ESTIMATORS,
-    adaptive_kl_coef,
-    gae,
-    kl_estimate,
-    masked_moments,
-    missing_eos_penalty,
-    policy_clipped,
-    ppo_policy_loss,
-    ppo_value_loss,
-    scale_to_unit_std,
-    shape_rewards,
-    value_clipped,
-    whiten,
-)
-from .policy_agent import PolicyAgent, PolicyConfig
-from .rollouts import Rollouts, length_mask, micro_batches, pad_rows, unpad
-from .value_model import ValueModel
+from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
+from .rollouts import Rollouts, length_mask, pad_rows, scoring_batch, unpad
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(PolicyConfig):
-    """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences."""
+class PPOConfig(OnlineConfig):
+    """Settings of PPO; the defaults are AlpacaFarm's for LLaMA 7B and simulated preferences.
 
-    total_steps: int = 390
-    """PPO steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints are those of steps 20 to 80)."""
-    rollout_batch_size: int = 512
-    """Responses in a step, all processes together; a multiple of the environments' number."""
-    minibatch_size: int = 256
-    """Responses in an update, all processes together; divides rollout_batch_size."""
-    num_epochs: int = 2
-    """Passes over the responses of a step."""
-    temperature: float = 1.0
-    """Of sampling, and of every log-probability."""
-    max_response_tokens: int | None = None
-    """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
-    adam_eps: float = 1e-5
-    """AdamW's epsilon, added after the bias correction."""
+    `minibatch_size` divides `rollout_batch_size`.
+    """
+
     kl_coef: float = 0.002
     """β, reward units per nat. AlpacaFarm: 0.002 for simulated, 0.02 for human preferences."""
     kl_estimator: str = "k1"
@@ -107,17 +82,10 @@ class PPOConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs"):
-            self.require(getattr(self, field) >= 1, field, "1 or more")
-        for field in ("kl_coef", "value_coef", "adaptive_kl_step"):
-            self.require(getattr(self, field) >= 0, field, "0 or more")
-        limit = self.max_response_tokens
-        self.require(limit is None or limit >= 1, "max_response_tokens", "1 or more, or None")
-        for field in ("clip", "value_clip", "target_kl"):
-            self.require(getattr(self, field) is None or getattr(self, field) > 0, field, "above 0, or None")
+        self.at_least(0, "value_coef", "adaptive_kl_step")
+        self.above_0("clip", "value_clip", "target_kl")
         for field in ("gamma", "lam"):
             self.require(0 <= getattr(self, field) <= 1, field, "in [0, 1]")
-        self.require(self.temperature > 0, "temperature", "above 0")
         divides = self.rollout_batch_size % self.minibatch_size == 0
         self.require(divides, "minibatch_size", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
         if self.kl_estimator not in KL_ESTIMATORS:
@@ -149,6 +117,59 @@ class PPOConfig(PolicyConfig):
         )
 
 
+class ValueModel(nn.Module):
+    """A trunk and a linear head that starts at zero, so that before training V = 0 everywhere.
+
+    AlpacaFarm starts the trunk from the reward model (Dubois et al. 2023, Appendix B): `from_pretrained`. It is a
+    causal decoder that returns `last_hidden_state` [B, L, d]; `fill_token_id` is any id that it embeds.
+    """
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear, *, fill_token_id: int) -> None:
+        super().__init__()
+        self.trunk = turn_off_dropout(trunk)
+        self.head = head
+        self._fill_token_id = fill_token_id
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> Self:
+        """Takes the trunk of a sequence-classification folder (a reward model); its own head is dropped.
+
+        Raises:
+            CheckpointError: The folder is missing or damaged.
+            ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
+        """
+        check_model(path)
+        check_same_vocabulary(policy.tokenizer, load_tokenizer(path), str(path))
+        model, _ = load_model("AutoModelForSequenceClassification", path, new={"score.weight"}, dtype=dtype)
+        return cls._with_zero_head(model, policy)
+
+    @classmethod
+    def from_policy(cls, policy: LanguageModel) -> Self:
+        """Takes a copy of the policy's own trunk, LoRA adapters merged in; all of it trains."""
+        model: Any = copy.deepcopy(policy.model)
+        if isinstance(model, peft.PeftModel):
+            model = model.merge_and_unload()
+        return cls._with_zero_head(model, policy)
+
+    @classmethod
+    def _with_zero_head(cls, model: PreTrainedModel, policy: LanguageModel) -> Self:
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        trunk = model.base_model.requires_grad_(True)
+        return cls(trunk, head, fill_token_id=policy.tokenizer.eos_token_id).to(policy.device)
+
+    def values(self, rollouts: Rollouts) -> Tensor:
+        """V before every response token: flat [sum T] float32.
+
+        V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
+        """
+        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
+        hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+        values: Tensor = self.head(hidden[predicts])[:, 0].float()
+        return values
+
+
 @dataclass(frozen=True)
 class Experience:
     """Scored responses and all that the losses need; columns are [B, T], 0 beyond a row's length."""
@@ -175,37 +196,30 @@ def ppo_sums(
     clip, value_clip = config.clip or math.inf, config.value_clip or math.inf
     logprobs = policy.logprobs(rollouts, temperature=config.temperature)
     values = value_model.values(rollouts)
-    policy_loss = ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
-    value_loss = ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
+    policy_loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
+    value_loss = losses.ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
     return {
         "loss": policy_loss + config.value_coef * value_loss,
         "loss/policy": policy_loss,
         "loss/value": value_loss,
-        "clip/policy": policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
-        "clip/value": value_clipped(values, old_values, returns, clip=value_clip).sum(),
+        "clip/policy": losses.policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
+        "clip/value": losses.value_clipped(values, old_values, returns, clip=value_clip).sum(),
         "kl/update": kl_estimate(old_logprobs, logprobs.detach(), "k3").sum(),
     }
 
 
-class PPO(PolicyAgent):
-    """Trains a policy by PPO in a batched environment; a step is one batch of responses.
+class PPO(OnlineAgent):
+    """Trains a policy by PPO. Environment and other arguments as of `OnlineAgent` and `PolicyAgent`.
 
     Args:
-        env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-            own. Instructions whose prompts are too long for the policy are not drawn for this agent, with a warning.
-        policy: The model to train, in place, or a folder or hub name to load it from. As it is now, it is the
-            reference.
         value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
-        config: Settings.
-        seed: Decides instructions, samples and minibatches; keyed by step, so that a resumed run makes the same draws.
-        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
-        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If the environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
+        ValueError: The environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
     """
 
     label: ClassVar[str] = "PPO"
+    config: PPOConfig
 
     def __init__(
         self,
@@ -220,35 +234,13 @@ class PPO(PolicyAgent):
     ) -> None:
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
-        width = self.config.max_response_tokens or self.policy.max_response_tokens
-        budget = self.config.micro_batch_tokens
-        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
-        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
-        self.policy.add_reference()
         if value_init is None:
             self.value_model = ValueModel.from_policy(self.policy)
         else:
             self.value_model = ValueModel.from_pretrained(value_init, policy=self.policy)
-        self._loop = self._start(
-            self.config,
-            modules={"policy": self.policy.model, "value": self.value_model},
-            total=self.config.total_steps,
-            inputs=lambda: {**describe(env), **DRAWS},
-            out=out,
-            write=self._write,
-            read=self._read,
-            resume=resume,
-        )
+        modules = {"policy": self.policy.model, "value": self.value_model}
+        self._start_online(env, out=out, resume=resume, modules=modules)
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
-        self._collector = Collector(
-            env,
-            self.policy,
-            self._loop,
-            batch_size=self.config.rollout_batch_size,
-            temperature=self.config.temperature,
-            max_response_tokens=self.config.max_response_tokens,
-            left_out=left_out,
-        )
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one PPO step at a time.
@@ -259,15 +251,23 @@ class PPO(PolicyAgent):
             reward/mean: score (or the EOS penalty) minus the KL penalty, a response;
             kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates; kl/coef: β; kl/update: nats a
             token by which the step's updates have moved the policy, averaged over them;
-            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step; finished:
-            share that ended with EOS;
+            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step;
+            finished: share that ended with EOS;
             loss, loss/policy, loss/value, clip/policy, clip/value: a token, averaged over the updates;
             value/explained_variance of the old values; advantage/std before normalisation;
             info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
         """
         return super().updates()
 
-    # ----------------------------------------------------------------------------------------------------------- a step
+    # Control is inverted: who drives a step is not who defines it.
+    #
+    #   PPO.updates() -> Loop.run(self._step)      the loop asks for each step's metrics, logs and saves
+    #     PPO._step(step)
+    #       Collector.collect(step)                env.reset, policy.generate, env.step
+    #       PPO._prepare(...)                      rewards, advantages: an `Experience`
+    #       PPO._improve(...) -> _epochs(...)      orders, minibatches, micro-batches of row numbers
+    #         Loop.update(micro_batches, sums)     for each micro-batch it calls back:
+    #           ppo_sums(..., rows, config)        the losses as sums; the loop divides, adds up, clips and steps
 
     def _step(self, step: int) -> dict[str, float]:
         rollouts, scores, numbers, collected = self._collector.collect(step)
@@ -277,7 +277,7 @@ class PPO(PolicyAgent):
             improved = self._improve(step, experience, numbers)
         metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
         if self.config.target_kl is not None:
-            self._loop.state["kl_coef"] = adaptive_kl_coef(
+            self._loop.state["kl_coef"] = losses.adaptive_kl_coef(
                 metrics["kl/coef"],
                 metrics["kl/k1"],
                 target=self.config.target_kl,
@@ -299,13 +299,13 @@ class PPO(PolicyAgent):
         )
         values = self._columns(rollouts, self.value_model.values)
         if config.missing_eos_score is not None:
-            scores = missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
-        rewards, _ = shape_rewards(
+            scores = losses.missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
+        rewards, _ = losses.shape_rewards(
             scores, old_logprobs, ref_logprobs, mask, kl_coef=self._loop.state["kl_coef"], kind=config.kl_estimator
         )
-        scaled = scale_to_unit_std(rewards, mask, reduce=reduce) if config.whiten_rewards else rewards
-        advantages, returns = gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
-        experience = Experience(rollouts, old_logprobs, values, whiten(advantages, mask, reduce=reduce), returns)
+        scaled = losses.scale_to_unit_std(rewards, mask, reduce=reduce) if config.whiten_rewards else rewards
+        advantages, returns = losses.gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
+        experience = Experience(rollouts, old_logprobs, values, losses.whiten(advantages, mask, reduce=reduce), returns)
         unexplained, spread = (masked_moments(x, mask, reduce=reduce)[1].item() for x in (returns - values, returns))
         metrics = self._loop.processes.means(
             {
@@ -320,38 +320,17 @@ class PPO(PolicyAgent):
         return experience, metrics
 
     def _improve(self, step: int, experience: Experience, numbers: NDArray[np.int64]) -> dict[str, float]:
-        """Epochs of minibatch updates on rows that go by `numbers` on all processes; their mean metrics."""
         config = self.config
         scored = np.sort(np.concatenate(self._loop.processes.gather(numbers)))
-        # Where few responses have a score, fewer minibatches: none may be empty.
-        num_minibatches = min(config.rollout_batch_size // config.minibatch_size, len(scored))
-        lengths, total_lengths = experience.rollouts.lengths.cpu(), experience.rollouts.total_lengths.cpu()
-        updates = []
-        for epoch in range(config.num_epochs):
-            # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
-            order = keyed_rng(self.seed, "minibatches", step, epoch, 0).permutation(scored)
-            for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-                cut = micro_batches(total_lengths[rows], config.micro_batch_tokens)
-                micro = [rows[part].to(self.policy.device) for part in cut]
-                updates.append(
-                    self._loop.update(
-                        micro,
-                        lambda part: ppo_sums(self.policy, self.value_model, experience, part, config),
-                        count=int(lengths[rows].sum()),
-                    )
-                )
-        return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
-
-    # ---------------------------------------------------------------------------------------------------------- details
-
-    def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-        """What `compute` gives for each response token, [B, T], in micro-batches."""
-        columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
-        for rows in micro_batches(rollouts.total_lengths, self.config.micro_batch_tokens):
-            part = rollouts[rows.to(self.policy.device)]
-            with self._loop.processes.autocast():
-                columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
-        return columns
+        return self._epochs(
+            experience.rollouts,
+            lambda rows: ppo_sums(self.policy, self.value_model, experience, rows, config),
+            key=lambda epoch: (step, epoch, 0),
+            numbers=numbers,
+            trained=scored,
+            # Where few responses have a score, fewer minibatches: none may be empty.
+            num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(scored)),
+        )
 
     def _recomputes(self) -> bool:
         """Whether the old log-probabilities are computed by the code that computes the new ones."""
@@ -361,10 +340,24 @@ class PPO(PolicyAgent):
         return not (exact and self.policy.device.type == "cpu")
 
     def _write(self, folder: Path) -> None:
-        self.policy.save(folder / "policy")
-        save_model(self.value_model, str(folder / "value.safetensors"))
+        super()._write(folder)
+        save_tensors(self.value_model, str(folder / "value.safetensors"))
 
     def _read(self, folder: Path) -> None:
-        load_weights(folder / "policy", self.policy.model)
+        super()._read(folder)
         with reading(folder, "the value model's weights"):
-            load_model(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
+            load_tensors(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
+
+
+def check_same_vocabulary(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises ValueError unless two tokenizers map the same tokens to the same ids."""
+    ours, theirs = policy.get_vocab(), other.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    first = differing[0]
+    raise ValueError(
+        f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} is id "
+        f"{ours.get(first)} for the policy and {theirs.get(first)} there. Use a reward model with the policy's "
+        "tokenizer, or start the value model from the policy"
+    )

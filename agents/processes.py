@@ -1,7 +1,6 @@
-"""One process or many: who this one is, and numbers added up over all of them.
+"""One process or many: who this one is, and numbers added up over all of them. Alone, everything here is free.
 
-Processes are started by `accelerate launch` or `torchrun` and joined through accelerate; alone, everything here is
-free.
+Processes are started by `accelerate launch` or `torchrun` and joined through accelerate.
 """
 
 import atexit
@@ -25,21 +24,16 @@ from ..errors import WorldError
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 PATIENCE = timedelta(days=1)
-"""How long processes wait for each other: one of them may be asking judges. One that dies ends the others at once
-where `torchrun` or `accelerate launch` has started them, and on CPUs; on GPUs without a launcher they wait for it."""
+"""How long processes wait for each other: one may be asking judges. One that dies ends the others at once where a
+launcher has started them, and on CPUs; on GPUs without a launcher they wait for it.
+"""
 
 
 def join(*, cpu: bool = False) -> PartialState:
-    """The world of processes that this one was started in, joined by the first call.
+    """The world of processes that this one was started in, joined by the first call; on the CPU if `cpu`.
 
-    All of the package asks here and never accelerate: it would not join processes without GPUs unless told to be on the
-    CPU, and what it is told first holds for good.
-
-    Args:
-        cpu: Join on the CPU where there are GPUs too.
-
-    Raises:
-        WorldError: WORLD_SIZE says that there are more processes than were joined, or is no number.
+    The package always asks here: accelerate would not join processes without GPUs unless it is made to use the CPU, and
+    keeps to what it hears first. WorldError if fewer processes were joined than WORLD_SIZE says.
     """
     num_expected = environment_number("WORLD_SIZE", 1)
     on_gpu = torch.cuda.is_available() or torch.xpu.is_available()
@@ -55,7 +49,7 @@ def join(*, cpu: bool = False) -> PartialState:
 
 @atexit.register
 def _leave() -> None:
-    """Ends gloo's threads before the interpreter ends: it would abort a process in which one still runs."""
+    """Ends gloo's threads first: the interpreter's end would abort a process in which one still runs."""
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         torch.distributed.destroy_process_group()
 
@@ -67,14 +61,10 @@ def default_device() -> torch.device:
 
 
 class Processes:
-    """The processes that train one model together.
-
-    Attributes:
-        rank: This process, 0 to count - 1.
-        count: How many there are.
+    """The processes that train one model together; this one is `rank`, 0 to `count` - 1.
 
     Args:
-        device: Where this process's model is; None: on its default device.
+        device: Where this process's model is; None: its default device.
         mixed_precision: What `autocast` computes in.
 
     Raises:
@@ -99,11 +89,11 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         join().wait_for_everyone()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Forward passes inside run in the mixed precision."""
+        """Run forward passes in the mixed precision."""
         if self._mixed_precision == "no":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
@@ -113,7 +103,7 @@ class Processes:
         return torch.from_numpy(rows[self.rank :: self.count].copy())
 
     def reduce(self, sums: Tensor) -> Tensor:
-        """Add a tensor up over all processes; each gets the result. The hook that `losses` and `masked` take."""
+        """Add a tensor up over all processes; the `reduce` of `losses`."""
         if self.count == 1:
             return sums
         moved = sums.to(self._device, copy=True)
@@ -121,20 +111,20 @@ class Processes:
         return moved.to(sums.device)
 
     def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Add named numbers up over all processes; a name that a process lacks counts as 0 there."""
+        """Add named numbers up over all processes; a missing name counts as 0."""
         parts = self.gather(dict(sums))
         names = dict.fromkeys(chain.from_iterable(parts))
         return {name: math.fsum(part[name] for part in parts if name in part) for name in names}
 
     def means(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
-        """The mean of each column over its entries of all processes, NaN entries left out; NaN if none is left."""
+        """The mean of each column over its entries of all processes without NaN; NaN if none is left."""
         known = {name: column.double()[~column.isnan()] for name, column in columns.items()}
         sums = self.add_up({name: float(column.sum()) for name, column in known.items()})
         counts = self.add_up({name: column.numel() for name, column in known.items()})
         return {name: total / counts[name] if counts[name] else math.nan for name, total in sums.items()}
 
     def add_gradients(self, parameter: torch.nn.Parameter) -> None:
-        """Add a parameter's gradient up over all processes; none counts as zeros, so that all take part."""
+        """Add a parameter's gradient up over all processes; a missing one counts as zeros, so that all take part."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if self.count > 1:
@@ -145,28 +135,22 @@ class Processes:
         if self.count > 1:
             torch.distributed.broadcast(parameter.data, src=0)
 
-    # ----------------------------------------------------------------------------------------- objects (picklable ones)
-
     def gather(self, part: Part) -> list[Part]:
-        """Each process's part, in the order of ranks."""
+        """Each process's (picklable) part, in the order of ranks."""
         parts: list[Any] = [part] * self.count
         if self.count > 1:
             torch.distributed.all_gather_object(parts, part)
         return parts
 
     def from_main(self, content: Part) -> Part:
-        """What the main process gives; the others' content is not looked at."""
+        """The main process's content; the others' is ignored."""
         contents = [content]
         if self.count > 1:
             torch.distributed.broadcast_object_list(contents, src=0)
         return contents[0]
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Do `work` on all processes; where it fails on one it fails on all, so that none waits for another.
-
-        Raises:
-            WorldError: It failed on another process; the message has the cause.
-        """
+        """Do `work` on all processes; if it fails on one it fails on all (WorldError): none waits for another."""
         if self.count == 1:
             return work()
         result: Any = None
@@ -192,11 +176,7 @@ class Processes:
         return [found[number] for number in range(len(parts))]
 
     def agree(self, settings: Mapping[str, Any]) -> None:
-        """Compare what must be the same on all processes.
-
-        Raises:
-            WorldError: On all of them, if a value differs; it names what and how.
-        """
+        """Compare what must be the same on all processes; a WorldError on all of them names what differs and how."""
         parts = self.gather(dict(settings))
         found = []
         for name in dict.fromkeys(chain.from_iterable(parts)):

@@ -1,18 +1,18 @@
 """Reward modeling: a score r(x, y) such that P(y preferred to y') = σ(r(x, y) − r(x, y')), fitted to preferences.
 
 Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; numbers from AlpacaFarm (Dubois et al.
-2023, arXiv:2305.14387), released code. Loss of a pair: −log σ(r(chosen) − r(rejected)). Deviations from that code:
+2023, arXiv:2305.14387), released code. Deviations from that code:
 
 1. The head starts at N(0, 1/√(d + 1)) without bias (Stiennon et al.), not at torch's default: the first scores have
    variance of about 1.
 2. The score is read at an end-of-sequence token, so the model sees whether a response ended (`end_with_eos`;
    AlpacaFarm's models read the last word). The choice travels with the model, as `alpacafarm_end_with_eos` in its
-   config.json; so does `max_length`, as `alpacafarm_max_length`. The tokenizer that is saved ends every text so, for
+   config.json; so does `max_length`, as `alpacafarm_max_length`. The saved tokenizer ends every text so, for
    libraries that do not read the config.
 3. Soft targets: P(the label is right) of each pair, e.g. 0.75 under 25 % flips.
 4. A text that is too long loses its middle, as in `oracles.RewardModel`, instead of the response's end.
-5. Calibration: mean and standard deviation of the scores of given texts can be stored beside the weights, as
-   `alpacafarm_reward_mean` and `alpacafarm_reward_std`; the weights stay as they are.
+5. Calibration: mean and standard deviation of the scores of given texts can be stored with the weights, as
+   `alpacafarm_reward_mean` and `alpacafarm_reward_std`.
 """
 
 import math
@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to
 from .language_model import check_special_tokens, turn_off_dropout
-from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator, show_progress
+from .loop import Loop, Resume, Schedule, Trainer, TrainingConfig, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
@@ -53,25 +53,22 @@ class RewardModelingConfig(TrainingConfig):
     batch_size: int = 16
     """Pairs in an update, all processes together."""
     learning_rate: float = 3e-6
-    """Peak learning rate of AdamW."""
     schedule: Schedule = "cosine"
-    """How the rate goes from its peak to 0."""
     warmup_steps: float = 0.03
-    """Steps of linear warm-up; below 1, a share of all steps."""
     max_length: int = 512
     """Tokens of prompt and response; longer texts, or texts of more tokens than the model has positions, lose their
-    middle, with a warning that counts them."""
+    middle, with a warning that counts them.
+    """
     end_with_eos: bool = True
-    """Whether texts end with the end-of-sequence token, where the score is read. AlpacaFarm's do not."""
+    """Whether texts end with the end-of-sequence token. AlpacaFarm's do not."""
     eval_every: int = 0
     """Steps between evaluations on the held-out preferences; 0 for the last step only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.epochs >= 1, "epochs", "1 or more")
-        self.require(self.batch_size >= 1, "batch_size", "1 or more")
-        self.require(self.max_length >= 2, "max_length", "2 or more")
-        self.require(self.eval_every >= 0, "eval_every", "0 or more")
+        self.at_least(1, "epochs", "batch_size")
+        self.at_least(2, "max_length")
+        self.at_least(0, "eval_every")
 
     @classmethod
     def paper(cls) -> Self:
@@ -99,8 +96,8 @@ def scale_of(scores: NDArray[np.float64], num_samples: int) -> tuple[float, floa
     return float(scores.mean()), math.sqrt(scores.reshape(-1, num_samples).var(axis=1, ddof=1).mean())
 
 
-class RewardModeling:
-    """Fits a reward model to preferences; a step is one update.
+class RewardModeling(Trainer):
+    """Fits a reward model to preferences; a step is one update. Other arguments as of `PolicyAgent`.
 
     Args:
         init: Folder or hub name of the model to start from, usually the SFT policy; a sequence-classification folder
@@ -108,13 +105,11 @@ class RewardModeling:
         preferences: Settled comparisons. Those whose prompts alone reach `max_length` are left out, with a warning.
         targets: P(the label is right) of each preference, in [0, 1]; None means 1.
         validation: Held-out preferences, evaluated while training.
-        config: Settings.
         seed: Decides the head's start and the order of the pairs.
-        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
-        template: "alpaca" or a template of one's own, in the place of what the folder of `init` says.
-        device: Where to train; None takes the accelerator if there is one.
-        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
+        template: "alpaca" or your own template instead of that in the folder of `init`.
     """
+
+    label: ClassVar[str] = "Reward model"
 
     def __init__(
         self,
@@ -145,11 +140,10 @@ class RewardModeling:
         self.model.config.alpacafarm_max_length = self.config.max_length
         kept = self._fitting(preferences)
         self.num_left_out = len(preferences) - len(kept)
-        """Preferences left out as their prompts alone are too long."""
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
         self._pairs = self._encode_pairs([preferences[number] for number in kept])
         longest = 2 * max(len(text) for pair in self._pairs for text in pair)
-        check_budget(self.config.micro_batch_tokens, longest, who="Reward model")
+        check_budget(self.config.micro_batch_tokens, longest, who=self.label)
         self._loop = Loop(
             {"reward": self.model},
             config=self.config,
@@ -169,16 +163,7 @@ class RewardModeling:
             step, loss (nats a pair), accuracy and margin on the batch before its update, grad_norm, learning_rate; and
             eval/loss, eval/accuracy, eval/margin when the held-out preferences were evaluated.
         """
-        return self._loop.run(self._step)
-
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label="Reward model")
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
-        return self._loop.total
+        return super().updates()
 
     @torch.no_grad()
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
@@ -204,18 +189,13 @@ class RewardModeling:
     ) -> tuple[float, float]:
         """Store mean and standard deviation of these responses' scores in the model's config; returns them.
 
-        An oracle that reads them gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one
-        KL coefficient suits all reward models (with `num_samples` above 1). Source: Stiennon et al. 2020, appendix C
-        (mean 0).
-
-        Args:
-            instructions: [B], one a response.
-            responses: [B].
-            num_samples: Consecutive responses that answer one instruction. With 2 or more the standard deviation is
-                that among the answers to an instruction: what a policy can move. 1: among all responses.
+        An oracle then gives (score − mean) / std: 0 is an average response of, say, the SFT policy, and one KL
+        coefficient suits all reward models. With `num_samples` above 1, as many consecutive responses answer one
+        instruction, and the standard deviation is that among them: what a policy can move. Source: Stiennon et al.
+        2020, appendix C (mean 0).
 
         Raises:
-            ValueError: If the scores have no spread, or B is no multiple of num_samples.
+            ValueError: The scores have no spread, or the responses are no multiple of num_samples.
         """
         if num_samples < 1:
             raise ValueError(f"num_samples: expected 1 or more, got {num_samples}.")
@@ -239,8 +219,6 @@ class RewardModeling:
         """Read weights that `save` wrote back into the model."""
         load_weights(Path(folder), self.model)
 
-    # ------------------------------------------------------------------------------------------------- internals
-
     def _step(self, step: int) -> dict[str, float]:
         size = self.config.batch_size
         batch = self._loop.processes.share(
@@ -259,7 +237,6 @@ class RewardModeling:
         return metrics
 
     def _sums(self, pairs: Sequence[tuple[list[int], list[int]]], targets: Tensor | None = None) -> dict[str, Tensor]:
-        """Sums over pairs (chosen, rejected) of the loss, of right orders and of score differences."""
         scores = self._forward([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs])
         chosen, rejected = scores.chunk(2)
         losses = pairwise_loss(chosen, rejected, None if targets is None else targets.to(scores.device))
@@ -276,7 +253,6 @@ class RewardModeling:
         return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)
 
     def _inputs(self) -> dict[str, Any]:
-        """What the preferences are, for a resumed run to compare."""
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
@@ -287,7 +263,7 @@ class RewardModeling:
         """The numbers of the preferences whose prompts leave room for a response."""
         asked = [preference.instruction for preference in preferences]
         lengths = prompt_lengths(self.tokenizer, self.template, asked)
-        return up_to(self._limit - 1, lengths, who="Reward model", advice="raise max_length")
+        return up_to(self._limit - 1, lengths, who=self.label, advice="raise max_length")
 
     @property
     def _limit(self) -> int:

@@ -1,14 +1,15 @@
-"""Rollouts: instructions with their sampled responses, stored ragged.
+"""Instructions with their sampled responses, stored ragged: every mean over tokens is a mean over real tokens.
 
-A batch of B responses of lengths T_0 ... T_{B-1} is one flat vector of sum(T) tokens and a vector of lengths, so every
-mean over tokens is a mean over real tokens. Pads exist only where a forward pass or a scan over time needs a rectangle:
-`pad_rows` makes one, `unpad` takes it back.
+Responses of lengths T_0 ... T_{B-1} are one flat vector of sum(T) tokens and a vector of lengths. Pads exist only where
+a forward pass or a scan over time needs a rectangle (`pad_rows`, `unpad`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +51,7 @@ class Rollouts:
         return len(self.instructions)
 
     def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Rollouts:
-        """Returns the chosen rows, in the order given.
-
-        Args:
-            index: Row numbers (repeats allowed, negative ones count from the end), a [B] bool mask, or a slice.
-        """
+        """The chosen rows in the order given: numbers (repeated, negative ones too), a [B] bool mask or a slice."""
         rows = _row_numbers(index, len(self), self.lengths.device)
         numbers = rows.tolist()
         tokens = _positions(self.lengths, rows)
@@ -71,11 +68,7 @@ class Rollouts:
 
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:
-        """Joins rollouts row-wise, in order.
-
-        Raises:
-            ValueError: There are no parts.
-        """
+        """Joins rollouts row-wise, in order; ValueError if there are none."""
         if not parts:
             raise ValueError("Rollouts.cat: expected at least one part, got none")
         return Rollouts(
@@ -95,17 +88,11 @@ class Rollouts:
         return self.prompt_lengths + self.lengths
 
     def to(self, device: torch.device | str) -> Rollouts:
-        """Returns the same rollouts with their tensors on another device."""
-        return Rollouts(
-            instructions=self.instructions,
-            texts=self.texts,
-            prompt_tokens=self.prompt_tokens.to(device),
-            prompt_lengths=self.prompt_lengths.to(device),
-            tokens=self.tokens.to(device),
-            lengths=self.lengths.to(device),
-            logprobs=self.logprobs.to(device),
-            finished=self.finished.to(device),
-        )
+        """The same rollouts on another device."""
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def ragged_split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
@@ -133,21 +120,17 @@ def unpad(padded: Tensor, lengths: Tensor) -> Tensor:
 def segment_sum(flat: Tensor, lengths: Tensor) -> Tensor:
     """Sums each row of a flat [sum T] tensor: [B]; 0 for an empty row.
 
-    Adds along a padded row and not by scattering, so that the order of additions, hence the last bit, is the same on
-    every run on a GPU too.
+    Not by scattering: along a padded row the order of additions, hence the last bit, is the same on every run on a GPU.
     """
     return pad_rows(flat, lengths).sum(dim=1)
 
 
 def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Tensor]:
-    """Lays prompts and responses out for one forward pass without a mask.
+    """Token ids [B, L] of prompts and responses, and the mask [B, L] of the positions that predict a response token.
 
-    The fill is on the right, where a causal model cannot see it. Fill with EOS rather than the padding token: some
-    models warn of a padding token that comes without a mask.
-
-    Returns:
-        Token ids [B, L] and the mask [B, L] of the positions that predict a response token; read row by row its True
-        slots are in the order of the flat [sum T] tensors.
+    For one forward pass without a mask: the fill is on the right, where a causal model cannot see it. Fill with EOS:
+    some
+    models warn of a padding token without a mask. Row by row, the True slots are in the order of flat [sum T] tensors.
     """
     real = length_mask(rollouts.total_lengths)
     is_response = real & ~length_mask(rollouts.prompt_lengths, real.shape[1])
@@ -158,6 +141,22 @@ def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Te
     return ids, is_response.roll(-1, dims=1)
 
 
+@contextmanager
+def output_layer_at(model: Any, positions: Tensor) -> Iterator[None]:
+    """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
+
+    Hidden states are picked in front of the output layer, so whatever the model does to its logits (a scale, a soft
+    cap) still happens. Works under a LoRA wrapper (`model` is the one below it) and `functional_call`, and with
+    versions of transformers whose `logits_to_keep` takes no mask (before 5.21).
+    """
+    layer = model.get_output_embeddings()
+    handle = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0][positions],))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
     """Joins rows of ids into a flat [sum T] int64 tensor and their lengths [B]."""
     flat = torch.tensor([token for row in rows for token in row], dtype=torch.int64, device=device)
@@ -165,20 +164,10 @@ def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = No
 
 
 def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> list[Tensor]:
-    """Groups rows into micro-batches whose padded size stays within a token budget.
+    """Index tensors [b] that hold each row once, grouped so that rows x longest row, in tokens, is within `max_tokens`.
 
-    Rows are sorted by length, longest first: little padding, and a budget that is too large for the memory shows at
-    once.
-
-    Args:
-        total_lengths: [B] tokens of each row, prompt and response.
-        max_tokens: Largest rows x longest row of a micro-batch.
-
-    Returns:
-        Index tensors [b] int64 that together hold each row once.
-
-    Raises:
-        ValueError: A single row is longer than the budget.
+    Longest first: little padding, and a budget that is too large for the memory fails at once. ValueError if a single
+    row is longer than the budget.
     """
     lengths = torch.as_tensor(total_lengths, dtype=torch.int64, device="cpu")
     order = torch.argsort(lengths, descending=True, stable=True)

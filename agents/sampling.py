@@ -1,9 +1,8 @@
 """Sampling: our own decode loop over any Hugging Face causal language model.
 
-Four things make it faster than a general `generate` at equal results: keys and values go into a buffer allocated once,
-the next token is drawn by inverse CDF, rows that have ended leave the batch, and equal prompts are read once, also
-where their rows fill several batches. The uniforms are an argument, one for each row and step, so a row's sample
-depends neither on the batch it shares nor on when others end.
+Faster than a general `generate` at equal results: keys and values go into a buffer allocated once, tokens are drawn by
+inverse CDF, ended rows leave the batch, and equal prompts are read once, even where their rows fill several batches.
+The uniforms are an argument, one for each row and step, so a row's sample does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Samples(NamedTuple):
 
     Attributes:
         tokens: [B, T] int64; slots past a row's length hold no meaning.
-        logprobs: [B, T] float32, log-probability of each token at the sampling temperature.
-        lengths: [B] int64, tokens up to and including the end-of-sequence token, at most T.
+        logprobs: [B, T] float32, at the sampling temperature.
+        lengths: [B] int64, up to and including the end-of-sequence token, at most T.
         finished: [B] bool, whether the end-of-sequence token was emitted.
     """
 
@@ -49,28 +48,16 @@ def sample(
     compact_below: float = 0.9,
     silent: Sequence[int] = (),
 ) -> Samples:
-    """Samples one response for each prompt; no grad, whatever the caller's mode.
+    """Samples a response for each of B prompts (ids, none empty), without gradient; equal prompts are read once.
 
-    Rows are decoded in batches of prompts of similar length, equal prompts side by side. Each distinct prompt is read
-    once in all.
-
-    Args:
-        model: A causal language model with full (not sliding-window) attention, by "sdpa" or "eager".
-        prompts: B lists of token ids, each at least one long.
-        uniforms: [B, T] in [0, 1), at least `max_new_tokens` wide; None if and only if temperature is 0.
-        max_new_tokens: Longest response T.
-        temperature: Divides the logits; 0 takes the likeliest token (log-probabilities are then the model's own, at 1).
-        eos_token_ids: Each ends a row.
-        batch_size: Rows decoded together.
-        compact_below: Ended rows leave the batch as soon as less than this share of it is alive (0 never, 1 at once).
-            Closing up moves only as many rows as have ended, so it pays early.
-        silent: Token ids that are never drawn; the log-probabilities are those of the distribution without them.
-
-    Returns:
-        `Samples` on the model's device, rows in the order of the prompts.
+    Rows come back in the order of the prompts, on the model's device. `uniforms` are [B, `max_new_tokens` or more] in
+    [0, 1); None if and only if temperature is 0, which takes the likeliest tokens, with log-probabilities at
+    temperature 1. Each of `eos_token_ids` ends a row. Ended rows leave their batch, of `batch_size` at most, once less
+    than a share of `compact_below` is alive (0 never, 1 at once). Log-probabilities are those of the distribution
+    without `silent` tokens, which are never drawn.
 
     Raises:
-        ValueError: `uniforms` and temperature do not fit, or the model's attention is of another kind.
+        ValueError: `uniforms` and temperature do not fit, or attention is not full ("sdpa" or "eager", no window).
     """
     if (uniforms is None) != (temperature == 0):
         raise ValueError("sample: give uniforms with a temperature above 0, and none for greedy decoding (0)")
@@ -94,20 +81,31 @@ def sample(
     return Samples(tokens, logprobs, lengths, finished)
 
 
+def draw_uniforms(
+    source: torch.Generator | Sequence[torch.Generator] | Tensor, num: int, num_samples: int, width: int
+) -> Tensor:
+    """The random numbers of `LanguageModel.generate`, [num x num_samples, width or more] in [0, 1)."""
+    if isinstance(source, Tensor):
+        if source.shape[:-1] != (num * num_samples,) or source.shape[-1] < width:
+            raise ValueError(
+                f"generate: expected uniforms of shape [{num * num_samples}, {width}], a row a response, got "
+                f"{list(source.shape)}"
+            )
+        return source
+    sources = [source] if isinstance(source, torch.Generator) else source
+    if len(sources) not in (1, num):
+        raise ValueError(f"generate: expected 1 or {num} generators, got {len(sources)}")
+    rows = num * num_samples // max(1, len(sources))  # [] where there is no instruction to draw for
+    parts = [torch.rand(rows, width, generator=each, device=each.device) for each in sources]
+    return torch.cat(parts) if parts else torch.rand(0, width)
+
+
 def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draws one token for each row from softmax(logits / temperature) by inverse CDF.
+    """Draws a token [B] int64 for each row of logits [B, V] by inverse CDF, and its log-probability [B] float32.
 
-    The first token whose cumulative probability exceeds u is taken. A float32 u is a multiple of 2^-24 below 1, so
-    u times the row's total rounds to less than the total: a token of probability 0 is never drawn, and the total need
-    not be exactly 1.
-
-    Args:
-        logits: [B, V].
-        uniform: [B] in [0, 1), or None for the likeliest token.
-        temperature: Above 0; not used without `uniform`.
-
-    Returns:
-        Tokens [B] int64 and their log-probabilities [B] float32.
+    `uniform` [B] is in [0, 1), or None for the likeliest token. The first token whose cumulative probability exceeds u
+    is taken. A float32 u is a multiple of 2^-24 below 1, so u times the row's total rounds to less than the total: a
+    token of probability 0 is never drawn, and the total need not be exactly 1.
     """
     logits = logits.float()
     if uniform is None:
@@ -132,7 +130,7 @@ def _decode(
     eos_token_ids: Sequence[int],
     compact_below: float,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes one batch until all rows have ended; tokens and log-probabilities [T, B], of no meaning past an EOS."""
+    """Decodes one batch until all rows have ended; tokens and log-probabilities [T, B], meaningless past an EOS."""
     shape = (max_new_tokens, len(batch.rows))
     ends = torch.tensor(eos_token_ids, device=batch.rows.device)
     tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=batch.rows.device)
@@ -154,24 +152,23 @@ def _decode(
 
 
 class _ReadPrompt(NamedTuple):
-    """What the rows of a prompt go on from, kept for the rows that follow in the next batch."""
+    """What the rows of a prompt continue from, kept for those in the next batch."""
 
     tokens: tuple[int, ...]
     states: list[tuple[Tensor, ...]]
-    """Of each layer, keys and values [heads, P, head size]."""
+    """Keys and values [heads, P, head size] of each layer."""
     logits: Tensor
     """[V], of the first token of a response."""
 
 
 class _Batch:
-    """The rows still being decoded, and everything that is kept for each of them.
+    """The rows still being decoded, and what is kept for each.
 
-    Args:
-        prompts: Of each row, sorted by length, equal ones side by side.
-        known: The last prompt of the batch before; read no second time if this batch begins with it.
+    `prompts` are sorted by length, equal ones next to each other; `known` is the last prompt of the previous batch,
+    which is not read again if this batch begins with it.
 
     Attributes:
-        rows: [n] int64, which row of the batch each one was at the start.
+        rows: [n] int64, each row's number at the start.
         alive: [n] bool, False once it has ended.
         token: [n] int64, what was sampled last.
     """
@@ -202,7 +199,8 @@ class _Batch:
         # Which distinct prompt each row continues.
         self._source = torch.tensor([number[prompt] for prompt in prompts], device=device)
         states = None if self._known is None else self._known.states
-        self._cache = PreallocatedCache(num_layers(model), self._source, width + max_new_tokens, known=states)
+        num_layers = int(model.config.get_text_config().num_hidden_layers)
+        self._cache = PreallocatedCache(num_layers, self._source, width + max_new_tokens, known=states)
         self._pads = torch.tensor([[width - len(prompt)] for prompt in distinct], device=device)
         padded = any(len(prompt) < width for prompt in distinct)
         self._mask = _pad_mask(self._pads, width + max_new_tokens, model.dtype) if padded else None
@@ -261,14 +259,11 @@ class _Batch:
 
 
 class PreallocatedCache(Cache):
-    """Keys and values of all layers, in buffers allocated once at their final size.
+    """Keys and values of all layers, in buffers allocated once for rows of at most `max_length` tokens.
 
-    Args:
-        num_layers: Layers of the model.
-        source: [B] int64: the first `update` brings the states of U prompts, row b takes those of prompt `source[b]`.
-        max_length: Most tokens of a row.
-        known: Each layer's keys and values [heads, P, head size] of a prompt that has been read already. It is prompt
-            0, and the first `update` brings the others.
+    The first `update` brings the states of U prompts: row b takes those of prompt `source[b]` ([B] int64). `known` are
+    each layer's keys and values [heads, P, head size] of a prompt read already: it is prompt 0, `update` brings the
+    others.
     """
 
     def __init__(
@@ -279,7 +274,7 @@ class PreallocatedCache(Cache):
         super().__init__(layers=list(self._own_layers))
 
     def fill_with_known(self) -> None:
-        """Instead of the first `update`, where there is no other prompt than the known one."""
+        """Replaces the first `update` where the known prompt is the only one."""
         for layer in self._own_layers:
             layer.fill(*layer.known)
 
@@ -312,7 +307,7 @@ class _PreallocatedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def fill(self, keys: Tensor, values: Tensor) -> None:
-        """Gives each row the keys and values of its prompt, out of [U, heads, width, head size]."""
+        """Gives each row the keys and values of its prompt, from [U, heads, width, head size]."""
         self.lazy_initialization(keys, values)
         self._length = keys.shape[2]
         for buffer, part in zip(self._buffers, (keys, values), strict=True):
@@ -358,16 +353,11 @@ class _PreallocatedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it
 
 
-def num_layers(model: PreTrainedModel) -> int:
-    """Attention layers of a model."""
-    return int(model.config.get_text_config().num_hidden_layers)
-
-
 def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Additive [U, 1, 1, width] that hides the left pads.
 
-    The smallest finite number and not -inf: a pad's own query sees no key at all, its softmax over -inf would be NaN,
-    and NaN values reach real rows as 0 * NaN.
+    The smallest finite number, not -inf: a pad's own query sees no key, its softmax over -inf would be NaN, and NaN
+    reaches real rows as 0 * NaN.
     """
     hidden = torch.arange(width, device=pads.device) < pads
     mask = torch.zeros(hidden.shape, dtype=dtype, device=pads.device)
@@ -375,7 +365,7 @@ def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _check_attention(model: PreTrainedModel, length: int) -> None:
-    """Raises ValueError if the prepared mask would not mean to this model what it should."""
+    """Raises ValueError if the prepared mask would mean something else to this model."""
     config = model.config.get_text_config()
     kind = model.config._attn_implementation
     if kind not in ("sdpa", "eager"):

@@ -1,4 +1,4 @@
-"""Model folders as the agents write them: whole, equal bytes for equal models, and of use to other libraries."""
+"""Model folders as the agents write them: whole, equal bytes for equal models, and readable by other libraries."""
 
 from __future__ import annotations
 
@@ -18,20 +18,12 @@ LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 
 
 def save_files(
-    folder: str | Path,
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    template: PromptTemplate,
-    *,
-    eos: bool = True,
+    folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, eos: bool = True
 ) -> None:
     """Writes a model folder: every file is complete before it gets its final name.
 
-    The bytes do not depend on how the tokenizer was loaded, and every file is as readable as the umask permits. The
+    The bytes do not depend on how the tokenizer was loaded, and files are as readable as the umask permits. The
     tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there.
-
-    Raises:
-        CheckpointError: If the disk is full, or the folder cannot be written.
     """
     target = Path(folder)
     with writing(target):
@@ -58,7 +50,7 @@ def save_files(
 
 
 def end_texts(tokenizer: Any, wanted: bool) -> None:
-    """Makes a tokenizer end every text with EOS, or not, if it is of a kind that can be told so.
+    """Makes a tokenizer end every text with EOS, or not, if its kind can do that.
 
     A reward model whose score is read at EOS then reads the same in any library that has its tokenizer.
     """
@@ -70,14 +62,13 @@ def end_texts(tokenizer: Any, wanted: bool) -> None:
 
 
 def _strip_loading_state(config: Path) -> None:
-    """Takes out of a tokenizer's config how it was loaded: from a folder or a hub, with HF_HUB_OFFLINE set or not."""
     content = json.loads(config.read_text(encoding="utf-8"))
     kept = {key: value for key, value in content.items() if key not in LOADING_STATE}
     config.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _default_mode(folder: Path) -> int:
-    """rw-r--r-- less what the umask takes away; asked of a new file, since reading the umask would set it."""
+    """rw-r--r-- less the umask; asked of a new file, since reading the umask would set it."""
     probe = folder / ".mode"
     probe.touch(mode=0o644)
     mode = probe.stat().st_mode & 0o777

@@ -1,10 +1,10 @@
-"""Supervised fine-tuning (SFT): maximise log π(response, EOS | prompt) of demonstrations.
+"""Supervised fine-tuning (SFT): maximise log π(response, EOS | prompt) of demonstrations, or of labelled pairs.
 
 Source: Ouyang et al. 2022 (arXiv:2203.02155), sec. 3.5; numbers from AlpacaFarm (Dubois et al. 2023, arXiv:2305.14387),
 released code. Deviations from that code:
 
 1. The loss is a sum over response tokens divided by their number in the whole batch. AlpacaFarm averages per
-   micro-batch, so there a short response weighs more when it shares a micro-batch with short ones.
+   micro-batch, where a short response weighs more next to other short ones.
 2. A demonstration whose prompt is longer than the policy's limit is left out, a response is cut to the policy's limit,
    both with a warning; AlpacaFarm cuts both together at 512 tokens.
 3. The last, smaller batch of an epoch is trained on too.
@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..instructions import Demonstration
+from ..instructions import Demonstration, Preference
 from .checkpoints import fingerprint
-from .fitting import check_budget, fitting
+from .control_tokens import conditioned, unconditioned
+from .fitting import check_budget
 from .language_model import LanguageModel
-from .loop import Resume, Schedule, epoch_batch
+from .loop import Resume, Schedule, epoch_batch, keyed_generator
 from .losses import nll_loss
-from .policy_agent import PolicyAgent, PolicyConfig
+from .policy_agent import PolicyAgent, PolicyConfig, loaded
 from .rollouts import Rollouts, micro_batches
 
 
@@ -39,21 +40,12 @@ class SFTConfig(PolicyConfig):
     batch_size: int = 128
     """Demonstrations in an update, all processes together."""
     learning_rate: float = 2e-5
-    """Peak learning rate of AdamW."""
     schedule: Schedule = "cosine"
-    """How the rate goes from its peak to 0."""
     warmup_steps: float = 0.03
-    """Steps of linear warm-up; below 1, a share of all steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.epochs >= 1, "epochs", "1 or more")
-        self.require(self.batch_size >= 1, "batch_size", "1 or more")
-
-    @classmethod
-    def paper(cls) -> Self:
-        """AlpacaFarm's settings for LLaMA 7B."""
-        return cls()
+        self.at_least(1, "epochs", "batch_size")
 
     @classmethod
     def sandbox(cls) -> Self:
@@ -79,19 +71,29 @@ class FineTuningConfig(SFTConfig):
         return cls(batch_size=32, learning_rate=4e-4, schedule="linear", micro_batch_tokens=1024, save_every=100)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BinaryFeedMEConfig(FineTuningConfig):
+    """Settings of Binary FeedME, those of SFT; `batch_size` counts pairs, of which only the chosen half is read."""
+
+
+POSITIVE, NEGATIVE = "<reward_0>", "<reward_1>"
+"""How the control tokens are spelled: in front of chosen, and of rejected, responses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConditioningConfig(FineTuningConfig):
+    """Settings of binary reward conditioning, those of SFT; `batch_size` counts responses, two of which make a pair."""
+
+
 class SFT(PolicyAgent):
-    """Fine-tunes a policy on demonstrations; a step is one update.
+    """Fine-tunes a policy on demonstrations; a step is one update. Other arguments as of `PolicyAgent`.
 
     Args:
-        policy: The model to train, in place, or a folder or hub name to load it from.
-        demonstrations: What to imitate; those whose prompts are too long for the policy are left out, with a warning.
-        config: Settings.
+        demonstrations: What to imitate; at least one.
         seed: Decides the order of the demonstrations.
-        out: Folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
-        resume: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Raises:
-        ValueError: If there is no demonstration, or the prompts of all are too long.
+        ValueError: There is no demonstration, or all prompts are too long.
     """
 
     label: ClassVar[str] = "SFT"
@@ -106,13 +108,9 @@ class SFT(PolicyAgent):
         out: str | Path | None = None,
         resume: Resume = "auto",
     ) -> None:
-        if not demonstrations:
-            raise ValueError("SFT needs at least one demonstration, got none.")
         self.config = config or SFTConfig()
         super().__init__(policy, self.config, seed=seed)
-        asked = [demonstration.instruction for demonstration in demonstrations]
-        kept = [demonstrations[number] for number in fitting(self.policy, asked, who=self.label)]
-        self.num_left_out = len(demonstrations) - len(kept)
+        kept = self._fitting(demonstrations)
         self._data = self._training_data(self._teacher_forced(kept))
         check_budget(self.config.micro_batch_tokens, int(self._data.total_lengths.max()), who=self.label)
         self._loop = self._start(
@@ -150,12 +148,87 @@ class SFT(PolicyAgent):
         return data
 
     def _teacher_forced(self, demonstrations: Sequence[Demonstration]) -> Rollouts:
-        instructions = [demonstration.instruction for demonstration in demonstrations]
-        data = self.policy.as_rollouts(instructions, [demonstration.response for demonstration in demonstrations])
-        if num_cut := len(data) - int(data.finished.sum()):
-            limit = self.policy.max_response_tokens
-            warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=3)
-        return data
+        asked = [demonstration.instruction for demonstration in demonstrations]
+        return teacher_forced(self.policy, asked, [demonstration.response for demonstration in demonstrations])
+
+
+class BinaryFeedME(SFT):
+    """SFT on the chosen response of every pair.
+
+    Source: AlpacaFarm, sec. 4, after OpenAI's FeedME, which trains on the responses that people rated best; here the
+    rating is binary. AlpacaFarm released weights of it, neither training code nor settings: those of its SFT are used.
+
+    Args:
+        preferences: Settled comparisons, at least one; the rejected responses are not used.
+        seed: Decides the order of the pairs.
+    """
+
+    label: ClassVar[str] = "Binary FeedME"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        preferences: Sequence[Preference],
+        *,
+        config: BinaryFeedMEConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
+        super().__init__(policy, chosen, config=config or BinaryFeedMEConfig(), seed=seed, out=out, resume=resume)
+
+
+class BinaryRewardConditioning(SFT):
+    """SFT on both responses of every pair, each after a control token that says which it is.
+
+    Source: AlpacaFarm, sec. 4, after Keskar et al. 2019 (arXiv:1909.05858) and Korbak et al. 2023 (arXiv:2302.08582).
+    Settings are as for `BinaryFeedME`; the tokens are `<reward_0>` (chosen) and `<reward_1>` (rejected), as in
+    AlpacaFarm's Quark, where 0 is best. The policy gets them, unless it has them from an earlier run; `act` and
+    `evaluate` use the first.
+
+    Args:
+        preferences: Settled comparisons; at least one.
+        seed: Decides the order of the responses and the jitter of the new embeddings.
+
+    Raises:
+        ValueError: There is no preference, all prompts are too long, the policy trains a LoRA adapter, or it has other
+            control tokens.
+    """
+
+    label: ClassVar[str] = "Reward conditioning"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        preferences: Sequence[Preference],
+        *,
+        config: RewardConditioningConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
+        rejected = [Demonstration(preference.instruction, preference.rejected) for preference in preferences]
+        config = config or RewardConditioningConfig()
+        policy = loaded(policy)
+        # Before the prompts are measured: they get one position less.
+        self._tokens = policy.add_control_tokens((POSITIVE, NEGATIVE), keyed_generator(seed, "control tokens"))
+        super().__init__(policy, chosen + rejected, config=config, seed=seed, out=out, resume=resume)
+
+    def _training_data(self, data: Rollouts) -> Rollouts:
+        bare = unconditioned(data, self._tokens)  # the prompts of a conditioned policy begin with the positive token
+        tokens = [token for token in self._tokens for _ in range(len(data) // 2)]
+        return conditioned(bare, tokens, bos=self.policy.tokenizer.bos_token_id)
+
+
+def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses: Sequence[str]) -> Rollouts:
+    """Given responses as the policy reads them; a warning counts those that are cut."""
+    data = policy.as_rollouts(instructions, responses)
+    if num_cut := len(data) - int(data.finished.sum()):
+        limit = policy.max_response_tokens
+        warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=4)
+    return data
 
 
 def data_identity(name: str, data: Rollouts) -> dict[str, Any]:

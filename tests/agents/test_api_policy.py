@@ -52,9 +52,6 @@ def failure(agent: APIPolicy, *instructions: str) -> PolicyError:
     return caught.value
 
 
-# ------------------------------------------------------------------------------------------------ what is sent
-
-
 def test_requests_as_sent(server):
     ask = Instruction("Translate.", "Bonjour 日本")
     assert policy(server).act([ask]) == ("Re: Translate.\n\nBonjour 日本",)
@@ -115,9 +112,6 @@ def test_keys(server, monkeypatch):
     assert caught.value.__context__ is None
 
 
-# ------------------------------------------------------------------------------------------------ what comes back
-
-
 def test_order_is_kept_and_concurrency_bounded(server):
     def reply(body, attempt):
         time.sleep(0.005 * (1 + attempt % 4))
@@ -148,9 +142,6 @@ def test_unbelievable_usage_is_not_added(server, usage):
     agent = policy(server)
     assert agent.act([ASK]) == ("Yes.",)
     assert agent.usage == TokenUsage(replies=1, uncounted=1)
-
-
-# ------------------------------------------------------------------------------------------------ what goes wrong
 
 
 def test_a_failure_that_may_pass_is_repeated_and_then_an_error(server):

@@ -1,4 +1,10 @@
+"""Model folders: the same bytes wherever and however the model was loaded, readable by others."""
+
 import errno
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,9 @@ from tiny_worlds import finish, learn_within, small_sft, start
 from torch import nn
 
 from alpacafarm_env.agents import checkpoints
+from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.templates import PromptTemplate
 
 
 def write(folder: Path) -> None:
@@ -143,11 +151,6 @@ def test_what_is_not_needed_is_removed(out: Path) -> None:
     assert names(out) == ["checkpoint-10"]
 
 
-def test_floats_survive_json_exactly(tmp_path: Path) -> None:
-    checkpoints.write_json(tmp_path / "x.json", {"x": 0.1 + 0.2, "y": 1e-300})
-    assert checkpoints.read_json(tmp_path / "x.json") == {"x": 0.1 + 0.2, "y": 1e-300}
-
-
 def trained(steps: int, *, seed: int = 0) -> tuple[dict[str, nn.Parameter], torch.optim.AdamW]:
     parameters = {"a": nn.Parameter(torch.ones(3)), "b": nn.Parameter(torch.ones(2, 2))}
     optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
@@ -182,3 +185,47 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     save_model(nn.Linear(3, 3), str(tmp_path / "model.safetensors"))
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*mismatch"):
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVE = (
+    "import sys; from alpacafarm_env.agents import LanguageModel as L; L.from_pretrained(sys.argv[1]).save(sys.argv[2])"
+)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_saving_a_loaded_model_gives_the_same_bytes(policy_folder, tmp_path):
+    LanguageModel.from_pretrained(policy_folder).save(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(policy_folder)
+
+
+def test_the_hub_setting_leaves_no_trace(policy_folder, tmp_path):
+    """transformers reads HF_HUB_OFFLINE once, at import: the other setting takes a process of its own."""
+    offline = "0" if os.environ.get("HF_HUB_OFFLINE", "0") == "1" else "1"
+    command = [sys.executable, "-c", SAVE, str(policy_folder), str(tmp_path / "saved")]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": offline}, check=True, capture_output=True)
+    assert contents(tmp_path / "saved") == contents(policy_folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o000, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_are_as_readable_as_the_umask_permits(llama, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        llama.save(tmp_path / "saved")
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "saved").iterdir())
+    assert "model.safetensors" in [path.name for path in files]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+
+
+def test_no_older_chat_template_stays_beside_a_model_that_has_none(llama, tmp_path):
+    llama.save(tmp_path / "saved")
+    (tmp_path / "saved" / "chat_template.jinja").write_text("another model's")
+    llama.template = PromptTemplate("</s>{instruction}{input}", "</s>{instruction}")  # no Jinja gives its letters
+    llama.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "chat_template.jinja").exists()

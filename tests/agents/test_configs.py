@@ -7,15 +7,13 @@ import pytest
 
 from alpacafarm_env.agents.api_policy import APIPolicyConfig
 from alpacafarm_env.agents.best_of_n import BestOfNConfig
-from alpacafarm_env.agents.binary_feedme import BinaryFeedMEConfig
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.loop import TrainingConfig
 from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.quark import QuarkConfig
-from alpacafarm_env.agents.reward_conditioning import RewardConditioningConfig
 from alpacafarm_env.agents.reward_modeling import RewardModelingConfig
-from alpacafarm_env.agents.sft import SFTConfig
+from alpacafarm_env.agents.sft import BinaryFeedMEConfig, RewardConditioningConfig, SFTConfig
 
 INF, NAN = math.inf, math.nan
 BAD: dict[Any, dict[str, tuple[object, ...]]] = {
@@ -41,14 +39,9 @@ BAD: dict[Any, dict[str, tuple[object, ...]]] = {
         "temperature": (0,),
     },
     QuarkConfig: {
-        "total_steps": (0,),
-        "minibatch_size": (2.5,),
         "num_quantiles": (0, 513),  # of 512
-        "kl_coef": (-0.1, NAN),
-        "temperature": (0,),
-        "max_response_tokens": (0,),
-        "best_quantile_only": ("yes",),
-        "train_eos": (1,),
+        "best_quantile_only": ("yes", 1),
+        "kl_coef": (-0.1,),
     },
     DPOConfig: {"beta": (0.0,), "epochs": (0,), "batch_size": (0,), "label_smoothing": (0.5,)},
     BestOfNConfig: {"num_samples": (0,), "temperature": (0.0, NAN), "max_response_tokens": (0,), "batch_size": (0,)},

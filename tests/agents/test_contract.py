@@ -1,15 +1,20 @@
-"""Every agent keeps the promises of `agent_contract`, and so does README's agent of one's own."""
+"""The promises of every agent, README's agent of one's own among them.
 
-from __future__ import annotations
+A trained agent's `updates` end after at least four steps, and its checkpoints are written every second one.
+"""
 
+import json
+import math
 from functools import partial
 from pathlib import Path
 
-import agent_contract as contract
 import pytest
-from agent_worlds import ACTORS, EXACT, RUNS
-from test_processes import TORCHRUN, begin
+import torch
+from agent_worlds import ACTORS, EXACT, RUNS, files
+from safetensors.torch import load_file
+from test_processes import begin_job
 from tiny_models import TEMPLATE, build_llama, build_tokenizer
+from tiny_worlds import TEXTS
 
 from alpacafarm_env.agents.language_model import LanguageModel
 
@@ -31,35 +36,89 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_answers(name: str, policies: list[Path]) -> None:
-    contract.check_answers(ACTORS[name], policies[0])
+def test_a_response_an_instruction_which_the_seed_decides(name: str, policies: list[Path]) -> None:
+    make, policy = ACTORS[name], policies[0]
+    agent = make(policy)
+    answers = agent.act(TEXTS)
+    assert len(answers) == len(TEXTS)
+    assert all(isinstance(answer, str) for answer in answers)
+    assert agent.act(TEXTS) == answers == make(policy).act(list(TEXTS))
+    assert make(policy, seed=1).act(TEXTS) != answers
+    assert agent.act(()) == ()
 
 
 @pytest.mark.parametrize("name", [*GREEDY, "best_of_n"])
-def test_order(name: str, policies: list[Path]) -> None:
-    greedy = {"act_temperature": 0.0} if name in GREEDY else {}
-    contract.check_order(partial(ACTORS[name], **greedy), policies[0])
+def test_an_answer_stands_in_its_instructions_place_and_depends_on_no_other(name: str, policies: list[Path]) -> None:
+    """Best-of-n promises it, greedy agents too."""
+    make = partial(ACTORS[name], policies[0], **({"act_temperature": 0.0} if name in GREEDY else {}))
+    answers = make().act(TEXTS)
+    assert len(set(answers)) > 1
+    assert make().act(TEXTS[::-1]) == answers[::-1]
+    assert tuple(make().act([text])[0] for text in TEXTS) == answers
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_saving(name: str, policies: list[Path], tmp_path: Path) -> None:
-    contract.check_saving(ACTORS[name], *policies, tmp_path / "saved")
+def test_what_is_saved_answers_the_same(name: str, policies: list[Path], tmp_path: Path) -> None:
+    """Read into an agent that began elsewhere, and as a policy to begin with."""
+    make, (policy, other_policy) = ACTORS[name], policies
+    agent, loaded = make(policy), make(other_policy)
+    list(getattr(agent, "updates", tuple)())
+    agent.save(tmp_path / "saved")
+    answers = agent.act(TEXTS)
+    assert loaded.act(TEXTS) != answers
+    loaded.load(tmp_path / "saved")
+    assert loaded.act(TEXTS) == make(tmp_path / "saved").act(TEXTS) == answers
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str, policies: list[Path]) -> None:
-    contract.check_training(ACTORS[name], policies[0])
+    """Steps are counted, metrics are numbers, the model moves; equal seeds train equally, another one does not."""
+    make, policy = ACTORS[name], policies[0]
+    agent = make(policy)
+    before = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
+    first = list(agent.updates())
+    assert [metrics["step"] for metrics in first] == list(range(1, len(first) + 1))
+    assert all(math.isfinite(value) for metrics in first for value in metrics.values())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in agent.policy.model.state_dict().items())
+    assert list(make(policy).updates()) == first != list(make(policy, seed=1).updates())
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_resuming(name: str, policies: list[Path], tmp_path: Path) -> None:
-    contract.check_resuming(RUNS[name], policies[0], tmp_path)
+def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_one(
+    name: str, policies: list[Path], tmp_path: Path
+) -> None:
+    make, policy, stop = RUNS[name], policies[0], 3
+    whole = int(make(policy, tmp_path / "whole").learn()["step"])
+    for metrics in make(policy, tmp_path / "parts").updates():
+        if metrics["step"] == stop:
+            break
+    steps = [metrics["step"] for metrics in make(policy, tmp_path / "parts").updates()]
+    assert steps in ([*range(stop, whole + 1)], [*range(stop + 1, whole + 1)])  # samples may be kept every step
+    assert make(policy, tmp_path / "parts").learn() == {}
+    assert files(tmp_path / "parts") == files(tmp_path / "whole") != {}
 
 
 def test_two_processes_train_as_one(policies: list[Path], tmp_path: Path) -> None:
     one, two = tmp_path / "1", tmp_path / "2"
-    worlds = [begin("train", policies[0], one), begin("train", policies[0], two, *TORCHRUN)]
-    assert [world.wait(300) for world in worlds] == [0, 0]
+    world = begin_job("train", policies[0], two)
     for name, make in {**RUNS, **EXACT}.items():
-        contract.check_same_training(one / name, two / name, atol=ATOL.get(name, 5e-6))
+        make(policies[0], one / name, seed=2).learn()
+    assert world.wait(300) == 0
+    for name, make in {**RUNS, **EXACT}.items():
+        check_same_training(one / name, two / name, atol=ATOL.get(name, 5e-6))
         assert make(policies[0], two / name, seed=2).learn() == {}  # one process goes on where two have stopped
+
+
+def check_same_training(one: Path, two: Path, *, atol: float) -> None:
+    """Two runs say and leave the same, weights within `atol`."""
+    named = {path.relative_to(one) for path in one.rglob("*") if path.name in ("metrics.jsonl", "model.safetensors")}
+    assert {path.suffix for path in named} == {".jsonl", ".safetensors"}
+    for path in named:
+        if path.suffix == ".jsonl":
+            lines = [[json.loads(line) for line in (run / path).read_text().splitlines()] for run in (two, one)]
+            for found, expected in zip(*lines, strict=True):
+                assert found == pytest.approx(expected, rel=1e-3, abs=1e-3), path
+        else:
+            found, expected = load_file(two / path), load_file(one / path)
+            for name, tensor in expected.items():
+                torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=f"{path}: {name}")

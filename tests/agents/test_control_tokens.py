@@ -9,7 +9,6 @@ from tiny_models import INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, build_t
 from tiny_worlds import load_policy
 from torch import Tensor
 
-from alpacafarm_env.agents.conditioning import add_control_tokens
 from alpacafarm_env.agents.control_tokens import (
     conditioned,
     control_tokens,
@@ -47,7 +46,7 @@ def test_each_is_one_new_id_with_the_mean_embedding_and_a_jitter(policy: Languag
     num_old = len(policy.tokenizer)
     before = tables(policy)
     tied = policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
-    ids = add_control_tokens(policy, NAMES, seed=0)
+    ids = policy.add_control_tokens(NAMES, generator())
     assert ids == (num_old, num_old + 1)
     assert policy.tokenizer.convert_ids_to_tokens(list(ids)) == list(NAMES)
     assert control_tokens(policy.model) == ids
@@ -65,20 +64,8 @@ def test_each_is_one_new_id_with_the_mean_embedding_and_a_jitter(policy: Languag
         assert not torch.equal(new[ids[0]], new[ids[1]])
 
 
-def test_the_jitter_is_keyed_by_the_seed() -> None:
-    def rows(seed: int, *, global_seed: int) -> Tensor:
-        tokenizer = build_tokenizer()
-        policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE)
-        torch.manual_seed(global_seed)
-        ids = add_control_tokens(policy, NAMES, seed=seed)
-        return torch.cat([table[list(ids)] for table in tables(policy)])
-
-    assert torch.equal(rows(0, global_seed=1), rows(0, global_seed=2))
-    assert not torch.equal(rows(0, global_seed=1), rows(1, global_seed=1))
-
-
 def test_no_text_encodes_to_one(policy: LanguageModel) -> None:
-    ids = set(add_control_tokens(policy, NAMES, seed=0))
+    ids = set(policy.add_control_tokens(NAMES, generator()))
     texts = [f"Say {NAMES[0]} twice", *NAMES, f" {NAMES[1]}{NAMES[0]}"]
     prompts = policy.encode_prompts(texts)
     assert [[i for i, token in enumerate(prompt) if token in ids] for prompt in prompts] == [[1]] * 4  # its own only
@@ -91,7 +78,7 @@ def test_no_text_encodes_to_one(policy: LanguageModel) -> None:
 def test_it_stands_behind_bos_and_changes_what_is_said(policy: LanguageModel) -> None:
     bare = policy.encode_prompts(INSTRUCTIONS)
     free = policy.generate(INSTRUCTIONS, generator=generator(), temperature=0)
-    ids = add_control_tokens(policy, NAMES, seed=0)
+    ids = policy.add_control_tokens(NAMES, generator())
     assert policy.encode_prompts(INSTRUCTIONS) == [[prompt[0], ids[0], *prompt[1:]] for prompt in bare]
     first = policy.logits(policy.as_rollouts(INSTRUCTIONS, free.texts))
     policy.model.config.alpacafarm_control_token = ids[1]
@@ -101,7 +88,7 @@ def test_it_stands_behind_bos_and_changes_what_is_said(policy: LanguageModel) ->
 
 def test_none_is_ever_sampled(policy: LanguageModel) -> None:
     """Not even where the output layer puts them first; and scorer and sampler agree on the rest."""
-    ids = add_control_tokens(policy, NAMES, seed=0)
+    ids = policy.add_control_tokens(NAMES, generator())
     with torch.no_grad():
         head = policy.model.get_output_embeddings().weight
         head[list(ids)] = 0
@@ -120,7 +107,7 @@ def test_none_is_ever_sampled(policy: LanguageModel) -> None:
 
 
 def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -> None:
-    ids = add_control_tokens(policy, NAMES, seed=0)
+    ids = policy.add_control_tokens(NAMES, generator())
     policy.save(tmp_path / "saved")
     loaded = load_policy(tmp_path / "saved", max_response_tokens=8)
     assert control_tokens(loaded.model) == ids
@@ -129,7 +116,7 @@ def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -
     samples = [p.generate(INSTRUCTIONS, generator=generator()).texts for p in (policy, loaded)]
     assert samples[0] == samples[1]
     before = tables(loaded)
-    assert add_control_tokens(loaded, NAMES, seed=9) == ids  # a second time nothing changes
+    assert loaded.add_control_tokens(NAMES, generator()) == ids  # a second time nothing changes
     assert all(torch.equal(a, b) for a, b in zip(before, tables(loaded), strict=True))
 
 
@@ -175,11 +162,11 @@ def test_silence_lets_gradients_of_the_others_pass() -> None:
 def test_what_cannot_be_is_refused(policy_folder: Path) -> None:
     policy = load_policy(policy_folder)
     with pytest.raises(ValueError, match=r"\['</s>'\]"):  # an ordinary token
-        add_control_tokens(policy, ("</s>", "<new>"), seed=0)
+        policy.add_control_tokens(("</s>", "<new>"), generator())
     assert control_tokens(policy.model) == ()
-    add_control_tokens(policy, NAMES, seed=0)
+    policy.add_control_tokens(NAMES, generator())
     with pytest.raises(ValueError, match=r"\['<a>'\], .*\['<reward_0>', '<reward_1>'\]"):
-        add_control_tokens(policy, ("<a>",), seed=0)
+        policy.add_control_tokens(("<a>",), generator())
     lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="LoRA adapter"):
-        add_control_tokens(load_policy(policy_folder, lora=lora), NAMES, seed=0)
+        load_policy(policy_folder, lora=lora).add_control_tokens(NAMES, generator())

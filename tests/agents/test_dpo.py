@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import LORA
 from tiny_worlds import TEXTS, load_policy, move
 from torch import Tensor
 
@@ -28,16 +27,6 @@ def gradients(agent: DPO, total: Tensor) -> dict[str, Tensor]:
     agent.policy.model.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
     return {name: p.grad.clone() for name, p in agent._loop.parameters.items() if p.grad is not None}
-
-
-# Before the first update -----------------------------------------------------------------------------------------
-
-
-def test_the_first_loss_is_log_two_and_the_margins_are_zero(language_model: LanguageModel) -> None:
-    metrics = next(DPO(language_model, PREFERENCES).updates())
-    assert metrics["loss"] == pytest.approx(LN2, abs=1e-5)
-    for name in ("margin", "reward/chosen", "reward/rejected"):
-        assert metrics[name] == pytest.approx(0, abs=1e-5)
 
 
 def test_the_first_gradient_is_half_beta_times_the_difference_of_gradients(language_model: LanguageModel) -> None:
@@ -73,7 +62,7 @@ def test_the_reference_is_the_policy_before_training(llama: LanguageModel) -> No
     assert llama.reference is None  # no second model in memory
 
 
-@pytest.mark.parametrize("budget", [128, 256, 16384])
+@pytest.mark.parametrize("budget", [128, 16384])
 def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, budget: int) -> None:
     agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=budget, beta=0.7))
     move(llama, 1.02)  # so that pairs weigh differently
@@ -91,13 +80,11 @@ def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, 
         torch.testing.assert_close(agent._loop.parameters[name].grad, gradient, atol=1e-4, rtol=1e-3)
 
 
-# Learning --------------------------------------------------------------------------------------------------------
-
-
 def test_training_raises_the_chosen_over_the_rejected(language_model: LanguageModel) -> None:
     """The sign: AlpacaFarm's first release had it the wrong way round. Labels are of both kinds, see PREFERENCES."""
     agent = DPO(language_model, PREFERENCES, config=DPOConfig(epochs=6, batch_size=5, learning_rate=1e-3))
     first, *_, last = agent.updates()
+    assert [first["loss"], first["margin"]] == [pytest.approx(LN2, abs=1e-5), pytest.approx(0, abs=1e-5)]
     assert last["loss"] < first["loss"] - 0.1
     assert last["accuracy"] == 1
     assert last["margin"] == pytest.approx(last["reward/chosen"] - last["reward/rejected"], abs=1e-5)
@@ -150,9 +137,6 @@ def test_smoothed_labels_keep_the_margin_finite(llama: LanguageModel) -> None:
     assert metrics["margin"] == pytest.approx(math.log(3), abs=0.05)
 
 
-# The run ---------------------------------------------------------------------------------------------------------
-
-
 def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
     agent = DPO(load_policy(policy_folder, max_response_tokens=16), PREFERENCES, config=SMALL, out=tmp_path / "run")
     agent.learn()
@@ -161,22 +145,3 @@ def test_another_reference_or_other_labels_are_not_resumed(policy_folder: Path, 
     flipped = [replace(preference, preference=3 - preference.preference) for preference in PREFERENCES]
     with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
         DPO(load_policy(policy_folder, max_response_tokens=16), flipped, config=SMALL, out=tmp_path / "run")
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_lora_trains_its_adapter_only(policy_folder: Path) -> None:
-    policy = load_policy(policy_folder, max_response_tokens=16, lora=LORA)
-    frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
-    config = replace(SMALL, batch_size=5, epochs=6, learning_rate=1e-2)
-    first, *_, last = DPO(policy, PREFERENCES, config=config).updates()
-    assert first["margin"] == pytest.approx(0, abs=1e-5)
-    assert last["margin"] > 0.1
-    assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters() if name in frozen)
-
-
-def test_bad_data_is_refused_or_counted(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="got none"):
-        DPO(llama, [])
-    llama.max_response_tokens = 6
-    with pytest.warns(UserWarning, match="of 10 .*max_response_tokens=6"):
-        DPO(llama, PREFERENCES)

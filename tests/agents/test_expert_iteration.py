@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from expert_worlds import INSTRUCTIONS, Odd, Silent, make, read, small, weights
+from agent_worlds import INSTRUCTIONS, Odd, Silent, read
+from agent_worlds import make_expert_iteration as make
+from agent_worlds import small_expert as small
 from numpy.typing import NDArray
 from tiny_models import build_llama, say_more
 from tiny_worlds import ASCII, TEXTS, Share, load_policy
@@ -18,11 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIteration, ExpertIterationConfig, round_seed
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.agents.rollouts import ragged_split
-from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.agents.sft import SFTConfig
 from alpacafarm_env.errors import UnscoredError
-from alpacafarm_env.instructions import Demonstration, Instruction
+from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.templates import PromptTemplate
 
 
@@ -53,21 +54,6 @@ def test_a_round_samples_then_trains_on_the_best(policy_folder: Path, out: Path)
     assert updates[0]["reward/mean"] == pytest.approx(samples.rewards[:2].mean())
     assert sum(metrics["tokens"] for metrics in updates[:3]) == samples.num_tokens
     assert [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] == updates
-
-
-def test_best_of_one_is_sft_on_the_policys_own_samples(policy_folder: Path) -> None:
-    policy, seed = load_policy(policy_folder), round_seed(3, 1, "sampling")
-    demonstrations = [
-        Demonstration(asked, policy.generate([asked], generator=keyed_generator(seed, "best of n", asked)).texts[0])
-        for asked in INSTRUCTIONS
-    ]
-    agent = make(policy_folder, config=small(num_samples=1, num_rounds=1))
-    metrics = list(agent.updates())
-    assert all(m["reward/best"] == m["reward/mean"] for m in metrics[:3])
-    with pytest.warns(UserWarning, match="responses are cut"):
-        sft = SFT(policy, demonstrations, config=small().sft, seed=round_seed(3, 1, "sft"))
-    assert [m["loss"] for m in sft.updates()] == [m["loss"] for m in metrics[3:]]
-    assert all(torch.equal(value, weights(agent)[name]) for name, value in policy.model.named_parameters())
 
 
 def test_the_second_round_samples_from_the_updated_policy(policy_folder: Path, out: Path) -> None:
@@ -120,17 +106,6 @@ def test_the_end_follows_the_sample_whatever_its_text_encodes_to(
     assert agent._sft is not None
     assert agent._sft._data.finished.tolist() == [row[-1] == eos for row in rows]
     assert policy.max_response_tokens == 4  # it may say more than was sampled here
-
-
-def test_bytes_that_are_no_text_are_cut_where_sampling_was(policy_folder: Path) -> None:
-    """The byte-level tokenizer decodes a stray byte to a character of three; and says <s> or <pad> without a text."""
-    policy = load_policy(policy_folder)
-    agent = make(policy, config=small(max_response_tokens=3, num_rounds=1, num_samples=1))
-    rows = tokens_trained_on(agent)
-    texts = [best.response or "" for best in agent._best]
-    assert not any(best.finished for best in agent._best)
-    assert any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
-    assert rows == [row[:3] for row in policy.encode_responses(texts, eos=False)]
 
 
 def test_a_response_cut_off_before_any_text_is_left_out(policy_folder: Path) -> None:

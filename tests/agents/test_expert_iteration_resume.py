@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from expert_worlds import (
-    DEADLINE_S,
-    INSTRUCTIONS,
-    Counting,
-    make,
-    result,
-    small,
-    train,
-    weights,
-)
+from agent_worlds import DEADLINE_S, INSTRUCTIONS, Counting, files, weights
+from agent_worlds import make_expert_iteration as make
+from agent_worlds import small_expert as small
+from agent_worlds import train_expert_iteration as train
 from tiny_models import TEMPLATE, build_llama
 from tiny_worlds import ASCII, TEXTS, Share, load_policy, start
 from transformers import PreTrainedTokenizerFast
@@ -44,10 +38,7 @@ def whole(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathF
     return agent
 
 
-# What is trained on --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 7, 9, 13])
+@pytest.mark.parametrize("stop", [1, 4, 9])
 def test_a_run_stopped_after_any_step_ends_as_if_it_had_not_been(
     policy_folder: Path, out: Path, whole: ExpertIteration, stop: int
 ) -> None:
@@ -61,7 +52,7 @@ def test_a_run_stopped_after_any_step_ends_as_if_it_had_not_been(
     steps = [metrics["step"] for metrics in resumed.updates()]
     assert steps == list(range(stop - (in_round in (4, 6)) + 1, 15))
     assert whole.out is not None
-    assert result(out) == result(whole.out)
+    assert files(out) == files(whole.out)
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
 
 
@@ -83,7 +74,7 @@ def test_a_killed_process_is_resumed(policy_folder: Path, out: Path, whole: Expe
         assert process.exitcode == -signal.SIGKILL
     make(policy_folder, out).learn()
     assert whole.out is not None
-    assert result(out) == result(whole.out)
+    assert files(out) == files(whole.out)
 
 
 def test_stored_chunks_are_not_sampled_again(policy_folder: Path, out: Path) -> None:
@@ -109,7 +100,7 @@ def test_a_damaged_chunk_costs_its_samples_but_not_the_result(
         resumed = make(policy_folder, out)
     resumed.learn()
     assert whole.out is not None
-    assert result(out) == result(whole.out)
+    assert files(out) == files(whole.out)
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
 
 
@@ -126,7 +117,7 @@ def test_what_decides_nothing_may_change(policy_folder: Path, out: Path, whole: 
     next(make(policy_folder, out, config=small(sample_batch_size=16)).updates())
     make(policy_folder, out, config=small(sample_batch_size=3, act_temperature=0.0)).learn()
     assert whole.out is not None
-    assert result(out) == result(whole.out)
+    assert files(out) == files(whole.out)
     make(policy_folder, out, config=small(sft=replace(small().sft, save_every=1)))
 
 

@@ -6,14 +6,24 @@ import json
 import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from tiny_models import BUILDERS, INSTRUCTIONS, SPECIAL_TOKENS, TEMPLATE, build_gpt2, build_llama, generator
+from tiny_models import (
+    BUILDERS,
+    INSTRUCTIONS,
+    SPECIAL_IDS,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    build_gpt2,
+    build_llama,
+    generator,
+)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.rollouts import micro_batches, ragged_split
+from alpacafarm_env.agents.rollouts import micro_batches, ragged_split, scoring_batch
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.templates import PromptTemplate
@@ -40,9 +50,6 @@ def train_adapters(lm):
     for name, parameter in lm.model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3, generator=generator(3))
-
-
-# Text -------------------------------------------------------------------------------------------------------------
 
 
 def test_prompt_is_bos_and_the_rendered_template(llama):
@@ -99,9 +106,6 @@ def test_more_tokens_than_embeddings(tokenizer, architecture):
         LanguageModel(BUILDERS[architecture](100), tokenizer, TEMPLATE)
 
 
-# Sampling ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 def test_sampled_logprobs_are_the_scored_ones_and_rollouts_are_complete(language_model, temperature):
     rollouts = language_model.generate(INSTRUCTIONS, generator=generator(), temperature=temperature, num_samples=2)
@@ -119,13 +123,6 @@ def test_sampled_logprobs_are_the_scored_ones_and_rollouts_are_complete(language
     assert torch.equal(other.tokens, rollouts.tokens) == (temperature == 0)
 
 
-def test_seed_decides_and_batches_do_not(language_model):
-    one = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3)
-    two = language_model.generate(INSTRUCTIONS, generator=generator(5), num_samples=3, batch_size=4)
-    assert one.texts == two.texts
-    assert torch.equal(one.tokens, two.tokens)
-
-
 @pytest.mark.parametrize("shape", [(1, 8), (2, 8), (8, 8), (4, 7), (4,), (4, 8, 1)])
 def test_uniforms_are_a_row_a_response(llama, shape):
     def texts(uniforms):
@@ -135,13 +132,6 @@ def test_uniforms_are_a_row_a_response(llama, shape):
         texts(torch.rand(shape, generator=generator()))
     uniforms = torch.rand(4, 9, generator=generator())
     assert texts(uniforms) == texts(uniforms[:, :8])
-
-
-def test_generator_moves_on_by_rows_times_steps(llama):
-    source, expected = generator(2), generator(2)
-    llama.generate(INSTRUCTIONS, generator=source, max_new_tokens=7)
-    torch.rand(len(INSTRUCTIONS), 7, generator=expected)
-    assert torch.equal(source.get_state(), expected.get_state())
 
 
 def test_what_cannot_be_sampled_or_scored(llama, tokenizer):
@@ -158,9 +148,6 @@ def test_what_cannot_be_sampled_or_scored(llama, tokenizer):
     small.max_response_tokens = 31
     with pytest.raises(ValueError, match="32 positions"):
         small.logprobs(small.as_rollouts(["Hi"], ["x" * 30]))
-
-
-# Scoring ----------------------------------------------------------------------------------------------------------
 
 
 def test_scores_and_gradients_are_those_of_one_row_at_a_time(language_model):
@@ -195,9 +182,6 @@ def test_bfloat16_weights_score_in_float32(tokenizer):
     lm = LanguageModel(build_llama(len(tokenizer)).to(torch.bfloat16), tokenizer, TEMPLATE, max_response_tokens=8)
     rollouts = lm.generate(INSTRUCTIONS, generator=generator())
     assert rollouts.logprobs.dtype == lm.logprobs(rollouts).dtype == torch.float32
-
-
-# The reference ----------------------------------------------------------------------------------------------------
 
 
 def test_copy_stays_where_the_policy_was(language_model):
@@ -258,23 +242,6 @@ def test_the_reference_of_trained_adapters_is_where_they_were(tokenizer, llama, 
     assert not any("reference" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
 
 
-# Folders ----------------------------------------------------------------------------------------------------------
-
-
-def test_saved_and_loaded(language_model, tmp_path):
-    language_model.save(tmp_path / "policy")
-    names = {path.name for path in (tmp_path / "policy").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "prompt_template.json"} <= names
-    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in names)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"]  # nothing half-written is left
-    loaded = LanguageModel.from_pretrained(tmp_path / "policy", max_response_tokens=16)
-    assert loaded.template == TEMPLATE
-    one = language_model.generate(INSTRUCTIONS, generator=generator())
-    two = loaded.generate(INSTRUCTIONS, generator=generator())
-    assert one.texts == two.texts
-    assert torch.equal(one.logprobs, two.logprobs)
-
-
 def test_saving_replaces_and_keeps_what_is_not_its_own(llama, policy_folder):
     (policy_folder / "notes.txt").write_text("mine")
     with torch.no_grad():
@@ -304,3 +271,39 @@ def test_adapter_folder_names_its_base(policy_folder, tmp_path):
 def test_missing_folder(path):
     with pytest.raises(CheckpointError, match=path):
         LanguageModel.from_pretrained(path)
+
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+ENDS = {
+    "Llama": HEADS,
+    "Qwen2": HEADS,
+    "Gemma2": {**HEADS, "final_logit_softcapping": 3.0},
+    "Cohere": {**HEADS, "logit_scale": 0.25},
+    "Granite": {**HEADS, "logits_scaling": 4.0},
+    "GPTNeoX": {"num_attention_heads": 4},
+    "GPT2": {"n_head": 4, "n_embd": 32, "n_layer": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}
+
+
+def build(architecture, tokenizer):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 128}
+    sizes |= {"vocab_size": len(tokenizer), "initializer_range": 0.2} | SPECIAL_IDS | ENDS[architecture]
+    config = getattr(transformers, f"{architecture}Config")(**sizes)
+    torch.manual_seed(0)
+    name = f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}"
+    return LanguageModel(getattr(transformers, name)(config), tokenizer, TEMPLATE, max_response_tokens=8)
+
+
+@pytest.mark.parametrize("architecture", ENDS)
+def test_scores_are_those_of_the_whole_forward_pass(architecture, tokenizer):
+    lm = build(architecture, tokenizer)
+    rollouts = lm.generate(INSTRUCTIONS, generator=generator(), num_samples=2)
+    ids, predicts = scoring_batch(rollouts, fill_token_id=1)
+    expected = lm.model(input_ids=ids).logits[predicts].log_softmax(-1).gather(1, rollouts.tokens[:, None])[:, 0]
+    seen = []
+    watch = lm.model.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape))
+    found = lm.logprobs(rollouts)
+    watch.remove()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.detach(), rollouts.logprobs, atol=1e-5, rtol=0)
+    assert seen == [(len(rollouts.tokens), 32)]  # and not the whole [B, L]

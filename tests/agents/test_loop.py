@@ -1,3 +1,7 @@
+"""Training weights of low precision: updates too small for them are kept until they show."""
+
+from __future__ import annotations
+
 import json
 import math
 from pathlib import Path
@@ -5,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_worlds import DEMONSTRATIONS, assert_near, load_policy
+from safetensors.torch import load_file
+from tiny_models import TEMPLATE, build_llama
+from tiny_worlds import DEMONSTRATIONS
 from torch import nn
 
+from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.loop import Loop, Resume, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError
@@ -32,9 +39,6 @@ def step_of(model: nn.Linear, loop: Loop) -> Any:
     return step
 
 
-# Schedule and order ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "warmup", "total", "factors"),
     [
@@ -57,25 +61,6 @@ def test_every_epoch_holds_every_item_once_in_a_new_order() -> None:
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
     assert epochs[0] != epochs[1]
-
-
-# Updates ---------------------------------------------------------------------------------------------------------
-
-
-def test_gradients_do_not_depend_on_micro_batches(policy_folder: Path) -> None:
-    sft = SFT(
-        load_policy(policy_folder, max_response_tokens=16), [*DEMONSTRATIONS] * 4, config=SFTConfig(batch_size=16)
-    )
-    data = sft._data[torch.arange(16)]
-    gradients = {}
-    for size in (16, 4, 1):
-        parts = list(torch.arange(16).split(size))
-        sft._loop.accumulate(parts, lambda rows: sft._sums(data[rows]), count=len(data.tokens))
-        gradients[size] = {name: p.grad.clone() for name, p in sft._loop.parameters.items() if p.grad is not None}
-        sft._loop._optimizer.zero_grad()
-    for size in (4, 1):
-        assert_near(gradients[size], gradients[16], atol=1e-6)
-    assert max(float(gradient.abs().max()) for gradient in gradients[16].values()) > 1e-3
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_items() -> None:
@@ -103,9 +88,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="model requires a gradient"):
         make_loop(frozen=True)
-
-
-# The run's folder ------------------------------------------------------------------------------------------------
 
 
 def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
@@ -147,7 +129,7 @@ def test_another_config_is_refused_with_the_names_of_its_fields(tmp_path: Path) 
     model, loop = make_loop(tmp_path)
     list(loop.run(step_of(model, loop)))
     with pytest.raises(CheckpointError, match=r"Changed: adam_eps: 1e-08 -> 1e-05; learning_rate: 0.1 -> 0.2"):
-        make_loop(tmp_path, learning_rate=0.2, adam_eps=1e-5, keep_checkpoints=9, save_every=1)
+        make_loop(tmp_path, learning_rate=0.2, adam_eps=1e-5, keep_checkpoints=9, save_every=1, micro_batch_tokens=9)
 
 
 def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
@@ -163,3 +145,70 @@ def test_edited_metrics_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"metrics.jsonl has 0 bytes, but had \d+"):
         make_loop(tmp_path)
+
+
+STEPS = 60
+
+
+def train(tokenizer, dtype, out=None, *, stop=STEPS, **settings):
+    model = build_llama(len(tokenizer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1)  # to the sizes of real models' weights, 0.02
+    policy = LanguageModel(model.to(torch.bfloat16).to(dtype), tokenizer, TEMPLATE)
+    start = weights(policy)
+    config = SFTConfig(
+        learning_rate=3e-6, schedule="constant", epochs=STEPS, batch_size=len(DEMONSTRATIONS), **settings
+    )
+    agent = SFT(policy, DEMONSTRATIONS, config=config, out=out)
+    assert agent.num_steps == STEPS
+    for metrics in agent.updates():
+        if metrics["step"] == stop:
+            break
+    return agent, weights(policy) - start
+
+
+def weights(policy):
+    return torch.cat([parameter.detach().float().flatten() for parameter in policy.model.parameters()])
+
+
+def test_many_small_updates_in_bfloat16_move_the_weights_as_in_float32(tokenizer):
+    (_, exact), (agent, moved) = (train(tokenizer, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert {parameter.dtype for parameter in agent.policy.model.parameters()} == {torch.bfloat16}
+    masters = torch.cat([master.detach().flatten() for master in agent._loop.parameters.values()])
+    far = masters - (weights(agent.policy) - moved)  # from the same start, before rounding
+    assert torch.corrcoef(torch.stack([far, exact]))[0, 1] > 0.95
+    along = (moved @ exact) / (exact @ exact)  # of the weights themselves, each rounded to its nearest neighbour
+    assert 0.9 < along < 1.1
+
+
+def test_moments_and_masters_are_float32_and_of_float32_weights_there_are_none(tokenizer, tmp_path):
+    for dtype in (torch.float32, torch.bfloat16):
+        agent, _ = train(tokenizer, dtype, tmp_path / str(dtype), stop=2, save_every=2)
+        folder = tmp_path / str(dtype) / "checkpoint-2"
+        assert {value.dtype for value in load_file(folder / "optimizer.safetensors").values()} == {torch.float32}
+        assert (folder / "masters.safetensors").exists() == (dtype == torch.bfloat16)
+        if dtype == torch.float32:
+            assert all(
+                p is agent._loop.parameters[f"policy.{name}"] for name, p in agent.policy.model.named_parameters()
+            )
+
+
+def test_a_resumed_run_in_bfloat16_is_the_uninterrupted_one(tokenizer, tmp_path: Path):
+    whole, _ = train(tokenizer, torch.bfloat16, tmp_path / "whole", stop=9, save_every=3)
+    train(tokenizer, torch.bfloat16, tmp_path / "cut", stop=4, save_every=3)
+    again, _ = train(tokenizer, torch.bfloat16, tmp_path / "cut", stop=9, save_every=3)
+    for name, master in whole._loop.parameters.items():
+        assert torch.equal(again._loop.parameters[name], master), name
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert json.loads(lines[0].splitlines()[-1])["step"] == 9
+
+
+def test_weights_that_are_read_in_between_are_trained_on(tokenizer, tmp_path: Path):
+    agent, _ = train(tokenizer, torch.bfloat16, stop=1)
+    other = LanguageModel(build_llama(len(tokenizer), seed=1).to(torch.bfloat16), tokenizer, TEMPLATE)
+    other.save(tmp_path)
+    agent.load(tmp_path)
+    next(agent.updates())
+    torch.testing.assert_close(weights(agent.policy), weights(other), atol=1e-3, rtol=1e-2)

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +21,20 @@ from alpacafarm_env.agents.losses import (
     gae,
     implicit_rewards,
     kl_estimate,
+    masked_mean,
+    masked_moments,
     missing_eos_penalty,
     pairwise_loss,
     place_scores,
     policy_clipped,
     ppo_policy_loss,
     ppo_value_loss,
+    scale_to_unit_std,
     shape_rewards,
+    stops_after,
     value_clipped,
     whiten,
+    zero_outside,
 )
 
 LN2 = math.log(2)
@@ -34,16 +42,13 @@ SOFT1 = math.log(1 + math.exp(-1))  # −log σ(1)
 logit_rows = npst.arrays(np.float64, st.integers(2, 6).map(lambda size: (2, size)), elements=st.floats(-5, 5))
 
 
-def close(actual: Tensor, expected: object, atol: float = 1e-6) -> None:
+def close(actual: Tensor, expected: Any, atol: float = 1e-6) -> None:
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), atol=atol, rtol=0)
 
 
 def gradient(loss: Callable[[Tensor], Tensor], at: list[float]) -> list[float]:
     x = torch.tensor(at, requires_grad=True)
     return torch.autograd.grad(loss(x).sum(), x)[0].tolist()
-
-
-# ------------------------------------------------------------------------------------------------------------------- KL
 
 
 @pytest.mark.parametrize(
@@ -93,9 +98,6 @@ def test_adaptive_kl_coef() -> None:
         assert adaptive_kl_coef(before, kl, target=6, step_size=step) == pytest.approx(after, abs=1e-12)
     with pytest.raises(ValueError, match="target"):
         adaptive_kl_coef(0.2, 1.0, target=0, step_size=0.1)
-
-
-# ----------------------------------------------------------------------------------------------------- rewards, returns
 
 
 def test_rewards_that_cannot_be_placed_are_refused() -> None:
@@ -152,9 +154,6 @@ def test_shaped_rewards_and_gae_are_their_sums_wherever_the_pads_are(
     assert not any(wide[~mask].any() or wide.requires_grad for wide in (rewards, kl, advantages, returns))
 
 
-# --------------------------------------------------------------------------------------------------------------- losses
-
-
 def test_ppo_policy_loss_by_hand() -> None:
     logprobs, advantages = torch.tensor([1.3, 0.7, 1.0]).log(), torch.tensor([1.0, -1.0, 2.0])
     close(ppo_policy_loss(logprobs, torch.zeros(3), advantages, clip=0.2), [-1.2, 0.8, -2.0])
@@ -196,20 +195,6 @@ def test_pairwise_loss_by_hand() -> None:
         pairwise_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, 2.0]))
 
 
-@settings(max_examples=60)
-@given(st.floats(-20, 20), st.floats(-20, 20), st.floats(0, 1))
-def test_pairwise_loss_is_symmetric_and_least_at_the_target(a: float, b: float, target: float) -> None:
-    chosen, rejected, targets = (torch.tensor([x], dtype=torch.float64) for x in (a, b, target))
-    loss = pairwise_loss(chosen, rejected, targets)
-    close(loss, pairwise_loss(rejected, chosen, 1 - targets), atol=1e-9)
-    # softplus drops its tail of exp(-20) = 2e-9 beyond 20
-    close(pairwise_loss(chosen, rejected), pairwise_loss(chosen, rejected, torch.ones_like(targets)), atol=3e-9)
-    entropy = torch.special.entr(targets) + torch.special.entr(1 - targets)
-    assert loss.item() >= entropy.item() - 1e-9  # equal where σ(Δ) = target
-    if 0.01 < target < 0.99:
-        close(pairwise_loss(torch.special.logit(targets), torch.zeros_like(targets), targets), entropy, atol=1e-9)
-
-
 def test_dpo_loss_by_hand() -> None:
     chosen, rejected = torch.tensor([-3.0, -5.0]), torch.tensor([-4.0, -2.0])
     ref_chosen, ref_rejected = torch.tensor([-4.0, -4.0]), torch.tensor([-3.0, -1.0])
@@ -236,3 +221,127 @@ def test_dpo_loss_by_hand() -> None:
 def test_tensors_that_would_broadcast_are_refused(call: Callable[[Tensor, Tensor], object]) -> None:
     with pytest.raises(ValueError, match=r"\(2, 1\)|\(1,\)"):
         call(torch.zeros(2, 3), torch.zeros(2, 1))
+
+
+@pytest.fixture
+def alpaca_farm() -> dict[str, Tensor]:
+    """Eight rows of three slots; the even rows end with a pad, where both logprobs are 0."""
+    row, slot = torch.arange(8.0)[:, None], torch.arange(3.0)[None]
+    pad = (row % 2 == 0) & (slot == 2)
+    return {
+        "logprobs": -(1 + 0.1 * row + 0.2 * slot).masked_fill(pad, 0),
+        "ref_logprobs": -(1.3 + 0.05 * row + 0.25 * slot).masked_fill(pad, 0),
+        "scores": torch.linspace(-1, 1, 8),
+        "values": 0.1 * row - 0.05 * slot,
+        "mask": ~pad,
+    }
+
+
+def alpaca_farm_rewards(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs = (batch[name] for name in ("scores", "logprobs", "ref_logprobs", "mask"))
+    return shape_rewards(*inputs, kl_coef=0.02, kind="clamped_k1")
+
+
+def test_alpaca_farm_shaped_rewards(alpaca_farm: dict[str, Tensor]) -> None:
+    rewards, kl = alpaca_farm_rewards(alpaca_farm)
+    close(kl[[0, 7]], [[0.3, 0.35, 0], [0, 0, 0.05]])
+    close(rewards[[0, 7]], [[-0.006, -1.007, 0], [0, 0, 0.999]])
+    mean, variance = masked_moments(rewards)  # no mask: pads count, as in the released code
+    close(mean, -0.0027083, atol=1e-7)
+    close(variance.sqrt(), 0.3792299, atol=1e-7)
+
+
+def test_alpaca_farm_whitened_rewards_returns_and_advantages(alpaca_farm: dict[str, Tensor]) -> None:
+    rewards = whiten(alpaca_farm_rewards(alpaca_farm)[0], shift_mean=False)
+    close(rewards[[0, 7]], [[-0.0113882, -2.6509480, 0.0044333], [0.0044333, 0.0044333, 2.6387193]])
+    advantages, returns = gae(rewards, alpaca_farm["values"], gamma=1.0, lam=1.0)
+    close(returns[[0, 7]], [[-2.6579030, -2.6465147, 0.0044333], [2.6475861, 2.6431527, 2.6387193]])
+    expected = [[-1.7503567, -1.7058785, 0.2510650], [1.5865020, 1.6195168, 1.6525316]]
+    close(whiten(advantages)[[0, 7]], expected)
+
+
+def test_alpaca_farm_stop_token_penalty() -> None:
+    tokens, scores = torch.tensor([[1, 2, 9], [9, 1, 1], [1, 1, 1]]), torch.tensor([1.0, 2.0, 3.0])
+    assert missing_eos_penalty(scores, stops_after(tokens, {9}), value=-1).tolist() == [1, 2, -1]
+    assert missing_eos_penalty(scores, stops_after(tokens, {9}, index=1), value=-1).tolist() == [1, -1, -1]
+    assert stops_after(tokens, [2, 9]).tolist() == [True, True, False]  # any of them stops
+
+
+finite = st.floats(-100, 100, width=32)
+rows = npst.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=finite)
+
+
+def lengths_to_mask(lengths: list[int], width: int) -> Tensor:
+    return torch.arange(width)[None] < torch.tensor(lengths)[:, None]
+
+
+def test_normalised_by_hand() -> None:
+    # mean 2.5, biased variance 1.25: (1 - 2.5) / sqrt(1.25) = -1.3416408, (2 - 2.5) / sqrt(1.25) = -0.4472136
+    x, expected = torch.tensor([1.0, 2, 3, 4]), torch.tensor([-1.3416408, -0.4472136, 0.4472136, 1.3416408])
+    close(whiten(x), expected)
+    close(whiten(x, shift_mean=False), expected + 2.5)
+    # mean 1, biased variance (1 + 1 + 4 + 4) / 4 = 2.5; zeros stay zeros
+    x = torch.tensor([0.0, 2, -1, 3])
+    close(scale_to_unit_std(x), x / math.sqrt(2.5))
+
+
+def test_moments_count_only_what_is_real() -> None:
+    x = torch.tensor([[1.0, 3.0, math.nan], [5.0, math.nan, math.inf]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    mean, variance = masked_moments(x, mask)
+    assert mean.item() == pytest.approx(3.0, abs=1e-12)
+    assert variance.item() == pytest.approx(8 / 3, abs=1e-12)  # (4 + 0 + 4) / 3: biased
+    assert masked_mean(mask).item() == 0.5  # three of six: bools are numbers
+    with pytest.raises(ValueError, match=r"x \(2, 3\), mask \(2, 4\)"):
+        zero_outside(x, torch.ones(2, 4, dtype=torch.bool))
+
+
+def test_nothing_to_count_and_nothing_to_spread_give_no_nan() -> None:
+    x = torch.tensor([[2.0, 2.0]])
+    assert masked_mean(x, torch.zeros(1, 2, dtype=torch.bool)).item() == 0.0
+    assert whiten(x).tolist() == [[0.0, 0.0]]
+    assert scale_to_unit_std(x).tolist() == [[2.0, 2.0]]  # no spread, no scale
+
+
+def on_two_processes(work: Callable[[int, Callable[[Tensor], Tensor]], Tensor]) -> list[Tensor]:
+    """What `work(rank, reduce)` gives on two threads that stand for processes; `reduce` adds up over both."""
+    parts, barrier = [torch.zeros(0)] * 2, Barrier(2, timeout=60)
+
+    def run(rank: int) -> Tensor:
+        def reduce(sums: Tensor) -> Tensor:
+            parts[rank] = sums
+            barrier.wait()
+            total = parts[0] + parts[1]
+            barrier.wait()
+            return total
+
+        return work(rank, reduce)
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+@settings(max_examples=50)
+@given(rows, st.integers(0, 4), st.integers(0, 4), st.data())
+def test_normalised_alike_however_it_is_padded_and_dealt_out(
+    x: np.ndarray, left: int, right: int, data: st.DataObject
+) -> None:
+    """Rows are dealt unevenly, to one process none perhaps, so a mean of the processes' means would be wrong."""
+    lengths = data.draw(st.lists(st.integers(1, x.shape[1]), min_size=len(x), max_size=len(x)))
+    mask, values = lengths_to_mask(lengths, x.shape[1]), torch.tensor(x)
+    white = whiten(values, mask)
+    mean, variance = masked_moments(white, mask)
+    assert abs(mean.item()) < 1e-4  # float32 output
+    if masked_moments(values, mask)[1] > 1e-4:
+        assert variance.item() == pytest.approx(1, abs=1e-3)
+    assert (white[~mask] == 0).all()
+    pad = (left, right)
+    wide, wide_mask = torch.nn.functional.pad(values, pad, value=math.nan), torch.nn.functional.pad(mask, pad)
+    cut = data.draw(st.integers(0, len(x)))
+    mine = (slice(0, cut), slice(cut, len(x)))
+    for normalise in (whiten, scale_to_unit_std):
+        whole = normalise(values, mask)
+        dealt = on_two_processes(lambda r, reduce, f=normalise: f(wide[mine[r]], wide_mask[mine[r]], reduce=reduce))
+        close(torch.cat(dealt)[:, left : left + x.shape[1]], whole)
+    for found in on_two_processes(lambda r, reduce: masked_mean(wide[mine[r]], wide_mask[mine[r]], reduce=reduce)):
+        close(found, masked_mean(values, mask), atol=1e-12)

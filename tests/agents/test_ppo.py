@@ -1,17 +1,22 @@
+"""What agents take from an environment: responses without a score, and rewards of a wrong shape."""
+
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import DictInfoToList
 from safetensors.torch import load_file
-from tiny_models import LORA
+from tiny_models import LORA, TEMPLATE, build_llama
 from tiny_worlds import (
     ASCII,
     TEXTS,
     First,
+    Picky,
     Share,
     finish,
     load_policy,
@@ -25,7 +30,9 @@ from tiny_worlds import (
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
-from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.errors import CheckpointError, UnscoredError
+from alpacafarm_env.oracles import OracleError
+from alpacafarm_env.wrappers.vector import AddScore
 
 # Learning --------------------------------------------------------------------------------------------------------
 
@@ -62,9 +69,6 @@ def test_a_bandit_converges_to_its_closed_form(policy_folder: Path) -> None:
     assert float(reference[letters].sum()) < float(optimum[letters].sum()) - 0.2
     PPO(OneQuestion(env), policy, config=config).learn()
     assert float(distribution()[letters].sum()) == pytest.approx(float(optimum[letters].sum()), abs=0.1)
-
-
-# The first step --------------------------------------------------------------------------------------------------
 
 
 def prepared(policy: LanguageModel, **changes):
@@ -134,9 +138,6 @@ def test_equal_scores_give_equal_returns_at_any_length(llama: LanguageModel) -> 
     assert len(set(experience.returns[:, 0].tolist())) == 1
 
 
-# Options ---------------------------------------------------------------------------------------------------------
-
-
 def test_unfinished_responses_get_the_missing_eos_score(llama: LanguageModel) -> None:
     agent = PPO(make_env(16), llama, config=small_ppo(missing_eos_score=-3.0, kl_coef=0.0))
     rollouts, scores, *_ = agent._collector.collect(1)
@@ -153,14 +154,13 @@ def test_one_scored_response_is_one_minibatch(llama: LanguageModel) -> None:
     assert all(math.isfinite(metrics["loss"]) for metrics in updates)
 
 
-@pytest.mark.parametrize(("num_scored", "said"), [((1, 0), "'step': 2"), ((0, 0), "Step 1: none of 16")])
-def test_processes_with_and_without_scores_stay_together(
-    policy_folder: Path, tmp_path: Path, num_scored: tuple[int, int], said: str
-) -> None:
-    finish(start_world(train_with_few_scores, policy_folder, tmp_path, num_scored, size=2))
+def test_processes_with_and_without_scores_stay_together(policy_folder: Path, tmp_path: Path) -> None:
+    finish(start_world(train_with_few_scores, policy_folder, tmp_path, size=2))
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
-    assert said in first
+    trained, none, *quark = first.splitlines()
+    assert none.startswith("Step 1: none of 16")
+    assert all("'step': 2" in said for said in (trained, *quark))
 
 
 def test_clamped_k1_penalises_more_than_k1(llama: LanguageModel) -> None:
@@ -191,38 +191,18 @@ def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageM
     assert (once.instructions, once.texts) == (twice.instructions, twice.texts)
 
 
-def test_steps_ask_different_instructions_and_equal_seeds_the_same(llama: LanguageModel) -> None:
-    first = PPO(make_env(), llama, config=small_ppo(), seed=1)._collector
-    again = PPO(make_env(), llama, config=small_ppo(), seed=1)._collector
-    rollouts = first.collect(1)[0]
-    assert rollouts.instructions != first.collect(2)[0].instructions
-    assert (rollouts.instructions, rollouts.texts) == (again.collect(1)[0].instructions, again.collect(1)[0].texts)
-
-
-# Models ----------------------------------------------------------------------------------------------------------
-
-
-def test_two_steps_on_both_architectures(language_model: LanguageModel, tmp_path: Path) -> None:
+def test_all_parts_of_both_models_move_and_what_the_environment_reports_is_averaged(llama: LanguageModel) -> None:
     env = make_env()
-    agent = PPO(env, language_model, config=small_ppo(), out=tmp_path)
+    agent = PPO(env, llama, config=small_ppo())
     before = {name: p.detach().clone() for name, p in agent._loop.parameters.items()}
     with env.also_scored_by("gold_reward", Share("e")):
-        updates = list(agent.updates())
-    assert [metrics["step"] for metrics in updates] == [1, 2]
-    assert all(math.isfinite(value) for metrics in updates for value in metrics.values())
-    for metrics in updates:
-        assert 0 <= metrics["info/gold_reward"] <= 1
-        assert metrics["info/reward_components/share"] == pytest.approx(metrics["score/mean"])
-        assert metrics["info/response_length"] > 1
-        assert 0 <= metrics["finished"] <= 1
-        assert 1 <= metrics["tokens/mean"] <= 16
+        for metrics in agent.updates():
+            assert 0 <= metrics["info/gold_reward"] <= 1
+            assert metrics["info/reward_components/share"] == pytest.approx(metrics["score/mean"])
+            assert 0 <= metrics["finished"] <= 1
+            assert 1 <= metrics["tokens/mean"] <= 16
     moved = [name for name, p in agent._loop.parameters.items() if not torch.equal(p, before[name])]
     assert all(any(name.startswith(part) for name in moved) for part in ("policy.", "value.trunk.", "value.head."))
-    loaded = load_policy(tmp_path / "checkpoint-2" / "policy", max_response_tokens=16)  # a model folder
-    for name, tensor in language_model.model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], tensor)
-    assert len(agent.act(TEXTS)) == len(TEXTS)
-    assert agent.act(TEXTS) == agent.act(TEXTS)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
@@ -237,9 +217,6 @@ def test_lora_trains_its_adapter_and_the_value_model_only(policy_folder: Path, t
     saved = tmp_path / "run" / "checkpoint-2" / "policy"
     assert (saved / "adapter_model.safetensors").is_file()
     assert not (saved / "model.safetensors").exists()
-    config = small_ppo(recompute_logprobs=True)
-    resumed = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=config, out=tmp_path / "run")
-    assert resumed.act(TEXTS) == agent.act(TEXTS)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -273,3 +250,51 @@ def test_an_environment_that_does_not_fit_is_refused(llama: LanguageModel) -> No
         PPO(make_env(autoreset_mode=AutoresetMode.SAME_STEP), llama, config=small_ppo())
     with pytest.raises(ValueError, match="num_envs.* 5, got 16"):
         PPO(make_env(5), llama, config=small_ppo())
+
+
+def test_unscored_responses_are_left_out_and_counted(llama: LanguageModel) -> None:
+    env = make_env(16, Picky(ASCII), on_unscored="truncate")
+    agent = PPO(env, llama, config=small_ppo())
+    rollouts, scores, _, metrics = agent._collector.collect(1)
+    assert all(len(text) % 2 for text in rollouts.texts)
+    assert len(rollouts) == len(scores) == 16 * (1 - metrics["score/unscored"])
+    assert 0 < metrics["score/unscored"] < 1
+    assert not scores.isnan().any()
+    assert metrics["score/mean"] == pytest.approx(float(scores.mean()))
+    assert [m["step"] for m in agent.updates()] == [1, 2]
+
+
+def test_a_step_without_any_score_is_an_error(llama: LanguageModel) -> None:
+    class Silent(Share):
+        def score(self, instructions, responses):
+            return np.full(len(responses), np.nan)
+
+    agent = PPO(make_env(16, Silent(""), on_unscored="truncate"), llama, config=small_ppo())
+    with pytest.raises(UnscoredError, match="Step 1: none of 16"):
+        next(agent.updates())
+
+
+def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> None:
+    class Mean(gym.vector.VectorWrapper):  # type: ignore[type-arg]
+        def step(self, actions):
+            observations, rewards, *rest = self.env.step(actions)
+            return observations, rewards.mean(), *rest
+
+    agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
+    with pytest.raises(OracleError, match=r"16 rows .*\(\)"):
+        next(agent.updates())
+
+
+def test_lists_of_infos_are_read_as_the_arrays_inside(tokenizer) -> None:
+    found = []
+    for wrap in (lambda env: env, DictInfoToList):
+        policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16)
+        env = wrap(AddScore(make_env(16, Picky(ASCII), on_unscored="truncate"), key="share", oracle=Share(ASCII)))
+        found.append(list(PPO(env, policy, config=small_ppo()).updates()))
+    assert found[0] == found[1]
+    assert {name for name in found[0][0] if name.startswith("info/")} >= {"info/response_length", "info/share"}
+
+
+def test_a_wrapper_around_lists_of_infos_is_refused_at_the_start(llama: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="DictInfoToList"):
+        PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())

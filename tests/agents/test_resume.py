@@ -13,13 +13,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from quark_worlds import small
 from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
 
 from alpacafarm_env import wrappers as single
 from alpacafarm_env.agents.collecting import describe
 from alpacafarm_env.agents.ppo import PPO
-from alpacafarm_env.agents.quark import Quark
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.wrappers.vector import SurrogateReward
 
@@ -63,7 +61,7 @@ def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
 @pytest.mark.parametrize(
     ("job", "num_kills", "total_steps"),
     [
-        pytest.param(train_ppo, 3, 7, id="short"),
+        pytest.param(train_ppo, 2, 5, id="short"),
         pytest.param(train_ppo, 10, 25, id="full", marks=pytest.mark.slow),
         pytest.param(train_sandbox_ppo, 10, 25, id="sandbox", marks=pytest.mark.slow),
     ],
@@ -83,21 +81,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
     assert num_steps(tmp_path / "killed") == total_steps
     assert not list((tmp_path / "killed").glob(".checkpoint-*"))
-
-
-def test_a_run_that_ran_out_of_memory_goes_on_in_smaller_micro_batches(policy_folder: Path, tmp_path: Path) -> None:
-    agents = {}
-    for name, budgets in {"whole": [16384], "smaller": [16384, 100]}.items():
-        for budget in budgets:
-            config = small_ppo(total_steps=3, save_every=1, micro_batch_tokens=budget)
-            agents[name] = PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path / name)
-            for metrics in agents[name].updates():
-                if budget != budgets[-1] and metrics["step"] == 2:
-                    break
-    assert num_steps(tmp_path / "smaller") == 3
-    weights = [list(agent.policy.model.parameters()) for agent in agents.values()]
-    for one, other in zip(*weights, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_a_damaged_checkpoint_costs_its_steps_but_not_the_result(policy_folder: Path, tmp_path: Path) -> None:
@@ -124,30 +107,15 @@ def test_when_no_checkpoint_is_complete_nothing_is_removed(policy_folder: Path, 
     assert (tmp_path / "checkpoint-1").is_dir()
 
 
-@pytest.mark.parametrize("agent", ["ppo", "quark"])
 def test_a_run_that_drew_otherwise_is_not_continued(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 0.1.0 keyed its draws on process and round and did not say so."""
-
-    def make() -> PPO | Quark:
-        policy = load_policy(policy_folder)
-        if agent == "ppo":
-            return PPO(make_env(), policy, config=small_ppo(), out=tmp_path)
-        return Quark(make_env(), policy, config=small(total_steps=2), out=tmp_path)
-
     with monkeypatch.context() as old:
-        old.setattr(f"alpacafarm_env.agents.{agent}.DRAWS", {}, raising=False)
-        make().learn()
+        old.setattr("alpacafarm_env.agents.collecting.DRAWS", {})
+        PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
     with pytest.raises(CheckpointError, match="draws"):
-        make()
-
-
-def test_a_changed_config_names_its_fields(policy_folder: Path, tmp_path: Path) -> None:
-    PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
-    changed = small_ppo(kl_coef=0.5, total_steps=3)
-    with pytest.raises(CheckpointError, match=r"kl_coef: 0.002 -> 0.5; seed: 0 -> 1; total_steps: 2 -> 3"):
-        PPO(make_env(), load_policy(policy_folder), config=changed, seed=1, out=tmp_path)
+        PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path)
 
 
 def test_other_models_and_environments_are_named(

@@ -2,18 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BUILDERS, LORA, TEMPLATE, build_tokenizer
+from tiny_models import BUILDERS, TEMPLATE, build_tokenizer
 from tiny_worlds import TEXTS, load_policy
 
-from alpacafarm_env.agents.conditioning import add_control_tokens
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.reward_conditioning import (
-    NEGATIVE,
-    POSITIVE,
-    BinaryRewardConditioning,
-    RewardConditioningConfig,
-)
+from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 PREFERENCES = tuple(
@@ -32,10 +26,6 @@ def policy(request: pytest.FixtureRequest) -> LanguageModel:
     """With a tokenizer of its own, which the agent changes; GPT-2's embeddings are tied, LLaMA's are not."""
     tokenizer = build_tokenizer()
     return LanguageModel(BUILDERS[request.param](len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16)
-
-
-def fresh(policy_folder: Path) -> LanguageModel:
-    return load_policy(policy_folder, max_response_tokens=16)
 
 
 def test_each_pair_is_read_twice_after_a_token_of_its_own(policy: LanguageModel) -> None:
@@ -83,15 +73,3 @@ def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> No
     assert bool((policy.model.get_input_embeddings().weight[ids] != before).any(1).all())
     samples = policy.generate(TEXTS, generator=torch.Generator().manual_seed(0), num_samples=20)
     assert not set(ids) & set(samples.tokens.tolist())
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_what_cannot_be_trained_is_refused(policy_folder: Path) -> None:
-    with pytest.raises(ValueError, match="got none"):
-        BinaryRewardConditioning(fresh(policy_folder), [])
-    with pytest.raises(ValueError, match="LoRA adapter"):
-        BinaryRewardConditioning(load_policy(policy_folder, max_response_tokens=16, lora=LORA), PREFERENCES)
-    other = fresh(policy_folder)
-    add_control_tokens(other, ("<good>", "<bad>"), seed=0)
-    with pytest.raises(ValueError, match=r"got one with \['<good>', '<bad>'\]"):
-        BinaryRewardConditioning(other, PREFERENCES)

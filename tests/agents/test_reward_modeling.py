@@ -41,11 +41,6 @@ def test_equal_texts_lose_log_two_with_no_gradient_and_half_the_accuracy(policy_
     assert metrics["accuracy"] == 0.5
 
 
-def test_a_target_of_one_half_teaches_nothing_but_indifference(policy_folder: Path) -> None:
-    agent = RewardModeling(policy_folder, PREFERENCES, targets=[0.5] * 5, config=FIT)
-    assert agent.learn()["loss"] == pytest.approx(math.log(2), abs=1e-2)
-
-
 def test_a_target_of_zero_is_the_flipped_preference(policy_folder: Path) -> None:
     soft = next(RewardModeling(policy_folder, PREFERENCES, targets=[0.0] * 5, config=FIT).updates())
     hard = next(RewardModeling(policy_folder, [*map(flipped, PREFERENCES)], config=FIT).updates())

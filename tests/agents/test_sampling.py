@@ -125,19 +125,6 @@ def test_a_prompt_is_read_once_though_its_rows_fill_several_batches(model, batch
     check(model, prompts, samples)
 
 
-def test_samples_of_one_prompt_in_several_batches_read_its_tokens_once(model):
-    shapes = watch(model)
-    together = draw(model, [PROMPTS[2]] * 64, steps=6, batch_size=64, compact_below=1.0)
-    assert shapes[0] == (1, 9)
-    shapes.clear()
-    apart = draw(model, [PROMPTS[2]] * 64, steps=6, batch_size=16, compact_below=1.0)
-    assert [shape for shape in shapes if shape[1] > 1] == [(1, 9)]
-    assert sum(rows * width for rows, width in shapes) == 9 + int((apart.lengths - 1).sum())
-    assert torch.equal(apart.lengths, together.lengths)
-    real = torch.arange(6) < apart.lengths[:, None]
-    assert torch.equal(apart.tokens[real], together.tokens[real])
-
-
 def follows(counts, probabilities):
     """Whether a chi-square test finds nothing amiss; outcomes expected up to five times go into one bin, as it asks."""
     expected = probabilities.double() / probabilities.double().sum() * counts.sum()
@@ -153,18 +140,6 @@ def test_distribution_is_the_softmax(temperature):
     expected = (logits / temperature).softmax(-1)
     assert follows(torch.bincount(token, minlength=6), expected)
     torch.testing.assert_close(logprob, expected.log()[token], atol=1e-6, rtol=0)
-
-
-@torch.no_grad()
-def test_two_steps_of_a_model_follow_its_distribution():
-    model, prompts = build_llama(6), [[3, 4]] * 6_000
-    uniforms = torch.rand(6_000, 2, generator=generator())
-    options = {"max_new_tokens": 2, "temperature": 1.0, "eos_token_ids": [-1], "batch_size": 6_000}
-    samples = sample(model, prompts, uniforms=uniforms, **options)
-    first = model(torch.tensor([[3, 4]])).logits[0, -1].double().softmax(-1)
-    second = model(torch.tensor([[3, 4, token] for token in range(6)])).logits[:, -1].double().softmax(-1)
-    counts = torch.bincount(samples.tokens[:, 0] * 6 + samples.tokens[:, 1], minlength=36)
-    assert follows(counts, (first[:, None] * second).flatten())
 
 
 def test_extreme_uniforms_draw_possible_tokens_only():

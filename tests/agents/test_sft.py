@@ -1,13 +1,15 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_worlds import DEMONSTRATIONS, load_policy
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.sft import SFT, SFTConfig
+from alpacafarm_env.agents.sft import SFT, BinaryFeedME, BinaryFeedMEConfig, SFTConfig
 from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.instructions import Preference
 
 OVERFIT = SFTConfig(epochs=60, batch_size=4, learning_rate=1e-2, act_temperature=0)
 
@@ -60,6 +62,14 @@ def test_other_demonstrations_of_equal_size_are_not_resumed(policy_folder: Path,
         SFT(load_policy(policy_folder, max_response_tokens=16), other, config=config, out=tmp_path)
 
 
-def test_no_demonstrations_is_an_error(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="at least one demonstration"):
-        SFT(llama, [])
+def test_binary_feedme_is_sft_on_the_chosen_responses(llama: LanguageModel, policy_folder: Path) -> None:
+    preferences = [
+        Preference(d.instruction, (d.response, "no!")[:: 1 if i % 2 else -1], 1 + (i + 1) % 2)
+        for i, d in enumerate(DEMONSTRATIONS)
+    ]
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 2, "learning_rate": 1e-3}
+    feedme = BinaryFeedME(llama, preferences, config=BinaryFeedMEConfig(**settings), seed=4)
+    sft = SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=SFTConfig(**settings), seed=4)
+    assert list(feedme.updates()) == list(sft.updates())
+    for ours, theirs in zip(feedme.policy.model.parameters(), sft.policy.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.ppo import ValueModel
 from alpacafarm_env.agents.rollouts import ragged_split
-from alpacafarm_env.agents.value_model import ValueModel
 from alpacafarm_env.errors import CheckpointError
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig
+from alpacafarm_env.agents.quark import Quark, QuarkConfig
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, UnscoredError
@@ -118,9 +119,6 @@ def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, 
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=told)
 
 
-# Jobs that run in processes of their own -------------------------------------------------------------------------
-
-
 def start(job: Any, *args: Any, **environment: str) -> BaseProcess:
     """Start `job(*args)` in a fresh process, forked from a server that has the imports done."""
     context = multiprocessing.get_context("forkserver")
@@ -185,13 +183,22 @@ def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
     PPO(env, sandbox.POLICY, value_init=sandbox.REWARD_MODEL, config=config, seed=3, out=out).learn()
 
 
-def train_with_few_scores(policy_folder: Path, target: Path, num_scored: Sequence[int]) -> None:
-    """Two steps in which rank r gets the score of `num_scored[r]` responses only; writes the metrics, or the error."""
-    oracle = First(ASCII)
-    policy = load_policy(policy_folder)
-    oracle.num_scored = num_scored[int(os.environ["RANK"])]
-    try:
-        said = repr(list(PPO(make_env(8, oracle, on_unscored="truncate"), policy, config=small_ppo()).updates()))
-    except UnscoredError as error:
-        said = str(error)
-    (target / os.environ["RANK"]).write_text(said)
+def train_with_few_scores(policy_folder: Path, target: Path) -> None:
+    """PPO and Quark where one process has no score, and PPO where none has; writes down what they say."""
+    rank, said = int(os.environ["RANK"]), []
+    ppo = small_ppo()
+    quark = QuarkConfig(total_steps=2, rollout_batch_size=16, minibatch_size=1, learning_rate=1e-3, warmup_steps=0)
+    for agent, config, num_scored in (
+        (PPO, ppo, (1, 0)),
+        (PPO, ppo, (0, 0)),
+        (Quark, quark, (0, 5)),
+        (Quark, replace(quark, best_quantile_only=False), (0, 5)),
+    ):
+        oracle = First(ASCII)
+        oracle.num_scored = num_scored[rank]
+        env: Any = make_env(8, oracle, on_unscored="truncate")
+        try:
+            said.append(repr(list(agent(env, load_policy(policy_folder), config=config).updates())))
+        except UnscoredError as error:
+            said.append(str(error))
+    (target / str(rank)).write_text("\n".join(said))

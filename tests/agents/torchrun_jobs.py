@@ -1,4 +1,4 @@
-"""What two processes of torchrun, or one alone, do in the tests: `python torchrun_jobs.py JOB POLICY OUT`."""
+"""What two processes of torchrun do in the tests: `python torchrun_jobs.py JOB POLICY OUT`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_e
 
 from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
-from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.errors import AlpacaFarmError
 from alpacafarm_env.wrappers.vector import AddScore
 
@@ -63,10 +62,5 @@ def disagree(policy: str, out: Path) -> None:
     begin("kept")  # they are still together
 
 
-def leave(policy: str, out: Path) -> None:
-    """A world that ends as soon as it has met."""
-    Processes().together(lambda: None)
-
-
 if __name__ == "__main__":
-    {"train": train, "disagree": disagree, "leave": leave}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    {"train": train, "disagree": disagree}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
