@@ -44,15 +44,7 @@ class Claim:
 
     It ends with the process too, however that dies, and when the claim is garbage. Child processes write in its name:
     they make no claim, and do not keep the owner's alive. Claims with different `lock` files do not exclude each other.
-
-    Args:
-        folder: Made if missing.
-        owner: Who claims it, in a few words ("PPO", "win_rate_curve"); reported to whoever comes second.
-        lock: The file in the folder that is locked.
-        wait: Wait for the end of another claim instead of raising.
-
-    Raises:
-        CheckpointError: This process or another one holds a claim on the folder, or the folder cannot be written.
+    `owner` is reported to whoever comes second, who gets a CheckpointError, or waits for the end with `wait`.
     """
 
     def __init__(self, folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> None:
@@ -136,10 +128,8 @@ def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
 def hash_folder(folder: Path | str) -> Content:
     """The content of a data folder: its data files, and those of the folder of outputs that recorded data have.
 
-    Neither path nor time of a file matter. Other subfolders are not read: results may be written there.
-
-    Raises:
-        DataError: There is no such folder, or a file cannot be read.
+    Neither path nor time of a file matter. Other subfolders are not read: results may be written there. Raises
+    DataError if there is no such folder, or a file cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -155,10 +145,8 @@ def hash_folder(folder: Path | str) -> Content:
 def hash_model(name: Path | str) -> Content:
     """A model by folder or hub name: every file that may decide what it does, an adapter's base model included.
 
-    Neither path nor time of a file matter. A hub model is fetched first unless it is stored already.
-
-    Raises:
-        CheckpointError: There is no such model, or a file cannot be read.
+    Neither path nor time of a file matter. A hub model is fetched first unless it is stored already. Raises
+    CheckpointError if there is no such model, or a file cannot be read.
     """
     root = Path(name) if isinstance(name, Path) or Path(name).is_dir() else _snapshot(name)
     try:

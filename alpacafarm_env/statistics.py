@@ -69,9 +69,6 @@ class Interval:
     high: float
     num: int
 
-    def __str__(self) -> str:
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}], n = {self.num}"
-
 
 def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.float64]:
     """Credits of output_2, [B] in [0, 1], from preferences in AlpacaFarm's coding.
@@ -127,10 +124,10 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
 
     Fits P(win_i) = sigmoid(theta * tanh(d_i / sd(d)) + beta), d_i = reference length - response length, to the credits
     [B] of one generator by maximum likelihood and returns 100 * sigmoid(beta). Rows without a verdict are left out of
-    the fit but kept in sd, as upstream. AlpacaEval's published figure has two more parts, which need tables outside its
-    repository: an instruction difficulty per row and a penalty that ties the fit to gamed baselines. The minimal fit is
-    close to it near 50 %, several points off for much stronger or weaker generators.
-    Source: Dubois et al. 2024 (arXiv 2404.04475), without difficulty and regularisation.
+    the fit but kept in sd, as upstream. AlpacaEval's published figure also has an instruction difficulty and a penalty
+    that ties the fit to gamed baselines, from tables outside its repository: the two are close near 50 %, several
+    points apart for much stronger or weaker generators. Source: Dubois et al. 2024 (arXiv 2404.04475), without these
+    two.
 
     Raises ValueError if shapes differ, a credit lies outside [0, 1], or a length is not finite.
     """

@@ -133,10 +133,8 @@ class RowDataset:
         found = self._split(split)
         if found.kind != kind:
             fields = ", ".join(field.name for field in KINDS[kind] if field.name not in ("generator", "dataset"))
-            raise DataError(
-                f"{found.source}: {what} need {kind} rows ({fields}), got {found.kind} rows. "
-                "Add those fields or use another split."
-            )
+            text = f"{what} need {kind} rows ({fields}), got {found.kind} rows"
+            raise DataError(f"{found.source}: {text}. Add those fields or use another split.")
         return found.rows
 
 
@@ -187,9 +185,8 @@ def data_files(path: Path) -> dict[str, Path]:
         if (stem := stem_of(file)) is None or not file.is_file():
             continue
         if stem in found:
-            raise DataError(
-                f"{path}: expected one file for {stem!r}, got {found[stem].name!r} and {file.name!r}. Remove one."
-            )
+            names = f"{found[stem].name!r} and {file.name!r}"
+            raise DataError(f"{path}: expected one file for {stem!r}, got {names}. Remove one.")
         found[stem] = file
     return found
 
@@ -210,8 +207,7 @@ def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval
             faults.append(Fault(row.number, "instruction", shown(text), problem))
         outputs[text] = row["output"]
     raise_faults(faults, str(path))
-    absent = [text for text in map(str, instructions) if text not in outputs]
-    if absent:
+    if absent := [text for text in map(str, instructions) if text not in outputs]:
         raise DataError(
             f"{path}: expected an output for each of the {len(known)} instructions of {of}, got none for "
             f"{len(absent)}: {', '.join(map(shown, absent[:5]))}{', ...' * (len(absent) > 5)}."
@@ -227,11 +223,8 @@ def _split_records(path: Path, files: Mapping[str, Path]) -> dict[str, tuple[str
             raise DataError(f"{path}: expected one file for the split {split!r}, got {records[split][0]} and {file}.")
         records[split] = (str(file), read_records(file))
     if not records:
-        names = ", ".join(FILE_SPLITS)
-        raise DataError(
-            f"{path}: expected a file named {names} with one of the suffixes {', '.join(SUFFIXES)}, "
-            f"got {sorted(file.name for file in path.iterdir())[:10]}."
-        )
+        wanted = f"a file named {', '.join(FILE_SPLITS)} with one of the suffixes {', '.join(SUFFIXES)}"
+        raise DataError(f"{path}: expected {wanted}, got {sorted(file.name for file in path.iterdir())[:10]}.")
     return records
 
 

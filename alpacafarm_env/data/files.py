@@ -44,10 +44,8 @@ def read_records(path: Path) -> list[object]:
     try:
         text = content.decode("utf-8-sig")  # tolerates the byte order mark some editors add
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: expected UTF-8, got byte 0x{content[error.start]:02x} at offset {error.start}. "
-            "Save the file as UTF-8."
-        ) from error
+        found = f"byte 0x{content[error.start]:02x} at offset {error.start}"
+        raise DataError(f"{path}: expected UTF-8, got {found}. Save the file as UTF-8.") from error
     return _json_lines(text) if suffix == ".jsonl" else _json(text, path)
 
 
@@ -82,15 +80,11 @@ def _json(text: str, path: Path) -> list[object]:
     try:
         value = _parse(text)
     except ValueError as error:
-        raise DataError(
-            f"{path}: expected JSON (a list of objects), got a syntax error: {error}. "
-            "One object a line belongs in a .jsonl file."
-        ) from error
+        hint = "One object a line belongs in a .jsonl file"
+        raise DataError(f"{path}: expected JSON (a list of objects), got a syntax error: {error}. {hint}.") from error
     if not isinstance(value, list):
-        example = '[{"instruction": ..., "input": ..., "output": ...}, ...]'
-        raise DataError(
-            f"{path}: expected a list of objects, such as {example}, got {type(value).__name__}: {shown(value)}."
-        )
+        example = 'a list of objects, such as [{"instruction": ..., "input": ..., "output": ...}, ...]'
+        raise DataError(f"{path}: expected {example}, got {type(value).__name__}: {shown(value)}.")
     return value
 
 

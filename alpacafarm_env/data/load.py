@@ -40,10 +40,8 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"{name}: no folder of that name, and reading it from the hub needs the package datasets. "
-            "Install it (pip install datasets), or give the path of a folder."
-        ) from error
+        text = "no folder of that name, and reading it from the hub needs the package datasets"
+        raise DataError(f"{name}: {text}. Install it (pip install datasets), or give a folder's path.") from error
     try:
         if name == ALPACA_FARM:
             branch = (revision or "refs/convert/parquet").replace("/", "%2F")
@@ -103,8 +101,6 @@ def recorded_dataset(name: str | None) -> RecordedDataset:
         raise DataError(f"expected a data folder: give --data, or set {DATA_VARIABLE}.")
     dataset = load_dataset(folder)
     if not isinstance(dataset, RecordedDataset):
-        raise DataError(
-            f"{folder}: expected a folder with recorded judgements (preferences_<judge>), got a dataset of "
-            f"the level {dataset.level!r}."
-        )
+        wanted = "a folder with recorded judgements (preferences_<judge>)"
+        raise DataError(f"{folder}: expected {wanted}, got a dataset of the level {dataset.level!r}.")
     return dataset

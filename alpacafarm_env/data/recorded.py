@@ -57,10 +57,8 @@ class RecordedDataset(FolderDataset):
         super().__init__(path)
         files = data_files(self.path)
         if "eval" not in self.splits or REFERENCE_FILE not in files:
-            raise DataError(
-                f"{self.path}: expected the files eval_instructions and {REFERENCE_FILE} beside the "
-                f"judgements, got {sorted(file.name for file in files.values())}."
-            )
+            wanted = f"the files eval_instructions and {REFERENCE_FILE} beside the judgements"
+            raise DataError(f"{self.path}: expected {wanted}, got {sorted(file.name for file in files.values())}.")
         self.reference = self._read_reference(files)
         self.judge, self._judgements = self._read_judgements(files)
         outputs, read = data_files(self.path / OUTPUTS), ("eval", REFERENCE_FILE, "preferences_")
@@ -70,10 +68,8 @@ class RecordedDataset(FolderDataset):
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._files = [file for stem, file in files.items() if stem.startswith(read)]
         if absent := sorted(set(self._judgements) - set(self._output_files)):
-            raise DataError(
-                f"{self.path}: expected outputs/outputs_<generator> for each judged generator, "
-                f"got none for {', '.join(absent)}."
-            )
+            wanted = "outputs/outputs_<generator> for each judged generator"
+            raise DataError(f"{self.path}: expected {wanted}, got none for {', '.join(absent)}.")
 
     @property
     def generators(self) -> tuple[str, ...]:
@@ -102,9 +98,9 @@ class RecordedDataset(FolderDataset):
     def recorded_verdicts(self, generator: str | None = None) -> dict[tuple[str, str], float]:
         """(instruction, response) -> the recorded credit in [0, 1] against the reference, NaN if there is none.
 
-        The judge was stochastic and sometimes judged two generators' same text differently: its verdict is NaN, unless
-        `generator` says whose judgements are meant. A judgement that could not be parsed is no verdict: another one of
-        the same text decides. The reference itself ties (0.5) unless judged otherwise.
+        The judge sometimes judged two generators' same text differently: its verdict is NaN, unless `generator` says
+        whose judgements are meant. A judgement that could not be parsed is no verdict: another one of the same text
+        decides. The reference itself ties (0.5) unless judged otherwise.
         """
         names = self.judged if generator is None else (generator,)
         instructions = [str(instruction) for instruction in self.instructions("eval")]
@@ -190,6 +186,5 @@ def _pinned(path: Path) -> str:
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["reference_sha256"])
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DataError(
-            f'{path}: expected {{"reference_sha256": "<64 hex digits>"}}, got {type(error).__name__}: {error}'
-        ) from error
+        wanted = '{"reference_sha256": "<64 hex digits>"}'
+        raise DataError(f"{path}: expected {wanted}, got {type(error).__name__}: {error}") from error

@@ -86,10 +86,8 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     def step(self, action: str) -> tuple[Instruction, float, bool, bool, dict[str, Any]]:
         """Scores the response `action` and ends the episode.
 
-        Raises:
-            InvalidResponseTypeError, InvalidResponseError: The response is outside the action space.
-            UnscoredError: The oracle gives no verdict, unless on_unscored="truncate".
-            ResetNeeded: There is no open episode.
+        Raises InvalidResponseTypeError or InvalidResponseError for a response outside the action space, UnscoredError
+        if the oracle gives no verdict (unless on_unscored="truncate"), ResetNeeded if there is no open episode.
         """
         if not self._open or self._instruction is None:
             raise ResetNeeded("Every step ends the episode: call reset() for the next instruction before step().")

@@ -1,8 +1,7 @@
 """What every AlpacaFarm environment shares: its instructions, and who scores the responses to them.
 
-Reward wrappers do not compute rewards. While their `step` runs they tell the base environment whom to ask, by
-`scored_by`. Calls nest from the outside in, so the outermost wrapper decides; the environment's own oracle is then
-neither asked nor even built.
+While a reward wrapper's `step` runs, it names the oracle to ask by `scored_by`. Calls nest from the outside in, so the
+outermost wrapper decides; the environment's own oracle is then neither asked nor even built.
 """
 
 import operator

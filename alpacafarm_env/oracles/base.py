@@ -1,14 +1,10 @@
-"""What an oracle is: two protocols, and the two functions that ask one and check its answer.
+"""What an oracle is: two protocols, and the functions `judge` and `compare` that ask one and check its answer.
 
-An oracle needs a `name` and one method, and nothing has to be inherited or registered:
-
-* `RewardOracle.score(instructions, responses)` returns a score for each response.
-* `PreferenceOracle.compare(instructions, a, b)` returns P(b preferred to a) for each pair.
-
-Both answer a whole batch in one call, given as tuples of texts, and NaN means "no verdict". An oracle that knows more
-about each row (who judged, in which order, at what cost) adds a method `judge` with the same arguments that returns
-`Verdicts`; the environment puts the details into `info`. A preference oracle that does so also has an attribute
-`blank`, the details of a row that it was not asked about, so that every step's info has the same keys.
+An oracle needs a `name` and one method, `score` or `compare`, and nothing has to be inherited or registered. It answers
+a whole batch in one call, given as tuples of texts; NaN means "no verdict". One that knows more about each row (who
+judged, in which order, at what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the
+environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
+a row that it was not asked about, so that every step's info has the same keys.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ class PreferenceOracle(Protocol):
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Returns P(b preferred to a) for each pair, [B] in [0, 1]; 0.5 = tie, NaN = no verdict.
 
-        In which order an annotator sees the two, and whether that matters, is the judge's own business.
+        In which order an annotator sees the two is the judge's own business.
         """
 
 
@@ -123,12 +119,9 @@ def blank_of(oracle: PreferenceOracle) -> Mapping[str, Any]:
 def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
     """Asks a reward oracle once for a whole batch, by its `judge` method if it has one, and checks its answer.
 
-    Returns:
-        Finite or NaN float64 scores [B] and details. For an empty batch the oracle is not called.
-
-    Raises:
-        OracleError: The answer has a wrong shape or type, or holds an infinity.
-        ValueError: `instructions` and `responses` differ in length.
+    Returns finite or NaN float64 scores [B] and details; for an empty batch the oracle is not called. Raises
+    OracleError for an answer of a wrong shape or type or an infinity, ValueError if `instructions` and `responses`
+    differ in length.
     """
     verdicts = _ask(oracle, oracle.score, instructions, responses)
     if np.isinf(verdicts.scores).any():
@@ -141,15 +134,7 @@ def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence
 
 
 def compare(oracle: PreferenceOracle, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-    """Asks a preference oracle once for a whole batch, as `judge` does.
-
-    Returns:
-        P(b preferred), float64 [B] in [0, 1] or NaN, and details.
-
-    Raises:
-        OracleError: The answer has a wrong shape or type, or a number that is no probability.
-        ValueError: The three sequences differ in length.
-    """
+    """Asks a preference oracle as `judge` does; returns P(b preferred), float64 [B] in [0, 1] or NaN, and details."""
     verdicts = _ask(oracle, oracle.compare, instructions, a, b)
     wrong = (verdicts.scores < 0) | (verdicts.scores > 1)  # False for NaN, True for infinities
     if wrong.any():
@@ -209,10 +194,9 @@ def _ask(
 
 
 def checked(who: str, answer: object, size: int) -> NDArray[np.float64]:
-    """One real number for each of `size` rows as float64 [size]: a wrong shape is never broadcast.
+    """One real number for each of `size` rows as float64 [size], never broadcast.
 
-    Raises:
-        OracleError: `who` ("Oracle 'x'", "The environment's step") answered something else.
+    Raises an OracleError that begins with `who` ("Oracle 'x'") for anything else.
     """
     scores = np.asarray(answer)
     if scores.shape != (size,):

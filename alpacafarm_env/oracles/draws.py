@@ -1,8 +1,7 @@
 """What a pool draws for each pair: who judges, which response is shown first, which way a doubt falls.
 
 Every draw is keyed on (seed, stream, instruction, unordered pair) alone: not on the batch, the order of calls or the
-process, nor on whether annotators are simulated here or asked over HTTP. One instruction asked about many responses
-hence meets every annotator, and asking with the pair swapped is the same question.
+process, nor on whether annotators are simulated here or asked over HTTP.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class KeyedDraws:
         return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
 
     def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
-        """Whether b is shown before a, [B]; half of all pairs, and the other way for (b, a).
-
-        Both orders of a pair hence show an annotator the same text. Two equal texts have only one order.
-        """
+        """Whether b is shown before a, [B]: for half of all pairs, and the other way for (b, a)."""
         return np.asarray((self._uniforms("order", rows) >= 0.5) == _in_order(rows))
 
     def b_wins(self, rows: Sequence[Row], log_odds: NDArray[np.float64]) -> NDArray[np.bool_]:

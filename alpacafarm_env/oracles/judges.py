@@ -1,12 +1,11 @@
 """Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders, joins a pool.
 
-Each takes any `PreferenceOracle` and, `WinRate` aside, is one again, so they nest:
-`WinRate(Flip(Pool(annotators), p=0.25), references)` is AlpacaFarm's training reward.
+They nest: `WinRate(Flip(Pool(annotators), p=0.25), references)` is AlpacaFarm's training reward.
 
 Randomness is keyed on (seed, instruction, unordered pair of responses): a noisy judge that is asked again answers the
 same; asked with the pair swapped, P becomes 1 - P exactly. (The released AlpacaFarm keys its noise on the instruction
-alone, so that half of all instructions get one constant label whatever the responses are: harmless for one pair an
-instruction, wrong for the reward of an agent that answers each many times.)
+alone, so that half of all instructions get one constant label: wrong for the reward of an agent that answers each many
+times.)
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@
 | "constant" | the same for every response |
 | "module:Name" | one of a user's own, see `own` |
 
-A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "module:Name", "weight": 2.0}`;
-`{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
-"seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
-the win rate by LLM annotators behind a server, with the keywords of `annotators.factory.make_pool`;
-`{"ensemble": [oracle, ...], "combine": "uwo", "weight": 0.1}` makes one reward of several, as `Ensemble` does.
-Members that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
+A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
+(with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
+annotators: those of `annotators.factory.make_pool`) and `ensemble` (those of `Ensemble`). Members of an ensemble that
+draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
 
 from __future__ import annotations

@@ -127,17 +127,10 @@ def _fields_task(template: Template, fields: dict[str, str], form: Form) -> Task
 def _patterns() -> tuple[tuple[Template, re.Pattern[str]], ...]:
     polite = "|".join(re.escape(p) for p in _POLITE)
     forms = "|".join(re.escape(f) for f in _FORMS)
-    slot = {
-        "n": "(?P<n>[a-z]+)",
-        "noun": "(?P<noun>[a-z]+)",
-        "topic": "(?P<topic>[a-z ]+?)",
-        "other": "(?P<other>[a-z ]+?)",
-        "plural": "(?P<plural>[a-z]+)",
-        "given": r"(?P<given>[\s\S]+)",
-    }
+    slots = {"topic": "[a-z ]+?", "other": "[a-z ]+?", "given": r"[\s\S]+"}  # the others are one word
 
     def pattern(text: str) -> str:
-        return re.sub(r"\\\{(\w+)\\\}", lambda m: slot[m[1]], re.escape(text))
+        return re.sub(r"\\\{(\w+)\\\}", lambda m: f"(?P<{m[1]}>{slots.get(m[1], '[a-z]+')})", re.escape(text))
 
     rows = []
     for template in TEMPLATES:

@@ -55,15 +55,6 @@ def test_ids_are_registered_once_with_specs_that_survive_json():
     assert all(EnvSpec.from_json(gym.spec(id).to_json()) == gym.spec(id) for id in IDS)
 
 
-def test_spec_copies_no_oracle(tiny_dataset, constant_oracle):
-    by_name = gym.make("AlpacaFarm-PPO-v0", oracle="constant")
-    spec = copy.deepcopy(by_name.spec)
-    assert spec.kwargs["oracle"] == "constant"
-    assert spec.make().unwrapped.oracle is by_name.unwrapped.oracle  # memoised by name: one model a process
-    by_object = gym.make("AlpacaFarm-PPO-v0", dataset=tiny_dataset, oracle=constant_oracle)
-    assert copy.deepcopy(by_object.spec).kwargs["oracle"] is constant_oracle
-
-
 def test_an_episode(env, counting_oracle):
     with pytest.raises(ResetNeeded):
         env.step("too early")

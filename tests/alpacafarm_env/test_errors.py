@@ -25,13 +25,12 @@ def test_an_unknown_name_is_answered_with_the_closest_and_all(name, options, par
 def test_every_error_is_one_of_ours_and_the_builtin_a_caller_expects():
     own = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
     assert all(issubclass(each, errors.AlpacaFarmError) for each in own)
-    values = (errors.DataError, errors.InvalidResponseError, errors.PoolError, errors.UnparsableVerdictError)
-    assert all(issubclass(each, ValueError) for each in values)
-    assert issubclass(errors.InvalidResponseTypeError, TypeError)
-    runtime = (errors.UnscoredError, errors.WorldError, errors.PolicyError, errors.APIError, errors.LedgerError)
-    assert all(issubclass(each, RuntimeError) for each in runtime)
-    api = (errors.PermanentAPIError, errors.TransientAPIError, errors.OutageError, errors.InvalidReplyError)
-    assert all(issubclass(each, errors.APIError) for each in api)
-    assert issubclass(errors.ContentRefusedError, errors.PermanentAPIError)
-    ledger = (errors.BudgetExceededError, errors.PriceError, errors.ReplayMissError)
-    assert all(issubclass(each, errors.LedgerError) for each in ledger)
+    for base, names in {
+        ValueError: "Data InvalidResponse Pool UnparsableVerdict",
+        TypeError: "InvalidResponseType",
+        RuntimeError: "Unscored World Policy API Ledger",
+        errors.APIError: "PermanentAPI TransientAPI Outage InvalidReply",
+        errors.PermanentAPIError: "ContentRefused",
+        errors.LedgerError: "BudgetExceeded Price ReplayMiss",
+    }.items():
+        assert all(issubclass(getattr(errors, f"{name}Error"), base) for name in names.split()), base

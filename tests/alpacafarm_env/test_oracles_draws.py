@@ -28,14 +28,6 @@ def test_annotator_order_and_winner_are_drawn_evenly_and_independently(seed):
     assert chisquare(np.bincount(np.array(drawn).T @ [4, 2, 1], minlength=8)).pvalue > 0.01
 
 
-def test_swapping_a_pair_swaps_everything():
-    """The same annotator sees the same text, so b is shown first exactly where it was not."""
-    draws = KeyedDraws(3, "alpaca_farm")
-    rows = [(f"Question {i % 40}", f"answer {i * 7919 % 10_000}", f"answer {i}x") for i in range(10_000)]
-    assert (draws.annotators(rows, 13) == draws.annotators(swapped(rows), 13)).all()
-    assert (draws.b_first(rows) != draws.b_first(swapped(rows))).all()
-
-
 def test_swapping_a_pair_swaps_the_winner_exactly():
     """Also at odds so long that 1 - p is 0 or 1, and with draws at the very edge of the probability."""
     rows, draws = pairs(10_000), KeyedDraws(0, "p")
@@ -43,16 +35,6 @@ def test_swapping_a_pair_swaps_the_winner_exactly():
     edges = np.where([a <= b for _, a, b in rows], 1, -1) * (np.log(edge) - np.log1p(-edge))
     for odds in (log_odds(10_000), 1000 * log_odds(10_000), edges, np.zeros(10_000)):
         assert (draws.b_wins(rows, odds) != draws.b_wins(swapped(rows), -odds)).all()
-
-
-def test_draws_depend_on_seed_pool_instruction_and_pair_and_on_nothing_else():
-    rows = pairs(500)
-    drawn = KeyedDraws(0, "alpaca_farm").annotators(rows, 13)
-    for other in (KeyedDraws(1, "alpaca_farm"), KeyedDraws(0, "ann")):
-        assert (other.annotators(rows, 13) == drawn).mean() < 0.2
-    assert (KeyedDraws(0, "alpaca_farm").annotators(pairs(500, "Name a bird."), 13) == drawn).mean() < 0.2
-    alone = [KeyedDraws(0, "alpaca_farm").annotators([row], 13)[0] for row in reversed(rows)]
-    assert drawn.tolist() == alone[::-1]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -71,13 +53,6 @@ def test_a_higher_chance_never_loses_a_pair_that_was_won():
     low, high = (KeyedDraws(0, "p").b_wins(rows, odds + more) for more in (0.0, 0.7))
     assert (high >= low).all()
     assert 50 < (high > low).sum() < 1000
-
-
-def test_certain_winners():
-    """Warnings are errors here."""
-    rows = pairs(500)
-    for odds, expected in ((np.inf, True), (1e4, True), (-1e4, False), (-np.inf, False)):
-        assert (KeyedDraws(0, "p").b_wins(rows, np.full(500, odds)) == expected).all()
 
 
 def test_probability_by_hand():
