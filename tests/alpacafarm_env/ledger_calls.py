@@ -1,6 +1,8 @@
 """What tests do with a ledger: attempts that begin and end, and what is read of them."""
 
+import os
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
@@ -58,3 +60,24 @@ def together(threads, action):
     """Runs `action(0)` ... `action(threads - 1)`, each in a thread; returns what they return, or raises."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(action, range(threads)))
+
+
+def fork(action):
+    """Runs `action` in a forked child; whether it ended well within 10 s."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False

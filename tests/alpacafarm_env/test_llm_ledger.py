@@ -110,17 +110,6 @@ def test_a_closed_ledger_refuses(ledger):
         Ledger(ledger.path, lease_s=0)
 
 
-def test_a_file_that_is_replaced_in_use_is_noticed(ledger):
-    answer(ledger)
-    ledger.path.rename(ledger.path.with_suffix(".old"))
-    with pytest.raises(LedgerError, match="replaced"):
-        lookup(ledger, "q")
-    ledger.path.write_bytes(b"something else")
-    with pytest.raises(LedgerError, match="replaced"):
-        begin(ledger).result()
-    assert ledger.path.read_bytes() == b"something else"
-
-
 @pytest.mark.parametrize("size", [0, 50, 4096, -1])
 def test_a_file_that_is_cut_in_use_is_noticed_at_once(ledger, size):
     answer(ledger)

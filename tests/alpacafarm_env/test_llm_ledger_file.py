@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ledger_calls import answer, begin, lookup, succeed
+from ledger_calls import answer, begin, fork, lookup, succeed
 
 from alpacafarm_env.errors import LedgerError
 from alpacafarm_env.llm.ledger import file as ledger_file
@@ -92,14 +92,12 @@ def test_damaged_files_serve_no_wrong_answer(sound, tmp_path, count):
 def test_a_damaged_log_serves_no_wrong_answer(sound, tmp_path):
     """What a killed process leaves in the log is committed; damage to it loses its end, and never changes an answer."""
     path = Path(shutil.copy(sound, tmp_path / "l"))
-    child = os.fork()
-    if child == 0:
-        try:
-            ledger = Ledger(path)
-            succeed(ledger, begin(ledger, "late").result(), ["late"], "{}").result()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+
+    def answered():
+        ledger = Ledger(path)  # and not closed
+        succeed(ledger, begin(ledger, "late").result(), ["late"], "{}").result()
+
+    assert fork(answered)
     main, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
     assert len(log) > 4096
     found = 0
@@ -190,42 +188,25 @@ def test_places_that_hold_no_ledger(tmp_path, monkeypatch):
     assert not (tmp_path / "ledger").exists()
 
 
-def _as_nobody(action):
-    """Runs `action` in a child without root's rights; returns the child's exit status."""
-    child = os.fork()
-    if child == 0:
-        status = 99
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-            status = action()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_read_only_file_is_refused_but_can_be_replayed(sound):
     folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    path = Path(shutil.copy(sound, folder / "ledger"))
+
+    def as_nobody():
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        with pytest.raises(LedgerError, match="read-only"):
+            Ledger(path)
+        with Ledger(path, replay=True) as ledger:
+            assert len(lookup(ledger, *KEYS)) == len(KEYS)
+
     try:
-        path = Path(shutil.copy(sound, folder / "ledger"))
         path.chmod(0o444)
         folder.chmod(0o555)
         before = path.read_bytes()
-
-        def refused():
-            try:
-                Ledger(path)
-            except LedgerError as error:
-                return 0 if "read-only" in str(error) else 2
-            return 1
-
-        def replayed():
-            with Ledger(path, replay=True) as ledger:
-                return len(lookup(ledger, *KEYS)) != len(KEYS)
-
-        assert _as_nobody(refused) == _as_nobody(replayed) == 0
+        assert fork(as_nobody)
         assert path.read_bytes() == before
         assert [file.name for file in folder.iterdir()] == ["ledger"]
     finally:

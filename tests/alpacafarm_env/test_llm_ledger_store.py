@@ -1,13 +1,12 @@
 """The writer thread: groups, what fails alone, forks, a full disk."""
 
-import os
 import sqlite3
 import threading
 import time
 from contextlib import closing
 
 import pytest
-from ledger_calls import answer, begin, claim, lookup, read_beside, succeed, together, total
+from ledger_calls import answer, begin, claim, fork, lookup, read_beside, succeed, together, total
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
 from alpacafarm_env.llm.ledger import file as ledger_file
@@ -71,27 +70,6 @@ def test_callers_of_a_busy_file_are_told_together(ledger, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ forks
-
-
-def fork(action):
-    """Runs `action` in a forked child; whether it ended well within 10 s."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
 
 
 def test_a_forked_child_has_a_handle_of_its_own(ledger):
