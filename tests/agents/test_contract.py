@@ -5,6 +5,7 @@ A trained agent's `updates` end after at least four steps, and its checkpoints a
 
 import json
 import math
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from agent_worlds import ACTORS, EXACT, RUNS, files
 from safetensors.torch import load_file
-from test_processes import begin_job
+from test_processes import begin
 from tiny_models import TEMPLATE, build_llama, build_tokenizer
 from tiny_worlds import TEXTS
 
@@ -98,15 +99,34 @@ def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_
     assert files(tmp_path / "parts") == files(tmp_path / "whole") != {}
 
 
-def test_two_processes_train_as_one(policies: list[Path], tmp_path: Path) -> None:
-    one, two = tmp_path / "1", tmp_path / "2"
-    world = begin_job("train", policies[0], two)
+@pytest.fixture(scope="module")
+def world(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
+    """Two processes of torchrun that train every agent, then disagree, and where they write."""
+    out = tmp_path_factory.mktemp("world")
+    return begin(2, Path(__file__).parent / "torchrun_jobs.py", policies[0], out), out
+
+
+def test_two_processes_train_as_one(
+    policies: list[Path], tmp_path: Path, world: tuple[subprocess.Popen[bytes], Path]
+) -> None:
+    started, two = world
     for name, make in {**RUNS, **EXACT}.items():
-        make(policies[0], one / name, seed=2).learn()
-    assert world.wait(300) == 0
+        make(policies[0], tmp_path / name, seed=2).learn()
+    assert started.wait(300) == 0
     for name, make in {**RUNS, **EXACT}.items():
-        check_same_training(one / name, two / name, atol=ATOL.get(name, 5e-6))
+        check_same_training(tmp_path / name, two / name, atol=ATOL.get(name, 5e-6))
         assert make(policies[0], two / name, seed=2).learn() == {}  # one process goes on where two have stopped
+
+
+def test_processes_that_differ_are_all_told_how(world: tuple[subprocess.Popen[bytes], Path]) -> None:
+    started, out = world
+    assert started.wait(300) == 0
+    first, second = ((out / f"told-{rank}").read_text().splitlines() for rank in (0, 1))
+    expected = ["learning_rate", "out", "newest checkpoint", "resume='never'", "num_envs"]
+    expected += ["wrappers", "responses", "demonstrations", "instructions_sha256"]
+    for told in (first, second):
+        assert [line.split(" -> ")[0] for line in told] == expected
+        assert all(name in line.split(" -> ")[1] for name, line in zip(expected, told, strict=True))
 
 
 def check_same_training(one: Path, two: Path, *, atol: float) -> None:

@@ -1,4 +1,4 @@
-"""What two processes of torchrun do in the tests: `python torchrun_jobs.py JOB POLICY OUT`."""
+"""What two processes of torchrun do in the tests: `python torchrun_jobs.py POLICY OUT`."""
 
 from __future__ import annotations
 
@@ -63,4 +63,5 @@ def disagree(policy: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"train": train, "disagree": disagree}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    for job in (train, disagree):
+        job(sys.argv[1], Path(sys.argv[2]))
