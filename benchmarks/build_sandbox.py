@@ -229,7 +229,7 @@ def write_manifest(assets: Path) -> None:
 
 
 def compare(assets: Path, shipped: Path) -> list[str]:
-    """The files that differ from the shipped ones, or stand on one side only."""
+    """The files that differ from the shipped ones, or are in one folder only."""
     ours, theirs = hashes(assets), hashes(shipped)
     return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 

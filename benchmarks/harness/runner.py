@@ -230,7 +230,7 @@ def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int,
 
 
 def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
-    """Returns when all cells are stored; between stages, waits for those that other shards are running."""
+    """Returns when all cells are stored; before the last stage, waits for those that other shards are running."""
     shard = study.shard
     if shard == WHOLE:
         return
@@ -242,13 +242,12 @@ def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
             break
         to_come = at_work.issuperset(missing) or time.monotonic() < study.began + START_S
         if last or study.failed or not to_come:
-            text = f"{study.name}: shard {shard} has done its share of {len(keys)} cells; missing are "
-            text += f"{shard.counts(missing)}. "
+            advice = "Later cells need all of them: run these shards, then this one again."
             if last:
-                text += "The call that finds all of them stored writes the results."
-            else:
-                text += "Later cells need all of them: run these shards, then this one again."
-            raise MissingCellsError(text, 1 if study.failed or not last else 0)
+                advice = "The call that finds all of them stored writes the results."
+            done = f"{study.name}: shard {shard} has done its share of {len(keys)} cells"
+            status = 1 if study.failed or not last else 0
+            raise MissingCellsError(f"{done}; missing are {shard.counts(missing)}. {advice}", status)
         time.sleep(1)
     if last:
         study.await_results()

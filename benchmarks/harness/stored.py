@@ -172,16 +172,10 @@ def read_stored(
     shape: Mapping[str, Shape] | None = None,
     remedy: str = "Remove that file and call again.",
 ) -> dict[str, Any]:
-    """A JSON object that a command has stored.
-
-    Args:
-        path: Its file.
-        fields: Names that it must have.
-        shape: What the values of these names look like, where they are present.
-        remedy: What helps where it is damaged, for the error.
+    """A JSON object that a command has stored, with `fields` and, where present, values of a `shape`.
 
     Raises:
-        CheckpointError: The file is missing or damaged.
+        CheckpointError: The file is missing or damaged; `remedy` says what to do.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -102,7 +103,6 @@ class Study:
 
     Attributes:
         failed: Cell of this call -> why it failed.
-        began: Time of construction by `time.monotonic`.
 
     Raises:
         CheckpointError: The folder holds a study of another name, config or sources, an unreadable manifest, or
@@ -177,8 +177,7 @@ class Study:
         """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
 
         Raises:
-            CheckpointError: The stored cell is damaged; the study's sources have changed since it began; or a shard
-                that was called with other options is running this cell.
+            CheckpointError: The stored cell is damaged, the study's sources have changed, or another shard runs it.
         """
         path = cell_file(self.out, key)
         self._shards.setdefault(key, self.shard.index)
@@ -213,13 +212,13 @@ class Study:
         self.write_manifest()
 
     def finish(self) -> int:
-        """To be called when every output file is written: marks the study complete and returns the exit status."""
+        """Marks the study complete, once every output file is written, and returns the exit status."""
         self.finished = True
         self.write_manifest()
         return self.exit_status
 
     def write_manifest(self) -> None:
-        """Writes manifest.json: name, complete or not, config, seeds, cells, facts, versions."""
+        """Writes manifest.json, when no other shard does."""
         with stored.turn(self.out, self.name):
             self._write_manifest()
 
@@ -254,9 +253,8 @@ class Study:
             {**self.config, package: new.get(package), **_flat(self._contents)},
         )
         if found:
-            raise CheckpointError(
-                f"{self.out} holds a study made with other settings: {'; '.join(found)}. {ANOTHER_OUT}"
-            )
+            text = f"{self.out} holds a study made with other settings: {'; '.join(found)}."
+            raise CheckpointError(f"{text} {ANOTHER_OUT}")
         if others := differences(old, new):
             text = "was begun with other versions, so that digits may differ between its cells"
             warnings.warn(f"{self.out} {text}: {'; '.join(others)}.", stacklevel=3)
@@ -320,20 +318,16 @@ def versions() -> dict[str, str]:
     """Versions of Python, the platform and the installed packages that matter to a result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
     """Writes rows as CSV (UTF-8, floats by repr, None as an empty cell), atomically.
 
-    A text that a spreadsheet would run as a formula gets an apostrophe in front, which makes it text there too.
-
-    Raises:
-        ValueError: A row lacks a column or has one more (columns taken from the first row).
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, which makes it text there too. Without
+    `columns`, those of the first row: ValueError for a row with others.
     """
     header = list(columns if columns is not None else rows[0] if rows else ())
     lines: list[str] = []

@@ -11,13 +11,10 @@ def own_data(tmp_path_factory) -> Path:
     """A folder with sixteen instructions in each of unlabeled, val and eval; eval and val have outputs."""
     folder = tmp_path_factory.mktemp("data")
     for split in ("unlabeled", "val", "eval"):
+        inputs = [f"line {i}" if i % 3 == 0 else "" for i in range(16)]
         rows = [
-            {
-                "instruction": f"Say {split} {i} <b>now</b>.",
-                "input": f"line {i}" if i % 3 == 0 else "",
-                "output": f"Yes {i}.",
-            }
-            for i in range(16)
+            {"instruction": f"Say {split} {i} <b>now</b>.", "input": text, "output": f"Yes {i}."}
+            for i, text in enumerate(inputs)
         ]
         (folder / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
     return folder

@@ -69,16 +69,9 @@ def test_a_method_edited_after_its_plan_was_made_is_refused(file, tmp_path, monk
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "judge",
-    [
-        "marked_methods:Fair",
-        '{"judge": "marked_methods:Fair"}',
-        '{"judge": {"name": "marked_methods:Fair"}, "flip": 0}',
-    ],
-)
+@pytest.mark.parametrize("judge", ["%s", '{"judge": "%s"}', '{"judge": {"name": "%s"}, "flip": 0}'])
 def test_a_judges_source_is_content_of_the_study(file, monkeypatch, judge):
-    data = load_dataset("sandbox")
+    judge, data = judge.replace("%s", "marked_methods:Fair"), load_dataset("sandbox")
     assert make_own_judge(judge, data).score(data.instructions("eval")[:2], ["", "Sure!"]).tolist() == [0.5, 0.5]
     before = judge_content(judge), judge_settings(judge)
     assert list(before[0]) == ["marked_methods:Fair"]

@@ -58,12 +58,6 @@ def test_figures_are_embedded_and_nothing_is_fetched():
     assert not re.search(r"https?:|url\(|@import|<link|<script|\son\w+=", page)
 
 
-def test_order_within_a_section():
-    page = page_of("t", [Section("first", ["text"], Table(("a",), [("b",)]), [Figure(PNG, "c")]), Section("second")])
-    positions = [page.index(part) for part in ("<h2>first", "<p>text", "<table", "<figure>", "<h2>second")]
-    assert positions == sorted(positions)
-
-
 def test_columns_of_numbers_are_right_aligned_and_text_is_not():
     table = Table(
         ("name", "value", "empty"),

@@ -25,7 +25,7 @@ from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_mo
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.folders import hash_folder, hash_model
 
-CONFIG = {"learning_rate": 0.1, "steps": 3}
+CONFIG = {"learning_rate": 0.1, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(alpacafarm_env.__file__).parents[1])}
 
 
@@ -74,15 +74,16 @@ def test_a_failing_cell_is_named_and_the_others_still_run(tmp_path, capsys):
     def fail():
         raise ZeroDivisionError("a reason")
 
-    study = Study(tmp_path, "demo", CONFIG)
-    assert run(study, {"bad": fail, "good": lambda: [{"x": 1}]}) == [{"x": 1}]
-    assert study.finish() == 1
-    assert manifest(tmp_path)["cells"] == {"done": ["good"], "failed": {"bad": "ZeroDivisionError: a reason"}}
+    for works, failed in (
+        ({"bad": fail, "good": lambda: [{"x": 1}]}, {"bad": "ZeroDivisionError: a reason"}),
+        ({"bad": lambda: [{"x": 0}], "good": fail}, {}),
+    ):
+        with Study(tmp_path, "demo", CONFIG) as study:
+            rows = run(study, works)
+            assert study.finish() == len(failed)
+        assert manifest(tmp_path)["cells"]["failed"] == failed
+    assert rows == [{"x": 0}, {"x": 1}]
     assert "'bad' failed: ZeroDivisionError: a reason" in capsys.readouterr().err
-    study.close()
-    retry = Study(tmp_path, "demo", CONFIG)
-    assert run(retry, {"bad": lambda: [{"x": 0}], "good": fail}) == [{"x": 0}, {"x": 1}]
-    assert retry.finish() == 0
 
 
 def begin(folder, config, sources=None):
@@ -95,15 +96,11 @@ def test_another_config_or_name_is_refused(tmp_path):
     begin(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.1, is 0\.2.*Choose another --out"):
         Study(tmp_path, "demo", {**CONFIG, "learning_rate": 0.2})
+    with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
+        Study(tmp_path, "demo", {**CONFIG, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
     with pytest.raises(CheckpointError, match="of other, got .* of 'demo'"):
         Study(tmp_path, "other", CONFIG)
     Study(tmp_path, "demo", dict(CONFIG)).close()
-
-
-def test_of_nested_settings_only_the_fields_that_differ_are_told(tmp_path):
-    begin(tmp_path, {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 2}}})
-    with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
-        Study(tmp_path, "demo", {"seeds": 2, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])
@@ -161,9 +158,8 @@ def test_a_damaged_manifest_is_named(tmp_path, change):
 
 
 def test_keys_with_any_character_get_files_of_their_own(tmp_path):
-    study = Study(tmp_path, "demo", CONFIG)
     keys = ["a/b", "../a", "a_b", "a%2Fb", "ü", ".."]
-    rows = run(study, {key: lambda key=key: [{"key": key}] for key in keys})
+    rows = run(Study(tmp_path, "demo", CONFIG), {key: lambda key=key: [{"key": key}] for key in keys})
     assert [row["key"] for row in rows] == keys
     assert len(list((tmp_path / "cells").iterdir())) == len(keys)
 
@@ -336,23 +332,12 @@ def test_a_folder_with_hidden_files_or_a_ledger_alone_is_empty(tmp_path, name):
 
 
 def test_of_two_studies_at_once_the_second_is_refused_and_told_of_the_first(tmp_path, capsys):
-    script = """
-import sys, time
-from alpacafarm_env.benchmarks.harness.study import Study
-with Study(sys.argv[1], "demo", {}):
-    print("begun", flush=True)
-    time.sleep(60)
-"""
-    command = [sys.executable, "-c", script, tmp_path / "out"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as first:
-        assert first.stdout.readline() == "begun\n"
-        before = content_of(tmp_path / "out")
-        assert run_command(lambda: Study(tmp_path / "out", "demo", {}).exit_status) == 2
-        assert f"process {first.pid}" in capsys.readouterr().err
-        assert content_of(tmp_path / "out") == before
-        first.kill()
-    with Study(tmp_path / "out", "demo", {}) as second:
-        run(second, {"a": lambda: [{"x": 1}]})
+    with Study(tmp_path, "demo", {}):
+        before = content_of(tmp_path)
+        assert run_command(lambda: Study(tmp_path, "demo", {}).exit_status) == 2
+        assert f"process {os.getpid()}" in capsys.readouterr().err
+        assert content_of(tmp_path) == before
+    begin(tmp_path, {})
 
 
 def test_a_study_that_did_nothing_yet_does_not_hold_its_folder(tmp_path):
