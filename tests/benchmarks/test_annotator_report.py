@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.annotators import figure, report
+from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
-from alpacafarm_env.benchmarks.annotators.targets import COST, SPENT, TARGETS, Target, make_row, targets_of
-from alpacafarm_env.benchmarks.annotators.votes import Pairs
+from alpacafarm_env.benchmarks.annotators.votes import COST, SPENT, TARGETS, Pairs, Target, make_row, targets_of
 from alpacafarm_env.benchmarks.harness.frames import frame_of
 from alpacafarm_env.benchmarks.harness.report import text_table
 
@@ -106,14 +105,14 @@ def test_the_figure_draws_every_level_that_has_a_published_value():
         row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval", name]) for name in ("variance", COST)
     ]
     rows = frame_of([*sandbox, *RECORDED, *LIVE, *MEMBERS])
-    names = [(found.figure, found.judge) for found in figure.drawn(rows).itertuples()]
+    names = [(found.figure, found.judge) for found in report.drawn(rows).itertuples()]
     assert names == [
         ("agreement", "live eval"),
         ("variance", "sim_eval"),
         ("variance", "gpt4_b1"),
         ("variance", "live eval"),
     ]
-    left, right = figure.draw(rows, "note").axes
+    left, right = report.draw(rows, "note").axes
     assert [label.get_text() for label in left.get_yticklabels()][::-1] == [
         "agreement: live eval",
         "variance: sim_eval",
@@ -123,11 +122,11 @@ def test_the_figure_draws_every_level_that_has_a_published_value():
     legend = [text.get_text() for text in left.get_legend().get_texts()]
     assert {"sandbox, 95 % interval", "recorded, 95 % interval", "live, 95 % interval"} < set(legend)
     assert "live eval" in [text.get_text() for text in right.texts]
-    assert figure.drawn_levels(rows) == ["sandbox", "recorded", "live"]
-    assert figure.drawn_levels(frame_of([*sandbox, RECORDED[1]])) == [
+    assert report.drawn_levels(rows) == ["sandbox", "recorded", "live"]
+    assert report.drawn_levels(frame_of([*sandbox, RECORDED[1]])) == [
         "sandbox"
     ]  # a recorded figure without a published value
 
 
 def test_a_figure_of_nothing_published_has_no_left_half():
-    assert figure.draw(frame_of(RECORDED[1:]), "").axes[0].get_legend() is None
+    assert report.draw(frame_of(RECORDED[1:]), "").axes[0].get_legend() is None
