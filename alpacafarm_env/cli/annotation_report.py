@@ -1,4 +1,4 @@
-"""Pairs judged by a pool for the command line, and what there is to say about them."""
+"""Judges pairs by a pool for the command line, and reports on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..annotators.config import load_models, load_pool
-from ..annotators.factory import make_pool, model_spec
+from ..annotators.pool import make_pool, model_spec
 from ..errors import AlpacaFarmError, PermanentAPIError, PoolError, PriceError, UnparsableVerdictError
 from ..llm.endpoint import NO_KEY, OPENAI_KEY, Endpoint
 from ..llm.ledger import operations as sql
@@ -30,31 +30,24 @@ from .progress import progress_bar
 
 @dataclass(frozen=True)
 class AnnotationReport:
-    """A file's verdicts.
-
-    Attributes:
-        pairs: What was judged.
-        verdicts: P(output_2 preferred), with details.
-        name: The judge's name, with its noise and orders.
-        seed: Its seed.
-        host: The server.
-        models: Annotator -> model.
-        ledger: The ledger's file.
-        ledger_usd: All that it counts as spent.
-    """
+    """A file's verdicts and their judge."""
 
     pairs: Pairs
     verdicts: Verdicts
+    """P(output_2 preferred)."""
     name: str
+    """The judge's, with its noise and orders."""
     seed: int
     host: str
     models: dict[str, str]
+    """Annotator -> model."""
     ledger: Path
     ledger_usd: float
+    """All that the ledger counts as spent."""
 
     @property
     def label(self) -> str:
-        """Who judged: pool, seed, models, server."""
+        """The judge: pool, seed, models, server."""
         return f"{self.name}, seed {self.seed}, {' and '.join(dict.fromkeys(self.models.values()))} at {self.host}"
 
     @cached_property
@@ -63,7 +56,7 @@ class AnnotationReport:
         return win_rate(self.verdicts.scores)
 
     def summary(self, second: str = "output_2") -> list[str]:
-        """Counts, reasons, costs and models, a line each; `second` is whose win rate it is."""
+        """Lines with counts, reasons, costs and models; `second` names output_2."""
         rate, noised = self.win_rate, self._detail("noised", False)
         num = len(self.verdicts.scores)
         lines = [
@@ -74,44 +67,63 @@ class AnnotationReport:
         if rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
             lines.append(f"win rate of {second}: {rate.win_rate:.2f} %{error} of {rate.num_total}")
+        judged = Counter(self.models[name] for name in self._detail("annotator", "").tolist() if name)
+        by_model = ", ".join(f"{model} {count}" for model, count in sorted(judged.items()))
         return [
             *lines,
             *self._by_taste(),
             *self._costs(),
             f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}",
-            self._asked(),
+            f"pairs by model: {by_model or 'none'}; at {self.host}",
         ]
+
+    def bounds(self) -> list[str]:
+        """Where the win rate lies, if some verdicts are missing."""
+        rate, (low, high) = self.win_rate, self.win_rate.bounds
+        if not rate.num_unscored:
+            return []
+        return [
+            f"{rate.num_unscored} of {rate.num_total + rate.num_unscored} have no verdict: the win rate lies in "
+            f"[{low:.2f}, {high:.2f}] [all lost, all won]."
+        ]
+
+    def missing(self, out: Path | None) -> list[str]:
+        """How many verdicts are missing, if any are, and what giving the same command again would do about it.
+
+        Only replies are stored. Refusals and failures are asked again; a reply that could not be read is final.
+        """
+        missing = self.win_rate.num_unscored
+        if not missing:
+            return []
+        asked = {k: count for k, (count, _) in self.reasons.items() if k != UnparsableVerdictError.__name__}
+        again = "The same command asks nothing again: replies that could not be read are final for this seed."
+        if num := sum(asked.values()):
+            kinds = ", ".join(f"{count} {kind}" for kind, count in asked.items())
+            which = "them" if num == missing else f"{num} of them"
+            again = f"The same command asks, and pays for, {which} again ({kinds}), and nothing else."
+        where = f"; unscored_reason in {out} says why" if out else ""
+        return [f"{missing} of {len(self.verdicts.scores)} pairs have no verdict{where}. {again}"]
 
     def _detail(self, key: str, blank: Any) -> NDArray[Any]:
         return np.asarray(self.verdicts.details.get(key, np.full(len(self.verdicts.scores), blank)))
 
     @cached_property
     def reasons(self) -> dict[str, tuple[int, str]]:
-        """Kind of reason why there is no verdict (mostly an error's type) -> how many, and what the first one says."""
-        told = self._detail(UNSCORED_REASON, "")[np.isnan(self.verdicts.scores)].tolist()
+        """Why verdicts are missing: kind (mostly an error's type) -> how many, and the first one's text."""
+        reasons = self._detail(UNSCORED_REASON, "")[np.isnan(self.verdicts.scores)].tolist()
         found: dict[str, tuple[int, str]] = {}
-        for kind, _, text in ((reason or NO_VERDICT).partition(": ") for reason in told):
+        for kind, _, text in ((reason or NO_VERDICT).partition(": ") for reason in reasons):
             count, first = found.get(kind, (0, text))
             found[kind] = count + 1, first
         return found
 
-    @property
-    def asked_again(self) -> dict[str, int]:
-        """Kind of reason -> pairs without a verdict that the same command asks, and pays for, again.
-
-        Only replies are kept. What was no reply, or refused, leaves nothing to read; one that could not be read is
-        final.
-        """
-        final = UnparsableVerdictError.__name__
-        return {kind: count for kind, (count, _) in self.reasons.items() if kind != final}
-
     def _by_taste(self) -> list[str]:
-        """That the sandbox's annotators, started with --anyway, did not understand what they judged."""
+        """A warning if the sandbox's annotators, started with --anyway, judged what they do not understand."""
         from ..judge_server.sandbox_judge import BY_TASTE
         from ..sandbox import tasks
 
         asked = any(model.startswith("sandbox-") for model in self.models.values())
-        judged = self._detail("annotator", "") != ""  # the others are noise or identical: nobody judged them
+        judged = self._detail("annotator", "") != ""  # not the noise, nor the identical
         pairs = zip(self.pairs.instructions, judged, strict=True)
         foreign = sum(was and not tasks.known(instruction) for instruction, was in pairs) if asked else 0
         if not foreign:
@@ -123,13 +135,13 @@ class AnnotationReport:
 
     def _costs(self) -> list[str]:
         cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)
-        judged = self._detail("annotator", "") != ""  # the others are noise or identical, and nobody's to pay for
+        judged = self._detail("annotator", "") != ""  # the others, noise or identical, are free
         num, unknown = int((judged & ~cached).sum()), bool(np.isnan(costs).any())
         spent = f"${np.nansum(costs):.4f}" + " and what has no known price" * unknown
         lines = [f"cost of this run: {spent} for {num} pairs asked; {int(cached.sum())} were answered before"]
         if num and not unknown and costs.any():
             each, share = 1000 * costs.sum() / num, float(judged.mean())
-            # A pair of which one order was answered before cost half, and is not told apart.
+            # Pairs of which one order was answered before cost half.
             least = "at least " * ("orders_agree" in self.verdicts.details)
             text = f"price: {least}${each:.4f} per 1,000 pairs asked"
             if share < 1:
@@ -138,23 +150,13 @@ class AnnotationReport:
             lines.append(text)
         return lines
 
-    def _asked(self) -> str:
-        judged = Counter(self.models[name] for name in self._detail("annotator", "").tolist() if name)
-        by_model = ", ".join(f"{model} {count}" for model, count in sorted(judged.items()))
-        return f"pairs by model: {by_model or 'none'}; at {self.host}"
-
 
 def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: Any) -> AnnotationReport:
-    """Judges pairs with a progress bar on stderr.
-
-    Args:
-        pairs: What to judge.
-        ledger: The file of answers and spending; None: the user's own.
-        **options: Those of `make_pool`.
+    """Judges pairs with a progress bar on stderr; options are those of `make_pool`.
 
     Raises:
-        AlpacaFarmError: See `make_pool` and `AnnotatorPool.judge`; answers so far are kept. What a caller of those is
-            told of keywords is told of the command's options instead.
+        AlpacaFarmError: See `make_pool` and `AnnotatorPool.judge`, in terms of the command's options; answers so far
+            are kept.
         KeyboardInterrupt: With a message that says how to go on.
     """
     pool = load_pool(options["pool"])
@@ -201,7 +203,7 @@ def _endpoint(options: Mapping[str, Any]) -> Endpoint:
 
 
 def _without_key(endpoint: Endpoint, variable: str) -> AlpacaFarmError | None:
-    """The error that says so in the command's words, if there is no key that could be sent."""
+    """The error, in terms of the command's options, if there is no key that could be sent."""
     try:
         endpoint.key()
     except PermanentAPIError:

@@ -14,7 +14,7 @@
 A mapping adds keywords: `{"name": "constant", "value": 1.0}`, `{"name": "module:Name", "weight": 2.0}`;
 `{"reward_model": folder, ...}` takes those of `RewardModel`; `{"judge": name, "flip": 0.25, "both_orders": False,
 "seed": 0}` is the win rate by any judge, with added noise if wanted; `{"pool": "alpaca_farm", "base_url": url, ...}` is
-the win rate by LLM annotators behind a server, with the keywords of `annotators.factory.make_pool`;
+the win rate by LLM annotators behind a server, with the keywords of `annotators.pool.make_pool`;
 `{"ensemble": [oracle, ...], "combine": "uwo", "weight": 0.1}` makes one reward of several oracles, as `Ensemble` does.
 Members that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
@@ -102,7 +102,7 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
     check_judge(spec)
     if isinstance(spec, Mapping):
         if "pool" in spec:
-            from ..annotators.factory import make_pool
+            from ..annotators.pool import make_pool
 
             return make_pool(**{"seed": seed, **spec})
         if "name" in spec:
@@ -208,7 +208,7 @@ def check_judge(spec: object) -> None:
             raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
         elif "pool" in spec:
             from ..annotators.config import load_pool
-            from ..annotators.factory import make_pool
+            from ..annotators.pool import make_pool
 
             load_pool(spec["pool"])
             check_options(make_pool, spec)
@@ -355,7 +355,7 @@ def _key(spec: Spec | RewardOracle) -> str | None:
     if isinstance(spec, Mapping) and "ensemble" in spec:
         return json.dumps([key, *map(_key, _members(spec))])
     if isinstance(spec, Mapping) and "pool" in spec:
-        from ..annotators.factory import fingerprint
+        from ..annotators.pool import fingerprint
 
         return json.dumps([key, fingerprint(spec)])
     if not isinstance(spec, Mapping) or "reward_model" not in spec:

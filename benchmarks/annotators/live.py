@@ -87,7 +87,7 @@ class LivePool:
 
     def judge_of(self, seed: int, **more: Any) -> PreferenceOracle:
         """The pool with a seed; `more` are further options of `make_pool`."""
-        from ...annotators.factory import make_pool
+        from ...annotators.pool import make_pool
 
         return make_pool(self.pool, **{name: getattr(self, name) for name in PASSED}, seed=seed, **more)
 
@@ -110,7 +110,7 @@ class LivePool:
             PoolError: The models are missing or malformed, or `models` and `model` are both given.
         """
         from ...annotators.config import load_models
-        from ...annotators.factory import model_spec
+        from ...annotators.pool import model_spec
 
         return load_models(model_spec(self.models, self.model), self.config.roles)
 

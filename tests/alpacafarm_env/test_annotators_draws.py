@@ -11,9 +11,10 @@ from command_files import read, write
 from scipy.stats import chisquare
 
 from alpacafarm_env.annotators import AnnotatorPool
-from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
+from alpacafarm_env.annotators.draws import AlpacaFarmDraws
 from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.oracles.draws import KeyedDraws
 
 DATA = os.environ.get("ALPACAFARM_DATA", "")
 needs_data = pytest.mark.skipif(not DATA, reason="set ALPACAFARM_DATA to the folder of recorded judgements")

@@ -10,14 +10,15 @@ from pool_worlds import SINGLE, cut, truth
 
 from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import load_pool
-from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
-from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.annotators.draws import AlpacaFarmDraws
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.errors import PermanentAPIError
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
+from alpacafarm_env.oracles.draws import KeyedDraws
 
 
 @pytest.fixture(scope="module")

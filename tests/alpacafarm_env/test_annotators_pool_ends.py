@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from pool_worlds import SINGLE, cut
 
-from alpacafarm_env.annotators.factory import make_pool
-from alpacafarm_env.annotators.pool import AnnotatorPool
+from alpacafarm_env.annotators.pool import AnnotatorPool, make_pool
 from alpacafarm_env.errors import (
     BudgetExceededError,
     InvalidResponseError,

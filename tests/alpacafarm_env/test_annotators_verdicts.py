@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.errors import UnknownNameError, UnparsableVerdictError
+from alpacafarm_env.errors import UnparsableVerdictError
 from alpacafarm_env.llm.replies import Reply
 from alpacafarm_env.seeding import keyed_rng
 
@@ -168,14 +168,6 @@ def test_logprobs_that_are_no_answer(logprobs):
 def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
     verdicts = read(format, "".join(pieces))
     assert verdicts in (None, [0.0], [1.0])
-
-
-def test_wrong_arguments():
-    with pytest.raises(UnknownNameError, match="Did you mean 'lines'"):
-        parse("line", reply("Output (a)"), 1)
-    for format, size in (("lines", 0), ("label", 2), ("logprobs", 2)):
-        with pytest.raises(ValueError, match=f"got {size}"):
-            parse(format, reply("Output (a)"), size)
 
 
 def planted(number):

@@ -14,7 +14,7 @@ import pytest
 from command_files import make_pairs, read, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer

@@ -8,7 +8,7 @@ import pytest
 from command_files import make_pairs, outputs, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_report as judged
 from alpacafarm_env.cli.commands import _LIMITS
 from alpacafarm_env.judge_server.server import JudgeServer
