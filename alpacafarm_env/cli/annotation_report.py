@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -17,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..annotators.config import load_models, load_pool
 from ..annotators.pool import make_pool, model_spec
-from ..errors import AlpacaFarmError, PermanentAPIError, PoolError, PriceError, UnparsableVerdictError
-from ..llm.endpoint import NO_KEY, OPENAI_KEY, Endpoint
+from ..errors import PoolError, PriceError, UnparsableVerdictError
+from ..llm.endpoint import Endpoint
 from ..llm.ledger import operations as sql
 from ..llm.ledger.store import Ledger
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
@@ -161,7 +159,7 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
     """
     pool = load_pool(options["pool"])
     roles = load_models(model_spec(options["models"], options["model"]), pool.roles)
-    endpoint = _endpoint(options)
+    endpoint = option_endpoint(options["base_url"], options["api_key_env"], options["allow_insecure"])
     with Ledger(ledger, replay=options["replay"]) as opened:
         with progress_bar(pool.name) as show:
             loaded = {"pool": pool, "models": roles, "model": None}
@@ -173,8 +171,6 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
                     f"answers so far are kept in {opened.path}. The same command goes on from there and asks only what "
                     "is missing."
                 ) from None
-            except PermanentAPIError as error:
-                raise _without_key(endpoint, options["api_key_env"]) or error from None
             except PriceError as error:
                 raise PriceError(
                     f"{error} A --models file gives it: price_usd_per_million: [input, output] beside the model's name."
@@ -184,34 +180,13 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
         return AnnotationReport(pairs, verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
 
 
-def _endpoint(options: Mapping[str, Any]) -> Endpoint:
-    where = "--base-url (or $OPENAI_BASE_URL)"
-    base_url, key_env = options["base_url"], options["api_key_env"]
+def option_endpoint(base_url: str | None, api_key_env: str, allow_insecure: bool) -> Endpoint:
+    """The server of a command's options.
+
+    Raises:
+        PoolError: The address, in terms of the options.
+    """
     try:
-        endpoint = Endpoint(base_url, api_key_env=key_env, allow_insecure=True)
+        return Endpoint(base_url, api_key_env=api_key_env, allow_insecure=allow_insecure)
     except ValueError as error:
-        raise PoolError(f"{where}: {str(error).rstrip('.')}.") from error
-    if not options["allow_insecure"]:
-        try:
-            Endpoint(base_url, api_key_env=key_env)
-        except ValueError as error:  # what was refused is only that it is not encrypted
-            raise PoolError(
-                f"{where}: http:// to {endpoint.host}, so anybody on the way could read the key and the texts. Use "
-                "https://, or --allow-insecure on a network that you trust."
-            ) from error
-    return endpoint
-
-
-def _without_key(endpoint: Endpoint, variable: str) -> AlpacaFarmError | None:
-    """The error, in terms of the command's options, if there is no key that could be sent."""
-    try:
-        endpoint.key()
-    except PermanentAPIError:
-        # A name that was given is not printed: it may be the key itself.
-        name = OPENAI_KEY if variable == OPENAI_KEY else "that --api-key-env names"
-        holds = "a key with characters that no key has" if os.environ.get(variable, "").strip() else "none"
-        return AlpacaFarmError(
-            f"The server {endpoint.host} needs a key, and the environment variable {name} holds {holds}. Set it to "
-            f"the key ({NO_KEY!r} if the server wants none), or name another variable by --api-key-env."
-        )
-    return None
+        raise PoolError(f"--base-url (or $OPENAI_BASE_URL): {str(error).rstrip('.')}.") from error

@@ -81,11 +81,7 @@ class AnnotatorsOptions(LivePool, StudyOptions):
 
 
 def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
-    """A cell for each of the sandbox's judges, and one for the recorded ones.
-
-    Raises:
-        DataError: There are no recorded judgements in the folder, or faulty ones.
-    """
+    """A cell for each of the sandbox's judges, and one for the recorded ones."""
     num_seeds = question.num_seeds
     found = [Cell.silent(f"{judge}, seeds={num_seeds}", partial(judge_rows, judge, question)) for judge in MEANINGS]
     if folder := options.data or os.environ.get(DATA_VARIABLE):
@@ -135,14 +131,7 @@ def run(options: AnnotatorsOptions) -> int:
 def write_results(
     study: Study, rows: Sequence[Row], note: Callable[[Iterable[str]], str], failures: Sequence[str]
 ) -> None:
-    """Table, figure, report and manifest, and the summary on stdout.
-
-    Args:
-        study: Where to.
-        rows: The table.
-        note: Describes some levels.
-        failures: One line for each cell that failed.
-    """
+    """Table, figure, report and manifest, and the summary on stdout; `note` describes some levels."""
     study.write_table(rows)
     frame = frame_of(rows)
     levels = frame.level.unique().tolist()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...errors import DataError, PoolError, PriceError
+from ...errors import DataError, PriceError
 from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
@@ -64,13 +64,11 @@ class LivePool:
             AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a price that the budget
                 needs, or the ledger.
         """
+        from ...cli.annotation_report import option_endpoint
         from ...llm.ledger.store import Ledger
         from ...llm.pricing import Prices
 
-        try:
-            endpoint = Endpoint(self.base_url or "", api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
-        except ValueError as error:
-            raise PoolError(f"--base-url: {str(error).rstrip('.')}.") from error
+        endpoint = option_endpoint(self.base_url, self.api_key_env, self.allow_insecure)
         self.digest()
         require_key_variable(self.api_key_env, "--api-key-env")
         endpoint.key()
@@ -93,22 +91,14 @@ class LivePool:
 
     @cached_property
     def config(self) -> PoolConfig:
-        """The pool as in its file.
-
-        Raises:
-            PoolError: The file is missing or malformed.
-        """
+        """The pool as in its file; PoolError if that is missing or malformed."""
         from ...annotators.config import load_pool
 
         return load_pool(self.pool)
 
     @cached_property
     def played(self) -> dict[str, ModelConfig]:
-        """Role -> model.
-
-        Raises:
-            PoolError: The models are missing or malformed, or `models` and `model` are both given.
-        """
+        """Role -> model; PoolError if they are missing or malformed, or `models` and `model` are both given."""
         from ...annotators.config import load_models
         from ...annotators.pool import model_spec
 
@@ -133,11 +123,7 @@ class LivePool:
         return Endpoint(self.base_url or "", allow_insecure=True).host
 
     def digest(self) -> str:
-        """Hash of what changes the answers: address, annotators, the content of their prompts, models, noise.
-
-        Raises:
-            PoolError: A file of the pool, a prompt or the models is missing or malformed.
-        """
+        """Hash of what changes the answers: address, annotators, the content of their prompts, models, noise."""
         from ...annotators.config import load_prompt
         from ...llm.requests import content_key
 

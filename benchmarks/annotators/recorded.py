@@ -5,8 +5,6 @@ of recorded judgements; what is not there has no rows. prefers_longer and prefer
 and the released analysis's definitions of longer and list.
 """
 
-import csv
-import gzip
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -58,15 +56,6 @@ _INPUT = Field("input", TEXT, is_text, "")
 _VOTES = tuple(Field(f"preference_{judge}", f"{NUM_VOTES} numbers, each 0 or 1", _is_votes) for judge in JUDGES)
 _LABEL = Field("preference", "0 or 1", lambda value: value in (0, 1))
 _FIRST = Field("first_shown", '"model" or "reference"', lambda value: value in ("model", "reference", ""), "")
-
-
-def recorded_rows(dataset: RecordedDataset) -> list[Row]:
-    """The rows of all recorded judges.
-
-    Raises:
-        DataError: A file is faulty.
-    """
-    return [*cross_rows(dataset.path), *judge_rows(dataset)]
 
 
 def cross_rows(folder: Path) -> list[Row]:
@@ -139,13 +128,9 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
     if not path.is_file():
         return {}
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            table = {row[""]: row for row in csv.DictReader(file)}
+        table = pd.read_csv(path, index_col=0, dtype=str)
         return {
-            judge: {
-                figure: Target(float(table[name][column]) / unit, tolerance)
-                for figure, (column, unit) in _COLUMNS.items()
-            }
+            judge: {f: Target(float(table[column][name]) / unit, tolerance) for f, (column, unit) in _COLUMNS.items()}
             for judge, (name, tolerance) in PUBLISHED.items()
         }
     except (OSError, EOFError, KeyError, ValueError) as error:
@@ -155,15 +140,15 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
         ) from error
 
 
-def judge_rows(dataset: RecordedDataset) -> list[Row]:
-    """The rows of each judge's own figures, and of GPT-4 and Claude together where both decided.
+def recorded_rows(dataset: RecordedDataset) -> list[Row]:
+    """The rows of all recorded judges: repeated verdicts, each judge's figures, GPT-4 and Claude where both decided.
 
     Raises:
         DataError: A file is faulty.
     """
     files, extras, texts = data_files(dataset.path), _extras(dataset.path), responses(dataset)
     gpt4 = decisive(files[f"preferences_{dataset.judge}"], texts)
-    rows = own_rows(dataset.judge.removeprefix("alpaca_eval_"), gpt4)
+    rows = cross_rows(dataset.path) + own_rows(dataset.judge.removeprefix("alpaca_eval_"), gpt4)
     if CLAUDE in extras:
         claude = decisive(extras[CLAUDE], texts)
         rows += own_rows("claude", claude) + agreement_rows(gpt4, claude)

@@ -167,9 +167,7 @@ def drawn_levels(rows: pd.DataFrame) -> list[str]:
 def draw(rows: pd.DataFrame, note: str) -> Drawing:
     """Left: published values with tolerance, and those measured. Right: variance and agreement of every judge.
 
-    Args:
-        rows: The table's.
-        note: Stands below; it should be about `drawn_levels` only.
+    `note` stands below; it should be about `drawn_levels` only.
     """
     told = drawn(rows)[::-1]
     figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(told), 8)), dpi=150, layout="constrained")

@@ -78,6 +78,16 @@ class Question:
         """`win_rates` by the human raters for each seed."""
         return [self.win_rates(partial(sandbox.judge, "human"), seed) for seed in range(self.num_seeds)]
 
+    def figures(self, judge_of: JudgeOf, *, human: bool = False) -> list[dict[str, Array]]:
+        """`votes.figures` of a judge for each seed."""
+        sides = enumerate(self.humans)
+        return [figures(self.ask(judge_of, seed), self.pairs, None if human else side) for seed, side in sides]
+
+    def correlations(self, judge_of: JudgeOf) -> list[float]:
+        """Spearman's correlation of the judge's win rates with the humans' for each seed; NaN where all are equal."""
+        rates = enumerate(self.human_rates)
+        return [correlation("spearman", self.win_rates(judge_of, seed), human) for seed, human in rates]
+
 
 def load_pairs(data: Sandbox, num_pairs: int | None = None) -> Pairs:
     """The stored preference pairs with unequal responses, all or `num_pairs` of them evenly spread."""
@@ -106,15 +116,15 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
     """
     if judge != SINGLE:
         judge_of = partial(sandbox.judge, judge)
-        rows = rows_of(judge, _figures(judge_of, question, human=judge == "human"), LEVEL, targets_of(judge))
-        return rows if judge == "human" else rows + _rank_rows(judge, _correlations(judge_of, question))
+        rows = rows_of(judge, question.figures(judge_of, human=judge == "human"), LEVEL, targets_of(judge))
+        return rows if judge == "human" else rows + _rank_rows(judge, question.correlations(judge_of))
     judges = [partial(_alone, index) for index in range(len(POOL))]
-    members = [_figures(judge_of, question) for judge_of in judges]
+    members = [question.figures(judge_of) for judge_of in judges]
     mean = [
         {name: mean_known(np.array([member[seed][name] for member in members])) for name in members[0][seed]}
         for seed in range(question.num_seeds)
     ]
-    ranks = [_correlations(judge_of, question) for judge_of in judges]
+    ranks = [question.correlations(judge_of) for judge_of in judges]
     rows = rows_of(SINGLE, mean, LEVEL, targets_of(SINGLE)) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
     for annotator, found, rank in zip(POOL, members, ranks, strict=True):
         rows += rows_of(annotator.name, found, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
@@ -123,19 +133,6 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
 
 def _alone(index: int, seed: int) -> PreferenceOracle:
     return Annotators(POOL[index].name, [POOL[index]], seed=seed)
-
-
-def _figures(judge_of: JudgeOf, question: Question, *, human: bool = False) -> list[dict[str, Array]]:
-    return [
-        figures(question.ask(judge_of, seed), question.pairs, None if human else side)
-        for seed, side in enumerate(question.humans)
-    ]
-
-
-def _correlations(judge_of: JudgeOf, question: Question) -> list[float]:
-    """Spearman's correlation of the judge's win rates with the humans' for each seed; NaN where all are equal."""
-    rates = enumerate(question.human_rates)
-    return [correlation("spearman", question.win_rates(judge_of, seed), human) for seed, human in rates]
 
 
 def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:

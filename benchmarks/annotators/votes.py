@@ -125,7 +125,7 @@ class Opinions:
     first: Array
     """1 where the response shown first won, 0 where the other did, NaN without a known order or verdict."""
     cost_usd: Array
-    """US dollars per verdict; NaN where nothing was paid now (a stored answer, noise) or the price is unknown."""
+    """Per verdict; NaN where nothing was paid now (a stored answer, noise) or the price is unknown."""
     annotator: NDArray[Any]
     """Names, "" where unknown."""
     noise: float = 0.0
@@ -208,11 +208,8 @@ def likings(votes: Array, pairs: Pairs) -> dict[str, Array]:
 def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, Array]:
     """Figure -> its value for each pair, [n].
 
-    Args:
-        opinions: One judge's.
-        pairs: What they are about.
-        human: The human majority [n]; None for the humans' own opinions, each of which is compared with the majority of
-            the others. Their bias is 0 by definition and left out.
+    `human` is the human majority [n]; None for the humans' own opinions, each of which is compared with the majority of
+    the others, and whose bias is 0 by definition and left out.
     """
     votes, itself = opinions.votes, self_agreement(opinions.votes)
     compared = {"agreement": itself}
@@ -235,13 +232,7 @@ def rows_of(
 
     The value is the mean over the pairs of their means over the seeds, with a 95 % interval over the pairs: Student's,
     but Wilson's for a share of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several
-    opinions, Wilson's is too wide rather than too narrow.
-
-    Args:
-        judge: Its name in the table.
-        by_seed: For each seed, figure -> its value for each pair [n], NaN where it is not about the pair.
-        level: sandbox, recorded or live.
-        targets: Figure -> the published value.
+    opinions, Wilson's is too wide rather than too narrow. `by_seed` has for each seed: figure -> [n].
     """
     rows = []
     for figure in by_seed[0]:

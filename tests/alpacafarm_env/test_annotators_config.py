@@ -372,12 +372,6 @@ def test_wrong_lists_of_models(tmp_path):
         assert all(re.search(each, message) for each in told)
 
 
-def test_a_config_cannot_be_changed():
-    with pytest.raises(ValueError, match="frozen"):
-        load_pool("eval").flip = 0.5
-    assert isinstance(load_pool("eval"), PoolConfig)
-
-
 def test_a_bundled_prompt_by_its_path_is_found_from_anywhere(tmp_path, monkeypatch):
     (tmp_path / "linked").symlink_to(config._FOLDER / "prompts", target_is_directory=True)
     path = _pool_file(tmp_path, {"name": "mine", "annotators": [{**GOOD, "prompt": "linked/chatgpt_4.yaml"}]})

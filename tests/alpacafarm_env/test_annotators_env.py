@@ -4,7 +4,6 @@ import json
 import time
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 import alpacafarm_env
@@ -56,28 +55,6 @@ def test_a_batch_is_asked_concurrently_in_one_step(oracle):
     assert len(set(infos["annotator"])) == 13
     assert 100 < requests < 200
     assert seconds < 0.3 * requests * 0.3
-
-
-def test_the_noisy_pool_asks_half_and_says_which(oracle):
-    with JudgeServer() as server:
-        envs = batched(oracle(server, pool="ann"), 200)
-        envs.reset(seed=0)
-        infos = envs.step([f"An answer, number {n}." for n in range(200)])[-1]
-    assert 70 < infos["noised"].sum() < 130
-    assert all((name == "") == noised for name, noised in zip(infos["annotator"], infos["noised"], strict=True))
-
-
-def test_the_same_step_again_asks_nothing(oracle):
-    with JudgeServer() as server:
-        answers = [f"An answer, number {n}." for n in range(8)]
-        envs = batched(oracle(server), 8)
-        instructions, _ = envs.reset(seed=0)
-        rewards = envs.step(answers)[1]
-        asked = server.stats()["requests"]
-        envs = batched(oracle(server, max_concurrency=2), 8)
-        assert envs.reset(seed=0)[0] == instructions
-        np.testing.assert_array_equal(envs.step(answers)[1], rewards)
-        assert server.stats()["requests"] == asked
 
 
 def test_no_verdict_is_never_a_reward(oracle):

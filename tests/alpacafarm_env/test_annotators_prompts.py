@@ -26,30 +26,10 @@ PIECES = [
     *("<<", ">>", "<", ">", f"<<{CODE}>> ", f"<<{CODE}>> End", f"<<{EXAMPLE}>> Output (b):\n", CODE, CODE[:8], " End"),
     *("Instruction:", "Output (a)", "Output (b):", "Pair 2, Output (a):", "1. Output (b)\n", "## ", "Label:", "system"),
     *("System:", "Question:\n", "Answer:", "\n\nHuman: ", "<|im_end|>", "<|im_start|>", "{items}", "{first}", "{code}"),
-    *(
-        "%s",
-        "%(code)s",
-        "$code",
-        "\\1",
-        "\\g<1>",
-        "{{",
-        "}}",
-        '{"a_better": true}',
-        '"',
-        "'",
-        "\\",
-        "```json\n",
-        "[",
-        "]",
-    ),
-    *(
-        "#",
-        "---\n",
-        NOTICE.split("{code}")[0],
-        *"\n\r\0\u2028\u2029\x85\x0b\x0c\x1c\t \ufeff\u200b\u202e",
-        "\n\n",
-        "\r\n",
-    ),
+    *("%s", "%(code)s", "$code", "\\1", "\\g<1>", "{{", "}}", '{"a_better": true}', '"', "'", "\\", "```json\n"),
+    *("[", "]"),
+    *("#", "---\n", NOTICE.split("{code}")[0], *"\n\r\0\u2028\u2029\x85\x0b\x0c\x1c\t \ufeff\u200b\u202e", "\n\n"),
+    "\r\n",
     *("🙂", "👩\u200d👧", "e\u0301", "İ", "ß", "ﬁ", "日本", "\U0010ffff", "\uffff", "0", "a", *ATTACKS),
 ]
 TEXTS = st.one_of(
@@ -214,15 +194,8 @@ def test_what_is_no_request_is_refused():
     last, code = request[-1]["content"], code_of(request)
     contents = [last.replace(code, CODE), last.replace(f"<<{code}>> End", ""), last.replace("\nx\n", "\nx\ud800\n")]
     changed = [
-        *(
-            [],
-            "",
-            "Hello",
-            text + " ",
-            text[:-1],
-            text.replace("Instruction:", "Task:"),
-            text.replace("\nx\n", "\nz\n"),
-        ),
+        *([], "", "Hello", text + " ", text[:-1], text.replace("Instruction:", "Task:")),
+        text.replace("\nx\n", "\nz\n"),
         *(request[:-1], request[1:], [*request, request[-1]], [{"role": "user", "content": "Hello"}]),
         *([*request[:-1], {"role": "user", "content": c}] for c in (*contents, [{"type": "text", "text": last}])),
         *([*request[:-1], other] for other in ({"role": "system", "content": last}, {"role": "user"})),

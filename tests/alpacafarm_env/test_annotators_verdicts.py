@@ -32,19 +32,8 @@ LABELS = ("Output (a)", "Output (b)")
 PIECES = (
     *("Output (a)", "Output (b)", "\nOutput (b)\n", "1. Output (a)\n2. Output (b)", "(a)", "output (B).", "Pair 1: "),
     *('": true', '": false', '"a_better": true', '{"explanation": "x", "a_better": false}', "```json\n", "```", "\n\n"),
-    *(
-        "is better than",
-        "The best is",
-        "Ignore the above.",
-        "}]",
-        '"',
-        "\\",
-        "true",
-        "# Answer",
-        "日本",
-        "\u2028",
-        "\r",
-    ),
+    *("is better than", "The best is", "Ignore the above.", "}]", '"', "\\", "true", "# Answer", "日本", "\u2028"),
+    "\r",
 )
 
 GOOD = [
@@ -96,16 +85,8 @@ BAD = {
         "1. Output (a)\n3. Output (b)",
     ],
     ("json", 1): [
-        *(
-            "Output (a)",
-            "",
-            "[]",
-            f"[{A}]\n[{B}]",
-            f"[[{A}]]",
-            f"[{A}, {B}]",
-            f"Here you are: {A}",
-            f"{A} I hope it helps.",
-        ),
+        *("Output (a)", "", "[]", f"[{A}]\n[{B}]", f"[[{A}]]", f"[{A}, {B}]", f"Here you are: {A}"),
+        f"{A} I hope it helps.",
         *(f"```json\n{A}\n``` {B}", A[:-1], f"[{A},", "true", "[" * 100_000, "9" * 5000, '{"a_better": true}'),
         *(f'{{"explanation": "x", "a_better": {value}}}' for value in ('"true"', "1", "null", "NaN")),
         *('{"explanation": ["x"], "a_better": true}', '{"explanation": "x"}', '{"explanation": "x", "A_better": true}'),

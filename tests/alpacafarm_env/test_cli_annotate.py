@@ -271,14 +271,3 @@ def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys
     assert main(args) == 0
     assert main(["ledger"]) == 0
     assert str(tmp_path / "own.sqlite") in capsys.readouterr().out
-
-
-def test_progress_reaches_a_log_without_flooding_it(call, tmp_path, capsys):
-    """What is no terminal gets a line at the start and one at the end, not ten a second."""
-    pairs = write(tmp_path / "pairs.json", make_pairs(30))
-    with JudgeServer(anyway=True, latency_s=0.04) as slow:
-        assert call("annotate", pairs, "--out", "out.json", "--pool", "greedy", "--max-concurrency", "1", at=slow) == 0
-    shown = [text for text in re.split(r"[\r\n]", capsys.readouterr().err) if text.strip()]
-    assert len(shown) <= 2
-    assert "27/27" in shown[-1]
-    assert shown[-1].endswith("00:00 left, $0.0000 so far")

@@ -135,7 +135,7 @@ def test_what_changes_the_answers_is_another_study(tmp_path):
         ("http://127.0.0.1:9/v1", ("--model", "m", "--budget-usd", "1"), "got 'm', which has none. A --models file"),
         ("http://127.0.0.1:9/v1", ("--ledger", "."), "ledger"),
         ("http://127.0.0.1:9/v1", ("--api-key-env", "sk-canary"), "--api-key-env: expected the name"),
-        ("http://example.org/v1", (), "--base-url: base_url is http:// to example.org"),
+        ("http://example.org/v1", (), "base_url is http:// to example.org"),
         ("https://example.org/v1", (), "example.org has no key"),
         ("http://example.org/v1", ("--allow-insecure",), "example.org has no key"),
     ],
