@@ -37,6 +37,7 @@ ROLES: Final = ("gpt4", "chatgpt", "davinci003")
 _FOLDER: Final = Path(__file__).parent
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")]
 _Text = Annotated[str, Field(min_length=1)]
+_Price = Annotated[float, Field(ge=0)]
 _REASONING: Final = {
     "max_tokens_field": "max_completion_tokens",
     "omit": ("temperature", "top_p"),
@@ -54,21 +55,16 @@ class Pair(Strict):
 
 
 class Part(Strict):
-    """One piece of a prompt, which has exactly one of the five fields.
-
-    Attributes:
-        system: Text of the system message.
-        user: Text of a user message.
-        assistant: An earlier answer, in the requested format.
-        pairs: Worked examples, shown in a user message like the pairs to judge.
-        items: `true` where the pairs to judge go.
-    """
+    """One piece of a prompt, which has exactly one of the five fields."""
 
     system: _Text | None = None
     user: _Text | None = None
     assistant: _Text | None = None
+    """An earlier answer, in the requested format."""
     pairs: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)] | None = None
+    """Worked examples, shown in a user message like the pairs to judge."""
     items: Literal[True] | None = None
+    """`true` where the pairs to judge go."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -85,21 +81,16 @@ class Part(Strict):
 
 
 class Prompt(Strict):
-    """How an annotator is asked; neighbouring parts of one role make one message, with a blank line between them.
-
-    Attributes:
-        name: Unique among the prompts of a pool.
-        description: For readers.
-        format: Of the reply, see `verdicts`: "lines", "label", "json" or "logprobs".
-        layout: "chat" (messages) or "completion" (one text that ends with a cue).
-        parts: One of them is `items`, in the last message, which is the user's.
-    """
+    """How an annotator is asked; neighbouring parts of one role make one message, with a blank line between them."""
 
     name: _Name
     description: str = ""
     format: Format
+    """Of the reply, see `verdicts`."""
     layout: Layout
+    """"chat": messages; "completion": one text that ends with a cue."""
     parts: Annotated[tuple[Part, ...], Field(strict=False, min_length=1)]
+    """One of them is `items`, in the last message, which is the user's."""
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -130,46 +121,34 @@ class Prompt(Strict):
 
 
 class AnnotatorConfig(Strict):
-    """One member of a pool.
-
-    Attributes:
-        name: Unique in the pool.
-        role: "gpt4", "chatgpt", "davinci003" or one of your own; `load_models` says which model plays it.
-        prompt: A prompt's name (see `names("prompts")`) or the path of its file.
-        batch_size: Pairs asked in one request.
-        max_tokens: Of a reply.
-        temperature: 0 for the model's likeliest answer.
-        top_p: Nucleus sampling; 1 is off.
-    """
+    """One member of a pool."""
 
     name: _Name
     role: _Name
+    """"gpt4", "chatgpt", "davinci003" or one of your own; `load_models` says which model plays it."""
     prompt: _Text
+    """A prompt's name (see `names("prompts")`) or the path of its file."""
     batch_size: Annotated[int, Field(ge=1, le=100)] = 1
+    """Pairs asked in one request."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class PoolConfig(Strict):
-    """A pool of annotators.
-
-    Attributes:
-        name: The pool's name.
-        description: For readers.
-        flip: Probability that a verdict is flipped, in [0, 0.5]; 0.25 in AlpacaFarm's training.
-        annotators: Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`.
-        annotators_of: Instead: another pool (a name or a path) whose members it shares.
-        draws: The name of its random draws: pools with the same name and number of members draw the same member and
-            order for a pair. By default that of the pool in `annotators_of`, or else its own name.
-    """
+    """A pool of annotators."""
 
     name: _Name
     description: str = ""
     flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Probability that a verdict is flipped; 0.25 in AlpacaFarm's training."""
     annotators: Annotated[tuple[AnnotatorConfig, ...], Field(strict=False)] = ()
+    """Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`."""
     annotators_of: _Text | None = None
+    """Instead: another pool (a name or a path) whose members it shares."""
     draws: _Name | None = None
+    """The name of its random draws: pools with the same name and number of members draw the same member and order for a
+    pair. By default that of the pool in `annotators_of`, or else its own name."""
 
     @model_validator(mode="after")
     def _members(self) -> Self:
@@ -193,27 +172,19 @@ class PoolConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """The model behind a role.
-
-    Attributes:
-        model: Its name at the server.
-        kind: "chat" or "completion", the endpoint.
-        max_tokens_field: The server's name for the limit of a reply.
-        omit: Settings that this model refuses.
-        extra_tokens: Added to every limit, for a reasoning model's thoughts.
-        price_usd_per_million: [input, output] in USD per million tokens; known models need none.
-
-    OpenAI's reasoning models (o1, o3, o4, gpt-5...) get the settings they need as defaults.
-    """
+    """The model behind a role; OpenAI's reasoning models (o1, o3, o4, gpt-5...) get defaults of their own."""
 
     model: _Text
     kind: Layout = "chat"
+    """The endpoint."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The server's name for the limit of a reply."""
     omit: Annotated[tuple[Literal["temperature", "top_p", "n", "seed", "stop"], ...], Field(strict=False)] = ()
+    """Settings that this model refuses."""
     extra_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
-    price_usd_per_million: (
-        Annotated[tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]], Field(strict=False)] | None
-    ) = None
+    """Added to every limit, for a reasoning model's thoughts."""
+    price_usd_per_million: Annotated[tuple[_Price, _Price], Field(strict=False)] | None = None
+    """[input, output]; known models need none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -222,13 +193,9 @@ class ModelConfig(Strict):
         return {**_REASONING, **content} if str(name).startswith(("o1", "o3", "o4", "gpt-5")) else content
 
 
-def names(folder: Literal["pools", "prompts", "models"]) -> list[str]:
-    """The names of the package's own files, sorted."""
-    return list(_bundled(folder))
-
-
 @cache
-def _bundled(folder: str) -> tuple[str, ...]:
+def names(folder: Literal["pools", "prompts", "models"]) -> tuple[str, ...]:
+    """The names of the package's own files, sorted."""
     return tuple(sorted(path.stem for path in (_FOLDER / folder).glob("*.yaml")))
 
 
@@ -274,7 +241,7 @@ def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: li
             f"{place}.batch_size: expected 1 with the prompt {prompt.name!r}, whose format {prompt.format!r} answers "
             f"for one pair; got {member.batch_size}."
         )
-    if member.prompt in _bundled("prompts"):
+    if member.prompt in names("prompts"):
         return member
     return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, folder))})
 
@@ -349,7 +316,7 @@ def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Pat
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return (relative_to / Path(text).expanduser()).resolve()
-    if text not in _bundled(folder):
-        options = hint(text, _bundled(folder))
+    if text not in names(folder):
+        options = hint(text, names(folder))
         raise PoolError(f"Unknown name {text!r} in {folder}.{options} Or give the path of a .yaml file.")
     return _FOLDER / folder / f"{text}.yaml"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -43,9 +44,7 @@ Compat = Literal["alpacafarm"]
 
 
 class AnnotatorPool(NoDeepCopy):
-    """Asks a served model for each verdict, by one of several prompts.
-
-    P(b preferred) is 0 or 1, or between for prompts that read the probabilities of the answers.
+    """Asks a served model for each verdict: 0 or 1, or between for prompts that read the answers' probabilities.
 
     Args:
         pool: The name of a pool, a YAML file, or a `PoolConfig`. Its noise is not added here, see `make_pool`.
@@ -184,9 +183,10 @@ class AnnotatorPool(NoDeepCopy):
             for n, item in zip(who, items, strict=True)
         ]
 
-    def client(self) -> Client:
-        """A client for one call; what it learns of the server's limits is kept for the next."""
-        return Client(
+    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
+        """A call about questions, by key; `judge` runs it. What it learns of the server's limits is kept."""
+        client = partial(
+            Client,
             self.endpoint,
             config=self.client_config,
             ledger=self.ledger,
@@ -194,10 +194,7 @@ class AnnotatorPool(NoDeepCopy):
             budget_usd=self.budget_usd,
             limiter=self._limiter,
         )
-
-    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
-        """A call about questions, by key; `judge` runs it."""
-        return BatchRun(questions, self.served, self.ledger, self.client, self.on_progress)
+        return BatchRun(questions, self.served, self.ledger, client, self.on_progress)
 
 
 def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidResponseError, PoolError
 from .config import Layout, Prompt, load_prompt, names
@@ -88,15 +89,19 @@ def read(request: Sequence[Mapping[str, str]] | str, prompts: Iterable[Prompt] |
         PoolError: `render` makes no such request from one of the prompts.
     """
     kind: Layout = "completion" if isinstance(request, str) else "chat"
-    last = request if isinstance(request, str) else str(request[-1].get("content", "")) if request else ""
-    head = [] if isinstance(request, str) else [(m.get("role"), m.get("content")) for m in request[:-1]]
+    plain: Any = request
+    if not isinstance(request, str):
+        plain = [{"role": m.get("role"), "content": m.get("content")} for m in request]
+    last = request if isinstance(request, str) else str(plain[-1]["content"]) if plain else ""
+    head = [] if isinstance(request, str) else [tuple(m.values()) for m in plain[:-1]]
     for prompt in map(load_prompt, names("prompts")) if prompts is None else prompts:
         frame = _frame(prompt, kind)
         if head == list(frame.messages) and last.startswith(frame.before + _NOTICE_BEFORE):
             items = _unblock(last[len(frame.before) + len(_NOTICE_BEFORE) :])
-            # The proof: anything else that begins like this prompt renders differently.
-            if _renders(prompt, items, kind, request):
-                return prompt.name, items
+            with suppress(PoolError, InvalidResponseError):
+                # The proof: anything else that begins like this prompt renders differently.
+                if render(prompt, items, kind) == plain:
+                    return prompt.name, items
     raise PoolError("This is not a request made from one of the prompts: its text differs from what they render.")
 
 
@@ -143,16 +148,6 @@ def _unblock(rest: str) -> list[Item]:
     pieces = rest.split(f"<<{code}>> ")[1:-1]
     texts = [piece.partition("\n")[2][:-1] for piece in pieces]
     return [Item(*texts[i : i + 3]) for i in range(0, len(texts), 3)] if len(texts) % 3 == 0 else []
-
-
-def _renders(prompt: Prompt, items: list[Item], kind: Layout, request: Sequence[Mapping[str, str]] | str) -> bool:
-    try:
-        rendered = render(prompt, items, kind)
-    except (PoolError, InvalidResponseError):
-        return False
-    if isinstance(rendered, str) or isinstance(request, str):
-        return rendered == request
-    return rendered == [{"role": m.get("role"), "content": m.get("content")} for m in request]
 
 
 @lru_cache(maxsize=256)

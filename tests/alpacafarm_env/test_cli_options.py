@@ -1,6 +1,8 @@
-"""The commands' options for the server: its address, the key, time limits; and what they say where it is refused."""
+"""Options of the commands for the server, errors about them, and the progress bar."""
 
 import inspect
+import io
+import math
 import re
 import time
 
@@ -8,9 +10,11 @@ import pytest
 from command_files import make_pairs, outputs, write
 
 from alpacafarm_env.__main__ import main
+from alpacafarm_env.annotators.batch import Progress
 from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_report as judged
 from alpacafarm_env.cli.commands import _LIMITS
+from alpacafarm_env.cli.progress import progress_bar
 from alpacafarm_env.judge_server.server import JudgeServer
 
 ELSEWHERE = "192.0.2.1"
@@ -143,3 +147,58 @@ def test_a_ledger_that_is_not_there(refused, tmp_path, capsys):
 def test_a_budget_without_a_price_says_where_prices_go(refused, anyway):
     told = refused("--budget-usd", "1", "--base-url", anyway.base_url, "--model", "unheard-of")
     assert re.search("'unheard-of'.*--models.*price_usd_per_million", told)
+
+
+TOTAL, STORED = 60, 48
+COSTS = [0.25 * n for n in range(1, 13)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What is shown of a call that finds 48 answers in its ledger and waits for 12 more, 0.11 s each."""
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+
+    def show_all(file, costs):
+        nonlocal now
+        monkeypatch.setattr("sys.stderr", file)
+        with progress_bar("eval") as show:
+            for done in range(1, STORED + 1):
+                show(Progress(done, TOTAL, 0.0, 0.0))
+            for done, cost in enumerate(costs, STORED + 1):
+                now += 0.11
+                show(Progress(done, TOTAL, cost, 0.0))
+        return [text for text in re.split("[\\r\\n]", file.getvalue()) if text.strip()]
+
+    return show_all
+
+
+def test_a_terminal_sees_each_answer_with_time_left_and_cost(lines):
+    """Not as many pairs at once as the ledger had, as tqdm would by itself."""
+    told = [
+        re.search(r"(\d+)/60 pairs, 00:0\d gone, (\d\d:\d\d|\?) left(?:, \$(\S+) so far)?$", text)
+        for text in lines(Terminal(), COSTS)
+    ]
+    assert all(told)
+    assert {int(found[1]) for found in told} >= set(range(STORED + 2, TOTAL + 1))
+    assert told[-1][3] == "3.0000"
+
+
+@pytest.mark.parametrize(("costs", "end"), [(COSTS[:2], "$0.5000 so far"), ([math.nan], "price unknown")])
+def test_a_log_gets_the_start_and_the_end(lines, costs, end):
+    shown = lines(io.StringIO(), costs)
+    assert len(shown) == 2
+    assert shown[-1].endswith(f" left, {end}")
+
+
+def test_nothing_is_shown_before_anything_is_known(monkeypatch):
+    file = Terminal()
+    monkeypatch.setattr("sys.stderr", file)
+    with progress_bar("eval"):
+        pass
+    assert file.getvalue() == ""
