@@ -20,7 +20,7 @@ from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
 from .sandbox import Question
-from .votes import COST, SPENT, figures, make_row, rows_of, targets_of
+from .votes import COST, SPENT, TARGETS, figures, make_row, rows_of
 
 if TYPE_CHECKING:
     from ...annotators.config import ModelConfig, PoolConfig
@@ -158,7 +158,7 @@ class LivePool:
         if missing.all():
             why = f" The first says: {opinions.reason}" if opinions.reason else ""
             raise DataError(f"{self.pool} at {self.host}: expected verdicts, got none for any of the pairs.{why}")
-        rows = rows_of(self.name, [figures(opinions, question.pairs, human)], LEVEL, targets_of(self.like))
+        rows = rows_of(self.name, [figures(opinions, question.pairs, human)], LEVEL, TARGETS.get(self.like))
         names = sorted({str(name) for name in opinions.annotator.ravel().tolist() if name})
         for name in names if len(names) > 1 else []:
             found = figures(opinions.by(name), question.pairs, human)

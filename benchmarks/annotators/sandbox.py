@@ -22,7 +22,7 @@ from ..harness.agreement import correlation
 from ..harness.estimates import mean_known
 from ..harness.evaluation import subset
 from ..harness.study import Row
-from .votes import ALONE, SINGLE, Array, Opinions, Pairs, ask, figures, majority, make_row, rows_of, targets_of
+from .votes import ALONE, SINGLE, TARGETS, Array, Opinions, Pairs, ask, figures, majority, make_row, rows_of
 
 LEVEL: Final = "sandbox"
 MEANINGS: Final = {
@@ -116,7 +116,7 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
     """
     if judge != SINGLE:
         judge_of = partial(sandbox.judge, judge)
-        rows = rows_of(judge, question.figures(judge_of, human=judge == "human"), LEVEL, targets_of(judge))
+        rows = rows_of(judge, question.figures(judge_of, human=judge == "human"), LEVEL, TARGETS.get(judge))
         return rows if judge == "human" else rows + _rank_rows(judge, question.correlations(judge_of))
     judges = [partial(_alone, index) for index in range(len(POOL))]
     members = [question.figures(judge_of) for judge_of in judges]
@@ -125,7 +125,7 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
         for seed in range(question.num_seeds)
     ]
     ranks = [question.correlations(judge_of) for judge_of in judges]
-    rows = rows_of(SINGLE, mean, LEVEL, targets_of(SINGLE)) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
+    rows = rows_of(SINGLE, mean, LEVEL, TARGETS[SINGLE]) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
     for annotator, found, rank in zip(POOL, members, ranks, strict=True):
         rows += rows_of(annotator.name, found, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
     return rows

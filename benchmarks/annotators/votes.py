@@ -63,24 +63,26 @@ class Target:
 
 ALONE: Final = Target(0.20, 0.05, upper_bound=True)
 """The variance of every single annotator."""
-TARGETS: Final = {
-    ("human", "agreement"): Target(0.66, 0.03),
-    ("sim_eval", "agreement"): Target(0.65, 0.03),
-    ("sim_gpt4", "agreement"): Target(0.65, 0.03),
-    ("human", "variance"): Target(0.35, 0.05),
-    ("sim_eval", "variance"): Target(0.26, 0.05),
-    ("sim_ann", "variance"): Target(0.43, 0.05),
-    (SINGLE, "variance"): ALONE,
-    ("sim_gpt4", "variance"): Target(0.10, 0.05),
-    ("human", "prefers_longer"): Target(0.62, 0.05),
-    ("sim_eval", "prefers_longer"): Target(0.64, 0.05),
-    ("human", "prefers_lists"): Target(0.69, 0.05),
-    ("sim_eval", "prefers_lists"): Target(0.63, 0.05),
-    ("human", COST): Target(300.0),
-    ("sim_eval", COST): Target(12.0),
-    ("sim_ann", COST): Target(6.0),
+TARGETS: Final[Mapping[str, Mapping[str, Target]]] = {
+    "human": {
+        "agreement": Target(0.66, 0.03),
+        "variance": Target(0.35, 0.05),
+        "prefers_longer": Target(0.62, 0.05),
+        "prefers_lists": Target(0.69, 0.05),
+        COST: Target(300.0),
+    },
+    "sim_eval": {
+        "agreement": Target(0.65, 0.03),
+        "variance": Target(0.26, 0.05),
+        "prefers_longer": Target(0.64, 0.05),
+        "prefers_lists": Target(0.63, 0.05),
+        COST: Target(12.0),
+    },
+    "sim_ann": {"variance": Target(0.43, 0.05), COST: Target(6.0)},
+    "sim_gpt4": {"agreement": Target(0.65, 0.03), "variance": Target(0.10, 0.05)},
+    SINGLE: {"variance": ALONE},
 }
-"""(judge, figure) -> the paper's value."""
+"""Judge -> figure -> the paper's value."""
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,3 @@ def make_row(
     row |= {"paper": target.paper, "tolerance": target.tolerance} if target else {"paper": None, "tolerance": None}
     row |= {"within": target.holds(value) if target else None, "n": num, "level": level, "seeds": len(seeds) or None}
     return row | {"seed_min": min(seeds, default=None), "seed_max": max(seeds, default=None)}
-
-
-def targets_of(judge: str) -> dict[str, Target]:
-    """Figure -> target of a judge of the paper."""
-    return {figure: target for (name, figure), target in TARGETS.items() if name == judge}

@@ -93,14 +93,6 @@ def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, 
     assert asked() == (~verdicts.details["noised"]).sum()
 
 
-def test_equal_responses_are_a_tie_that_nobody_is_asked_about(server, asked, make, pairs):
-    instructions, a, _ = cut(pairs, 4)
-    verdicts = Flip(make(server), 0.5).judge(instructions, a, a)
-    assert asked() == 0
-    assert (verdicts.scores == 0.5).all()
-    assert not verdicts.details["noised"].any()
-
-
 def test_shared_replies_of_a_wrong_count_are_asked_again_pair_by_pair(make, pairs):
     rows = cut(pairs, 100)
     with JudgeServer(faults=Faults({"wrong_count": 0.4})) as server:

@@ -137,13 +137,6 @@ def test_a_replay_needs_no_key(call, refused, tmp_path, capsys):
     assert "--api-key-env" in refused("--api-key-env", "NOPE")
 
 
-def test_a_ledger_that_is_not_there(refused, tmp_path, capsys):
-    assert main(["ledger", "--ledger", "nofile"]) == 2
-    assert "nofile" in capsys.readouterr().err
-    assert "nofile" in refused("--replay", "--ledger", "nofile")
-    assert not (tmp_path / "nofile").exists()
-
-
 def test_a_budget_without_a_price_says_where_prices_go(refused, anyway):
     told = refused("--budget-usd", "1", "--base-url", anyway.base_url, "--model", "unheard-of")
     assert re.search("'unheard-of'.*--models.*price_usd_per_million", told)

@@ -64,7 +64,7 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, answer, 
     assert pool["spent_usd"] == pytest.approx(4 * 19 * 0.002)
     assert rows["live alpaca_farm", "variance"]["paper"] == "0.26"
     within = {figure: row["within"] for (_, figure), row in rows.items() if row["within"]}
-    longer, lists = (str(TARGETS["sim_eval", f"prefers_{x}"].holds(pool[f"prefers_{x}"])) for x in ("longer", "lists"))
+    longer, lists = (str(TARGETS["sim_eval"][f"prefers_{x}"].holds(pool[f"prefers_{x}"])) for x in ("longer", "lists"))
     assert within == {"agreement": "False", "variance": "False", "prefers_longer": longer, "prefers_lists": lists}
     assert int(rows["live bob", "prefers_first"]["n"]) == 10
     printed = capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 
 from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
-from alpacafarm_env.benchmarks.annotators.votes import COST, SPENT, TARGETS, Pairs, Target, make_row, targets_of
+from alpacafarm_env.benchmarks.annotators.votes import COST, SPENT, TARGETS, Pairs, Target, make_row
 from alpacafarm_env.benchmarks.harness.frames import frame_of
 from alpacafarm_env.benchmarks.harness.report import text_table
 
@@ -15,7 +15,7 @@ def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):
 
 
 def live(name, value, num=200):
-    return row("live eval", name, value, "live", num=num, target=targets_of("sim_eval").get(name))
+    return row("live eval", name, value, "live", num=num, target=TARGETS["sim_eval"].get(name))
 
 
 LIVE = [live("agreement", 0.66), live("variance", 0.40), live(COST, 3.0), live(SPENT, 0.5, 800)]
@@ -72,7 +72,7 @@ def test_the_live_sentence_counts_and_names_what_is_outside():
     ],
 )
 def test_seeds_are_spoken_of_where_there_are_several(seeds, said):
-    target = TARGETS["sim_eval", "variance"]
+    target = TARGETS["sim_eval"]["variance"]
     told = findings([row("sim_eval", "variance", float(np.mean(seeds)), seeds=seeds, target=target)])
     assert told[1:] == ([said] if said else [])
 
@@ -102,7 +102,7 @@ RECORDED = [
 
 def test_the_figure_draws_every_level_that_has_a_published_value():
     sandbox = [
-        row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval", name]) for name in ("variance", COST)
+        row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval"][name]) for name in ("variance", COST)
     ]
     rows = frame_of([*sandbox, *RECORDED, *LIVE, *MEMBERS])
     names = [(found.figure, found.judge) for found in report.drawn(rows).itertuples()]
