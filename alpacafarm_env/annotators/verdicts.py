@@ -70,8 +70,8 @@ def _lines(reply: Reply) -> list[float]:
             _refuse('nothing but lines "Output (a)" or "Output (b)"', f"the line {shorten(line)}", reply.text)
     numbers = [match[1] for match in matches if match]
     if any(numbers) and numbers != [str(n) for n in range(1, len(numbers) + 1)]:
-        told = ", ".join(number or "none" for number in numbers[:20])
-        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {told}", reply.text)
+        found = ", ".join(number or "none" for number in numbers[:20])
+        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {found}", reply.text)
     return [_second(match[2]) for match in matches if match]
 
 

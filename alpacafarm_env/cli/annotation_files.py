@@ -208,6 +208,6 @@ def _generator(path: Path) -> str:
     rows = check_rows(read_records(path), _GENERATOR, str(path))
     names = list(dict.fromkeys(row["generator"] for row in rows))
     if len(names) > 1:
-        told = ", ".join(map(repr, names[:5])) + ", ..." * (len(names) > 5)
-        raise DataError(f"{path}: expected the outputs of one generator, got those of {told}. Split the file.")
+        shown = ", ".join(map(repr, names[:5])) + ", ..." * (len(names) > 5)
+        raise DataError(f"{path}: expected the outputs of one generator, got those of {shown}. Split the file.")
     return names[0] or str(stem_of(path))

@@ -45,7 +45,7 @@ NUM_QUICK_INSTRUCTIONS: Final = 200
 
 @dataclass(frozen=True)
 class AnnotatorsOptions(LivePool, StudyOptions):
-    """Measures judges, simulated, recorded or live, and puts each figure beside the paper's."""
+    """Measures judges, simulated, recorded or live, and puts each figure next to the paper's."""
 
     seeds: int = 3
     """Number of disjoint sets of four opinions on each of the sandbox's pairs."""

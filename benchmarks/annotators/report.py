@@ -123,18 +123,18 @@ def findings(rows: pd.DataFrame) -> list[str]:
 
 def _near(rows: pd.DataFrame) -> dict[str, Any] | None:
     """How many rows with a tolerance there are, which are outside, undecided between seeds, or wide; None for none."""
-    told: list[Any] = list(rows[rows.within.notna()].itertuples())
-    if not told:
+    checked: list[Any] = list(rows[rows.within.notna()].itertuples())
+    if not checked:
         return None
     outside = [
         {"row": row, "span": span(row), "paper": _paper(row), "off": abs(row.value - row.paper)}
-        for row in told
+        for row in checked
         if not row.within
     ]
-    in_seeds = [(row, {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)}) for row in told]
+    in_seeds = [(row, {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)}) for row in checked]
     turns = [row for row, answers in in_seeds if row.seeds > 0 and answers != {row.within}]
-    wide = [row.figure for row in told if row.high - row.low > 2 * row.tolerance]
-    return {"count": len(told), "outside": outside, "turns": turns, "wide": wide, "seeds": told[0].seeds}
+    wide = [row.figure for row in checked if row.high - row.low > 2 * row.tolerance]
+    return {"count": len(checked), "outside": outside, "turns": turns, "wide": wide, "seeds": checked[0].seeds}
 
 
 def _paper(row: Any) -> str:
@@ -154,8 +154,8 @@ def _unknown_orders(rows: pd.DataFrame) -> list[tuple[Any, int, int]]:
 
 def drawn(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the left panel, from top to bottom: those with a published value."""
-    told = rows[~is_member(rows) & rows.paper.notna() & ~rows.figure.isin((COST, "no_verdict"))]
-    return in_order(told.sort_values("level", key=lambda levels: levels.map(LEVELS.index), kind="stable"))
+    shown = rows[~is_member(rows) & rows.paper.notna() & ~rows.figure.isin((COST, "no_verdict"))]
+    return in_order(shown.sort_values("level", key=lambda levels: levels.map(LEVELS.index), kind="stable"))
 
 
 def drawn_levels(rows: pd.DataFrame) -> list[str]:
@@ -169,11 +169,11 @@ def draw(rows: pd.DataFrame, note: str) -> Drawing:
 
     `note` stands below; it should be about `drawn_levels` only.
     """
-    told = drawn(rows)[::-1]
-    figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(told), 8)), dpi=150, layout="constrained")
+    shown = drawn(rows)[::-1]
+    figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(shown), 8)), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    if len(told):
-        _draw_targets(left, told.reset_index(drop=True))
+    if len(shown):
+        _draw_targets(left, shown.reset_index(drop=True))
     _draw_members(right, _places(rows))
     for axis, columns in ((left, 3), (right, 2)):
         if axis.get_legend_handles_labels()[0]:
@@ -181,21 +181,21 @@ def draw(rows: pd.DataFrame, note: str) -> Drawing:
     return titled(figure, note=note)
 
 
-def _draw_targets(axis: Axes, told: pd.DataFrame) -> None:
-    tolerance = told.tolerance.fillna(0)
-    bounds = [target_of(row).upper_bound for row in told.itertuples()]
-    reach = (np.where(bounds, told.paper, tolerance), tolerance)
+def _draw_targets(axis: Axes, shown: pd.DataFrame) -> None:
+    tolerance = shown.tolerance.fillna(0)
+    bounds = [target_of(row).upper_bound for row in shown.itertuples()]
+    reach = (np.where(bounds, shown.paper, tolerance), tolerance)
     label = "published, tolerance"
-    axis.errorbar(told.paper, told.index, xerr=reach, fmt="none", ecolor="#cccccc", elinewidth=8, label=label)
-    axis.plot(told.paper, told.index, "|", color="#555555", markersize=12, label="published")
+    axis.errorbar(shown.paper, shown.index, xerr=reach, fmt="none", ecolor="#cccccc", elinewidth=8, label=label)
+    axis.plot(shown.paper, shown.index, "|", color="#555555", markersize=12, label="published")
     for level, (mark, color) in _MARKS.items():
-        own = told[told.level == level]
+        own = shown[shown.level == level]
         if len(own):
             span = (own.value - own.low).clip(lower=0), (own.high - own.value).clip(lower=0)
             label = f"{level}, 95 % interval"
             axis.errorbar(own.value, own.index, xerr=span, fmt=mark, color=color, markersize=5, label=label)
-    names = told.figure + ": " + told.judge + told.level.map({"recorded": " (recorded)"}).fillna("")
-    axis.set_yticks(told.index, names, fontsize=8)
+    names = shown.figure + ": " + shown.judge + shown.level.map({"recorded": " (recorded)"}).fillna("")
+    axis.set_yticks(shown.index, names, fontsize=8)
     axis.set(xlim=(-0.01, 1.01), xlabel="share of pairs")
 
 
