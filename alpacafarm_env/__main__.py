@@ -1,6 +1,6 @@
 """The package's command line, `python -m alpacafarm_env COMMAND`.
 
-`show` prints the sandbox readably; `annotate` and `evaluate` let LLM annotators judge; `ledger` says what that cost;
+`show` prints the sandbox; `annotate` and `evaluate` let LLM annotators judge, `ledger` says what that cost, and
 `judge-server` is a server to try them on.
 """
 
@@ -49,7 +49,7 @@ def _show(options: argparse.Namespace) -> Report:
     from .sandbox.show import show
 
     hide_progress: Callable[[], None] = logging.disable_progress_bar
-    hide_progress()  # a bar for loading 2 MB of weights only gets between the lines
+    hide_progress()  # a bar for 2 MB of weights
     for block in show(options.split, num=options.num, seed=options.seed, temperature=options.temperature):
         print(block, flush=True)
     return Report("")
@@ -89,7 +89,6 @@ def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _temperature(text: str) -> float:
-    """A type of argparse: what `sandbox.show.check_temperature` accepts."""
     from .sandbox.show import check_temperature
 
     try:

@@ -1,8 +1,4 @@
-"""LLM annotators behind an API: pools as data, prompts, verdicts, draws, the pool as an oracle, and a judge server.
-
-`AnnotatorPool` asks, `make_pool` builds one with noise from plain keywords, `load_pool` reads a pool's file, and
-`JudgeServer` serves the sandbox's annotators over HTTP. They are loaded when they are first used.
-"""
+"""LLM annotators behind an API. The names here are loaded when they are first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..judge_server.server import JudgeServer as JudgeServer
     from .config import load_pool as load_pool
-    from .factory import make_pool as make_pool
     from .pool import AnnotatorPool as AnnotatorPool
+    from .pool import make_pool as make_pool
 
 _HOMES = {
     "AnnotatorPool": ".pool",
     "JudgeServer": "..judge_server.server",
     "load_pool": ".config",
-    "make_pool": ".factory",
+    "make_pool": ".pool",
 }
 __all__ = ["AnnotatorPool", "JudgeServer", "load_pool", "make_pool"]
 

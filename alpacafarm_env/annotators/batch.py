@@ -1,10 +1,9 @@
-"""How a batch of questions is asked: shared requests, repeats, what other processes ask at the same time.
+"""Asks a batch of questions: shared requests, repeats, and other processes that ask the same.
 
-A question is one pair shown to one annotator in one order. Questions of one annotator share requests, in the order of
-the batch: what a model says of a pair may depend on the pairs that were asked with it, the first time. A shared reply
-without exactly one verdict a pair is asked for again pair by pair, and a pair's own reply without a verdict up to
-`MAX_TRIES` times in all. Replies are stored as they come and read from there, so that nothing is paid for twice: not
-after a kill, not by a process beside this one (it leases what it asks), not by a better parser.
+A question is one pair shown to one annotator in one order. Questions to one annotator share requests, in the order of
+the batch. If a shared reply does not hold exactly one verdict per pair, each pair is asked alone, up to `MAX_TRIES`
+times. Replies are stored as they arrive and read from there, so nothing is paid for twice: not after a kill, not by
+another process (questions are leased), not for a better parser.
 """
 
 from __future__ import annotations
@@ -31,50 +30,66 @@ from .verdicts import parse
 
 T = TypeVar("T")
 MAX_TRIES: Final = 3
-"""Requests for one pair alone, after which replies without a verdict are final."""
+"""Requests for one pair alone; after them a reply without a verdict is final."""
 _POLL_S: Final = (0.05, 1.0)
-"""Seconds between looks at what another process is asking: at first, and at most."""
+"""Seconds between looks for answers to another process's questions: first and longest wait."""
 AHEAD: Final = 256
-"""Requests made beyond those that may be in flight: a few kilobytes each. Some of them wait for their next attempt, and
-are not to keep others from theirs."""
+"""Requests prepared beyond those in flight (some kilobytes each): those that wait to be repeated must not hold others
+up."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """One annotator of a pool with its prompt and the model that plays its role."""
+    """An annotator of a pool, with its prompt and model, on a server; `seed` is the pool's."""
 
     config: AnnotatorConfig
     prompt: Prompt
     model: ModelConfig
+    base_url: str
+    seed: int
+
+    def request(self, items: Sequence[Item], tries: int = 0) -> Request:
+        """The request about some pairs, at most the batch size; each of several tries is another draw."""
+        model, seed = self.model, self.seed
+        field = "messages" if model.kind == "chat" else "prompt"
+        body: dict[str, Any] = {"model": model.model, field: render(self.prompt, items, model.kind)}
+        body[model.max_tokens_field] = self.config.max_tokens + model.extra_tokens
+        body |= {"temperature": self.config.temperature, "top_p": self.config.top_p}
+        body["seed"] = seed if not tries else int(keyed_rng(seed, "try", tries).integers(2**31))
+        if model.kind == "completion":
+            body["stop"] = ["\n\n"]  # a model that continues texts would go on to pairs of its own
+        if self.prompt.format == "logprobs":
+            body |= {"logprobs": True, "top_logprobs": 20} if model.kind == "chat" else {"logprobs": 20}
+        kept = {name: value for name, value in body.items() if name not in model.omit}
+        return Request(self.base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
+
+    def question(self, annotator: int, item: Item) -> Question:
+        """The question to this annotator, which has this number in its pool.
+
+        Its key is that of the request for the pair alone and the batch size: neighbours may sway a verdict.
+        """
+        alone = self.request([item])
+        named = replace(alone, sample=f"{alone.sample}, in requests of {self.config.batch_size}")
+        return Question(annotator, item, named.key)
 
 
 @dataclass(frozen=True)
 class Question:
-    """One pair, shown to one annotator in one order; `key` is its name in the ledger, and no request's."""
+    """One pair, shown to one annotator (its number) in one order; `key` names it in the ledger."""
 
     annotator: int
     item: Item
     key: str
 
-    @classmethod
-    def about(cls, served: Served, annotator: int, item: Item, *, base_url: str, seed: int) -> Question:
-        """The question and its key: of all that is asked about the pair alone, and of the annotator's batch size.
-
-        The size counts because neighbours in a request may sway a verdict.
-        """
-        alone = make_request(served, [item], base_url=base_url, seed=seed)
-        named = replace(alone, sample=f"{alone.sample}, in requests of {served.config.batch_size}")
-        return cls(annotator, item, named.key)
-
     @property
     def pair(self) -> tuple[str, ...]:
-        """The instruction and the unordered pair."""
+        """Instruction and unordered pair."""
         return (self.item.instruction, *sorted(self.item[1:]))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of a question: P(second shown preferred), or NaN and why."""
+    """P(second shown preferred), or NaN and why."""
 
     score: float = math.nan
     cost_usd: float = 0.0
@@ -84,71 +99,32 @@ class Answer:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one call is."""
+    """Progress of one call."""
 
     done: int
     total: int
     cost_usd: float
-    """Spent by this call so far; NaN if a model has no price."""
+    """Spent by this call; NaN if a model has no price."""
     seconds: float
 
 
-def make_request(served: Served, items: Sequence[Item], *, base_url: str, seed: int, tries: int = 0) -> Request:
-    """The request that asks one annotator about up to its batch size of items.
-
-    Args:
-        served: The annotator.
-        items: The pairs.
-        base_url: The server.
-        seed: The pool's. It is sent too; a model that refuses it has "seed" in `omit`.
-        tries: How often the same was asked before; each try is another draw.
-    """
-    config, prompt, model = served.config, served.prompt, served.model
-    field = "messages" if model.kind == "chat" else "prompt"
-    body: dict[str, Any] = {"model": model.model, field: render(prompt, items, model.kind)}
-    body[model.max_tokens_field] = config.max_tokens + model.extra_tokens
-    body |= {"temperature": config.temperature, "top_p": config.top_p}
-    body["seed"] = seed if not tries else int(keyed_rng(seed, "try", tries).integers(2**31))
-    if model.kind == "completion":
-        body["stop"] = ["\n\n"]  # a model that continues texts would go on to pairs of its own
-    if prompt.format == "logprobs":
-        body |= {"logprobs": True, "top_logprobs": 20} if model.kind == "chat" else {"logprobs": 20}
-    kept = {name: value for name, value in body.items() if name not in model.omit}
-    return Request(base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
-
-
 class BatchRun:
-    """One call of a pool: `run` answers its questions.
-
-    Args:
-        questions: What is asked, by key.
-        served: The pool's annotators; a question names one by its number.
-        ledger: Where answers are kept and looked up.
-        client: Opens a client of the server at `base_url`.
-        base_url: The server's address.
-        seed: The pool's.
-        on_progress: Called after each answer.
-    """
+    """One call of a pool about some questions, by key; `on_progress` is called after each answer."""
 
     def __init__(
         self,
         questions: Mapping[str, Question],
         served: Sequence[Served],
-        *,
         ledger: Ledger,
         client: Callable[[], Client],
-        base_url: str,
-        seed: int,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._questions, self._served, self._ledger, self._client = questions, served, ledger, client
-        self._base_url, self._seed, self._on_progress = base_url, seed, on_progress
+        self._questions, self._served = questions, served
+        self._ledger, self._client, self._on_progress = ledger, client, on_progress
         self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
-        self._costs: dict[str, float] = {}  # of the questions that were asked in this call, which others were not
-        self._spent = 0.0
-        self._ended = False
-        self._start = monotonic()
+        self._costs: dict[str, float] = {}  # of the questions asked in this call
+        self._spent, self._ended, self._start = 0.0, False, monotonic()
 
     async def run(self) -> dict[str, Answer]:
         """The answer of each question, by key."""
@@ -158,7 +134,7 @@ class BatchRun:
             served = self._served[missing.annotator]
             raise ReplayMissError(
                 f"{len(self._open)} of {len(self._questions)} pairs have no stored answer in {self._ledger.path} from "
-                f"{self._base_url} with seed {self._seed}; the first is for {served.config.name}, "
+                f"{served.base_url} with seed {served.seed}; the first is for {served.config.name}, "
                 f"model {served.model.model!r}, instruction {shorten(missing.item.instruction)}. Answers are kept by "
                 "server, model, prompt and seed: give those of the run to replay, or run once without replay."
             )
@@ -178,17 +154,17 @@ class BatchRun:
                 batches = self._batches([key for key in mine if key in self._open], tries)
                 await self._all(self._ask(client, batch, tried) for batch, tried in batches)
             finally:
-                # Also when the claim was cut short: it stands before this in the ledger's queue.
+                # Also when the claim was cut short: it comes first in the ledger's queue.
                 await self._do(sql.release, wanted, owner)
-            if self._open:  # another call is asking these
+            if self._open:  # others are asking these
                 wait_s = _POLL_S[0] if mine else min(2 * wait_s, _POLL_S[1])
                 await asyncio.sleep(wait_s)
                 await self._read(list(self._open))
 
     def _batches(self, keys: Sequence[str], tries: Mapping[str, int]) -> list[tuple[list[Question], int]]:
-        """Questions never asked share requests; one whose reply had no verdict goes alone.
+        """New questions share requests; one whose reply had no verdict goes alone.
 
-        The two orders of a pair never stand in one request, where the judge would see the contradiction.
+        The two orders of a pair never share a request, where the judge would see the contradiction.
         """
         alone = [([self._questions[key]], tries[key]) for key in keys if key in tries]
         groups: dict[tuple[int, int], list[Question]] = {}
@@ -206,14 +182,14 @@ class BatchRun:
         return alone + shared
 
     async def _all(self, asks: Iterable[Awaitable[None]]) -> None:
-        """Runs them together. If one fails, those in flight, which are paid for, still arrive before it is raised."""
+        """Runs them together. If one fails, those in flight, which are paid for, still arrive first."""
         outcomes = await asyncio.gather(*asks, return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
 
     async def _ask(self, client: Client, questions: list[Question], tries: int) -> None:
-        """Asks until each question has a verdict or a reason why not."""
+        """Asks until each question has a verdict or a reason."""
         if self._ended:
             return
         try:
@@ -226,10 +202,9 @@ class BatchRun:
         served = self._served[questions[0].annotator]
         keys, items = [question.key for question in questions], [question.item for question in questions]
         try:
-            # First come, first served, as the client is. A place is given back before anything is asked again, so that
-            # nobody who holds one waits for another.
+            # A place is given back before anything is asked again: nobody who holds one waits for another.
             async with self._places:
-                request = make_request(served, items, base_url=self._base_url, seed=self._seed, tries=tries)
+                request = served.request(items, tries)
                 reply = await client.ask(request, questions=keys, label=served.config.name)
             if not reply.cached:
                 self._pay(keys, reply.cost_usd)
@@ -252,9 +227,9 @@ class BatchRun:
             self._settle(keys, [Answer(score) for score in scores])
 
     async def _read(self, keys: Sequence[str]) -> dict[str, int]:
-        """Settles the questions whose stored reply has a verdict; the tries so far of those whose has none."""
+        """Settles the questions whose stored reply has a verdict; returns the tries so far of the others."""
         unread: dict[str, int] = {}
-        read: dict[str, list[float] | Exception] = {}  # by request: questions that shared one share its reply
+        read: dict[str, list[float] | Exception] = {}  # by request
         for key, stored in (await self._do(sql.lookup, keys)).items():
             if stored.request_key not in read:
                 read[stored.request_key] = self._scores(self._questions[key], stored)
@@ -268,7 +243,7 @@ class BatchRun:
         return unread
 
     def _scores(self, question: Question, stored: Stored) -> list[float] | Exception:
-        """What a stored reply says of all questions of its request, or why it says nothing."""
+        """The verdicts of a stored reply on all questions of its request, or why there are none."""
         served = self._served[question.annotator]
         try:
             return parse(served.prompt.format, read_reply(served.model.kind, stored.raw), stored.size)
@@ -276,7 +251,6 @@ class BatchRun:
             return error
 
     def _pay(self, keys: Sequence[str], cost_usd: float) -> None:
-        """What a request that was sent cost, shared out among its questions."""
         self._spent += cost_usd
         for key in keys:
             self._costs[key] = self._costs.get(key, 0.0) + cost_usd / len(keys)

@@ -1,9 +1,9 @@
 """Pools of annotators, their prompts and their models, as YAML files.
 
-A pool says who judges: for each annotator a prompt, a role, a temperature and how many pairs are asked at once. A list
-of models says who plays each role. So the same pool runs on OpenAI's models, on a local server and on the sandbox.
+A pool gives each annotator a prompt, a role, a temperature and a batch size; a list of models says who plays each role,
+so the same pool runs on OpenAI's models, on a local server and on the sandbox.
 
-A pool of your own is one short file, used by its path:
+A pool of your own is a short file, used by its path:
 
     name: mine
     flip: 0.25
@@ -32,21 +32,22 @@ from .strict_yaml import Strict, check, hint, mistakes_error, read_yaml
 Format = Literal["lines", "json", "label", "logprobs"]
 Layout = Literal["chat", "completion"]
 ROLES: Final = ("gpt4", "chatgpt", "davinci003")
-"""The roles of the paper's annotators, which the lists of models here fill."""
+"""The roles of the paper's annotators."""
 
 _FOLDER: Final = Path(__file__).parent
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")]
 _Text = Annotated[str, Field(min_length=1)]
+_Price = Annotated[float, Field(ge=0)]
 _REASONING: Final = {
     "max_tokens_field": "max_completion_tokens",
     "omit": ("temperature", "top_p"),
     "extra_tokens": 4000,
 }
-"""What OpenAI's reasoning models ask for: another name of the limit, no sampling settings, room to think."""
+"""What OpenAI's reasoning models need: another name of the limit, no sampling settings, room to think."""
 
 
 class Pair(Strict):
-    """A worked example inside a prompt: an instruction and two outputs."""
+    """A worked example inside a prompt."""
 
     instruction: str
     first: str
@@ -54,21 +55,16 @@ class Pair(Strict):
 
 
 class Part(Strict):
-    """One piece of a prompt; exactly one of the five fields is given.
-
-    Attributes:
-        system: Text of the system message.
-        user: Text of a user message.
-        assistant: An earlier answer, in the asked format.
-        pairs: Worked examples, shown in a user message as the pairs to judge are.
-        items: `true` where the pairs to judge go.
-    """
+    """One piece of a prompt, which has exactly one of the five fields."""
 
     system: _Text | None = None
     user: _Text | None = None
     assistant: _Text | None = None
+    """An earlier answer, in the requested format."""
     pairs: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)] | None = None
+    """Worked examples, shown in a user message like the pairs to judge."""
     items: Literal[True] | None = None
+    """`true` where the pairs to judge go."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -85,22 +81,16 @@ class Part(Strict):
 
 
 class Prompt(Strict):
-    """How an annotator is asked; neighbouring parts of one role make one message, with a blank line between them.
-
-    Attributes:
-        name: Unique among the prompts of a pool.
-        description: What is special about it.
-        format: What the reply must be: "lines" (`1. Output (a)` a pair), "label" (`Output (a)`), "json" (an array of
-            {"explanation": ..., "a_better": ...}), "logprobs" (one letter, of which the probabilities are read).
-        layout: "chat" (messages) or "completion" (one text that ends with a cue).
-        parts: In their order. One of them is `items`, in the last message, which is the user's.
-    """
+    """How an annotator is asked; neighbouring parts of one role make one message, with a blank line between them."""
 
     name: _Name
     description: str = ""
     format: Format
+    """Of the reply, see `verdicts`."""
     layout: Layout
+    """"chat": messages; "completion": one text that ends with a cue."""
     parts: Annotated[tuple[Part, ...], Field(strict=False, min_length=1)]
+    """One of them is `items`, in the last message, which is the user's."""
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -120,57 +110,45 @@ class Prompt(Strict):
 
     @property
     def batched(self) -> bool:
-        """Whether the format can answer for several pairs at once."""
+        """Whether a reply can answer for several pairs."""
         return self.format in ("lines", "json")
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what is sent (not of name and description), in hexadecimal."""
+        """SHA-256 of what is sent, without name and description."""
         content = self.model_dump(mode="json", include={"format", "layout", "parts"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class AnnotatorConfig(Strict):
-    """One member of a pool.
-
-    Attributes:
-        name: Unique in the pool.
-        role: Which model plays it, by `load_models`: "gpt4", "chatgpt", "davinci003" or one of your own.
-        prompt: A prompt's name (see `names("prompts")`) or the path of its file.
-        batch_size: Pairs asked in one request.
-        max_tokens: Longest reply, in tokens.
-        temperature: 0 for the model's likeliest answer.
-        top_p: Nucleus sampling; 1 is off.
-    """
+    """One member of a pool."""
 
     name: _Name
     role: _Name
+    """"gpt4", "chatgpt", "davinci003" or one of your own; `load_models` says which model plays it."""
     prompt: _Text
+    """A prompt's name (see `names("prompts")`) or the path of its file."""
     batch_size: Annotated[int, Field(ge=1, le=100)] = 1
+    """Pairs asked in one request."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class PoolConfig(Strict):
-    """A pool of annotators.
-
-    Attributes:
-        name: The pool's name.
-        description: What it is for.
-        flip: Probability that a verdict is turned round, in [0, 0.5]; 0.25 in AlpacaFarm's training.
-        annotators: Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`.
-        annotators_of: Instead: another pool (a name or a path) whose members it shares.
-        draws: The name of its random draws: pools with the same one, and the same number of members, draw the same
-            member and order for a pair. By default that of the pool in `annotators_of`, or else its own name.
-    """
+    """A pool of annotators."""
 
     name: _Name
     description: str = ""
     flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Probability that a verdict is flipped; 0.25 in AlpacaFarm's training."""
     annotators: Annotated[tuple[AnnotatorConfig, ...], Field(strict=False)] = ()
+    """Its members, each drawn with equal probability. Filled in by `load_pool` for `annotators_of`."""
     annotators_of: _Text | None = None
+    """Instead: another pool (a name or a path) whose members it shares."""
     draws: _Name | None = None
+    """The name of its random draws: pools with the same name and number of members draw the same member and order for a
+    pair. By default that of the pool in `annotators_of`, or else its own name."""
 
     @model_validator(mode="after")
     def _members(self) -> Self:
@@ -184,37 +162,29 @@ class PoolConfig(Strict):
 
     @property
     def stream(self) -> str:
-        """The name of its random draws, for `KeyedDraws`: `draws`, or the pool's own name."""
+        """The name of its random draws."""
         return self.draws or self.name
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles its members play, each once, for `load_models`."""
+        """The roles its members play, each once."""
         return tuple(dict.fromkeys(annotator.role for annotator in self.annotators))
 
 
 class ModelConfig(Strict):
-    """The model behind a role.
-
-    Attributes:
-        model: Its name at the server.
-        kind: "chat" or "completion": the endpoint that is asked.
-        max_tokens_field: The name the server knows the limit of a reply by.
-        omit: Settings this model refuses, which are then left out of the request.
-        extra_tokens: Added to every limit: what a reasoning model may think before it answers.
-        price_usd_per_million: [input, output] in USD per million tokens; known models need none.
-
-    OpenAI's reasoning models (o1, o3, o4, gpt-5...) get the settings they need unless these are given.
-    """
+    """The model behind a role; OpenAI's reasoning models (o1, o3, o4, gpt-5...) get defaults of their own."""
 
     model: _Text
     kind: Layout = "chat"
+    """The endpoint."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The server's name for the limit of a reply."""
     omit: Annotated[tuple[Literal["temperature", "top_p", "n", "seed", "stop"], ...], Field(strict=False)] = ()
+    """Settings that this model refuses."""
     extra_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
-    price_usd_per_million: (
-        Annotated[tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]], Field(strict=False)] | None
-    ) = None
+    """Added to every limit, for a reasoning model's thoughts."""
+    price_usd_per_million: Annotated[tuple[_Price, _Price], Field(strict=False)] | None = None
+    """[input, output]; known models need none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,24 +193,19 @@ class ModelConfig(Strict):
         return {**_REASONING, **content} if str(name).startswith(("o1", "o3", "o4", "gpt-5")) else content
 
 
-def names(folder: Literal["pools", "prompts", "models"]) -> list[str]:
-    """The names of the files that come with the package, sorted."""
-    return list(_bundled(folder))
-
-
 @cache
-def _bundled(folder: str) -> tuple[str, ...]:
+def names(folder: Literal["pools", "prompts", "models"]) -> tuple[str, ...]:
+    """The names of the package's own files, sorted."""
     return tuple(sorted(path.stem for path in (_FOLDER / folder).glob("*.yaml")))
 
 
 def load_pool(name_or_path: str | Path) -> PoolConfig:
     """A pool by its name ("alpaca_farm", "eval", "ann", "greedy", "weighted") or from a file, checked with its prompts.
 
-    Returns:
-        The pool, with the members of `annotators_of` filled in and the paths of prompts made absolute.
+    The members of `annotators_of` are filled in, and the paths of prompts made absolute.
 
     Raises:
-        PoolError: No such pool, or its file is not well written; lists every mistake.
+        PoolError: No such pool, or its file is malformed; lists every mistake.
     """
     return _load_pool(name_or_path, Path(), ())
 
@@ -266,7 +231,6 @@ def _load_pool(name_or_path: str | Path, folder: Path, before: tuple[Path, ...])
 
 
 def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: list[str]) -> AnnotatorConfig:
-    """The member with its prompt checked; adds to `mistakes`."""
     try:
         prompt = load_prompt(member.prompt, folder=folder)
     except PoolError as error:
@@ -277,7 +241,7 @@ def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: li
             f"{place}.batch_size: expected 1 with the prompt {prompt.name!r}, whose format {prompt.format!r} answers "
             f"for one pair; got {member.batch_size}."
         )
-    if member.prompt in _bundled("prompts"):
+    if member.prompt in names("prompts"):
         return member
     return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, folder))})
 
@@ -286,12 +250,10 @@ def load_prompt(name_or_path: str | Path, *, folder: Path | None = None) -> Prom
     """A prompt by its name (see `names("prompts")`) or from a file; paths are relative to `folder`.
 
     Raises:
-        PoolError: No such prompt, or its file is not well written; lists every mistake.
+        PoolError: No such prompt, or its file is malformed; lists every mistake.
     """
     path = _find("prompts", name_or_path, folder or Path())
-    if path.parent == _FOLDER / "prompts":
-        return _bundled_prompt(path)
-    return check(Prompt, read_yaml(path), path)
+    return _bundled_prompt(path) if path.parent == _FOLDER / "prompts" else check(Prompt, read_yaml(path), path)
 
 
 @cache
@@ -308,21 +270,19 @@ def load_models(
         spec: "openai", "sandbox", or the path of a YAML file; "model=NAME", a `ModelConfig` or its fields as a mapping
             ({"model": "llama-3"}) for one model in all roles; a mapping from role to a model's name or its fields. A
             file holds either of the two mappings.
-        roles: The roles to fill: `pool.roles`.
+        roles: The roles to fill.
 
     Raises:
-        PoolError: No such list, it is not well written, or it lacks a role.
+        PoolError: No such list, it is malformed, or it lacks a role.
     """
-    wanted = tuple(roles)
+    wanted, where, content = tuple(roles), "models", spec
     if isinstance(spec, ModelConfig):
         return dict.fromkeys(wanted, spec)
-    where: object = "models"
-    content: object = spec
     if isinstance(spec, str) and spec.startswith("model="):
         content = {"model": spec.removeprefix("model=")}
     elif isinstance(spec, (str, Path)):
-        where = _find("models", spec, Path())
-        content = read_yaml(Path(str(where)))
+        path = _find("models", spec, Path())
+        where, content = str(path), read_yaml(path)
     if not isinstance(content, Mapping):
         raise PoolError(f"{where}: expected a mapping from role to model; got {type(content).__name__}.")
     if "model" in content and not isinstance(content["model"], ModelConfig):  # else it is a role of that name
@@ -330,7 +290,7 @@ def load_models(
     return _fill(content, wanted, where)
 
 
-def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: object) -> dict[str, ModelConfig]:
+def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: str) -> dict[str, ModelConfig]:
     filled: dict[str, ModelConfig] = {}
     mistakes = []
     for role, entry in content.items():
@@ -352,11 +312,11 @@ def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: object) -> 
 
 
 def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Path, relative_to: Path) -> Path:
-    """The file meant by a name or a path; something with a slash or ".yaml" is a path."""
+    """The file of a name or a path; something with a slash or ".yaml" is a path."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return (relative_to / Path(text).expanduser()).resolve()
-    if text not in _bundled(folder):
-        options = hint(text, _bundled(folder))
+    if text not in names(folder):
+        options = hint(text, names(folder))
         raise PoolError(f"Unknown name {text!r} in {folder}.{options} Or give the path of a .yaml file.")
     return _FOLDER / folder / f"{text}.yaml"

@@ -1,10 +1,10 @@
 """A pool of LLM annotators behind an OpenAI-compatible server, as a `PreferenceOracle`.
 
-For each pair one annotator of the pool is drawn and an order to show the two responses in; the pairs of one annotator
-share requests of up to its batch size, all requests are in flight together, and every reply goes to the ledger before
-it is read. A pair that was answered before costs nothing. Source: Dubois et al. 2023 (arXiv 2305.14387), section 3 and
-appendix C; the draws are keyed on the unordered pair where the released code keys them on the instruction alone
-(`compat="alpacafarm"` draws as it does).
+For each pair one annotator of the pool is drawn, and an order of the two responses. The pairs of one annotator share
+requests of up to its batch size; all requests are in flight together, and every reply goes to the ledger before it is
+read, so a pair that was answered before costs nothing. Source: Dubois et al. 2023 (arXiv 2305.14387), section 3 and
+appendix C. Draws are keyed on the unordered pair; the released code keys them on the instruction alone
+(`compat="alpacafarm"` does too).
 
     pool = AnnotatorPool("alpaca_farm", models={"model": "my-model"}, base_url="http://localhost:8000/v1")
     pool.compare([instruction], [a], [b])  # 1.0: b is preferred
@@ -12,8 +12,10 @@ appendix C; the draws are keyed on the unordered pair where the released code ke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -27,10 +29,13 @@ from ..llm.ledger.operations import check_budget
 from ..llm.ledger.store import Ledger, shared_ledger
 from ..llm.limits import Limiter
 from ..llm.pricing import Prices
-from ..oracles.base import UNSCORED_REASON, NoDeepCopy, Verdicts
-from .batch import Answer, BatchRun, Progress, Question, Served
+from ..llm.requests import content_key
+from ..oracles.base import UNSCORED_REASON, NoDeepCopy, PreferenceOracle, Verdicts
+from ..oracles.draws import KeyedDraws
+from ..oracles.judges import BothOrders, Flip
+from .batch import BatchRun, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
-from .draws import AlpacaFarmDraws, KeyedDraws
+from .draws import AlpacaFarmDraws
 from .prompts import Item, check_item
 
 Order = Literal["random", "as_given"]
@@ -38,36 +43,31 @@ Compat = Literal["alpacafarm"]
 
 
 class AnnotatorPool(NoDeepCopy):
-    """Asks a served model for each verdict, by one of several prompts.
-
-    P(b preferred) is 0 or 1; prompts whose letters are weighted by their probabilities give numbers between.
+    """Asks a served model for each verdict: 0 or 1, or between for prompts that read the answers' probabilities.
 
     Args:
-        pool: The name of a pool ("alpaca_farm", "greedy", "weighted"), a YAML file, or a `PoolConfig`. Its noise is
-            not added here: see `oracles.judges.Flip`.
-        models: Which model plays which role: "openai", {"model": name} for one model in all roles, a mapping of roles,
-            or a YAML file.
+        pool: The name of a pool, a YAML file, or a `PoolConfig`. Its noise is not added here, see `make_pool`.
+        models: Which model plays which role, see `config.load_models`.
         base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
         api_key: The key; None: the variable named by `api_key_env`, read at each call.
-        api_key_env: The environment variable that holds the key; one that you name must be set, unless it is a replay.
-        allow_insecure: Take http:// to another machine too, where anybody on the way can read key and texts.
-        ledger: Where answers and spending are kept: a file or an open `Ledger`; None: the user's own, see
+        api_key_env: The environment variable that holds the key; one that you name must be set, except for a replay.
+        allow_insecure: Accept http:// to another machine, where anybody on the way can read key and texts.
+        ledger: The file of answers and spending, or an open `Ledger`; None: the user's own, see
             `llm.ledger.file.default_path`.
         seed: Another seed is another opinion on the same pairs, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
         replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have
             been opened for it.
         order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
-        compat: "alpacafarm" draws annotators and orders as the released code does, by the instruction alone.
-        client_config: Time limits, concurrency, repeats. What the server says of its limits is kept from call to call.
+        compat: "alpacafarm" draws annotators and orders as the released code does.
+        client_config: Time limits, concurrency, repeats. What is learned of the server's limits is kept between calls.
         prices: US dollars per million tokens by model, (input, output), over the package's own table.
         on_progress: Called after each answer.
 
     Raises:
-        PoolError: A pool or its models are not well written, a role has no model, a model has two prices, or the
-            variable named by `api_key_env` is not set.
-        ValueError: An unknown order or compat, a seed that is no integer, a budget that is no amount, a replay from a
-            `Ledger` that is open for more.
+        PoolError: A pool or its models are malformed, a role has no model, a model has two prices, or the variable
+            named by `api_key_env` is not set.
+        ValueError: An unknown order or compat, a bad seed or budget, a replay from a `Ledger` that is open for more.
     """
 
     blank: Final[Mapping[str, Any]] = {
@@ -113,11 +113,11 @@ class AnnotatorPool(NoDeepCopy):
         self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
         roles = load_models(models, self.config.roles)
         self.name = self.config.name + (f"+{compat}_draws" if compat else "")
+        self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
         self.served = tuple(
-            Served(annotator, load_prompt(annotator.prompt), roles[annotator.role])
+            Served(annotator, load_prompt(annotator.prompt), roles[annotator.role], self.endpoint.base_url, seed)
             for annotator in self.config.annotators
         )
-        self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
         self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
         self.seed, self.order, self.on_progress = seed, order, on_progress
         self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
@@ -128,14 +128,14 @@ class AnnotatorPool(NoDeepCopy):
         self._limiter = Limiter(self.client_config)
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """Returns P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
+        """P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
         return self.judge(instructions, a, b).scores
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
         """Verdicts with details, one call for the whole batch.
 
         Details: `annotator`, `shown_first` ("a" or "b"), `cost_usd` (of this call; NaN where the model has no price),
-        `cached` (nothing was asked), `unscored_reason` (the type of the error and what it says, where NaN).
+        `cached` (nothing was asked), `unscored_reason` (type and message of the error, where NaN).
 
         Raises:
             PermanentAPIError: The server refused for good (key, model, quota). Answers so far are kept.
@@ -147,19 +147,25 @@ class AnnotatorPool(NoDeepCopy):
         wanted = {question.key: question for question in questions if question is not None}
         answers = run(self.asking(wanted).run()) if wanted else {}
         scores = np.full(len(questions), 0.5)
-        told: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
+        details: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
         for row, question in enumerate(questions):
             if question is not None:
                 answer, b_first = answers[question.key], question.item.first == b[row]
                 scores[row] = 1 - answer.score if b_first else answer.score
-                told[row] = self._details(question, answer, b_first=b_first)
+                details[row] = {
+                    "annotator": self.served[question.annotator].config.name,
+                    "shown_first": "b" if b_first else "a",
+                    "cost_usd": answer.cost_usd,
+                    "cached": answer.cached,
+                    UNSCORED_REASON: answer.reason,
+                }
                 # Rows with the same question share one answer, and the first of them bears its cost.
                 answers[question.key] = replace(answer, cost_usd=0.0, cached=True)
         kinds = {key: object if isinstance(value, str) else None for key, value in self.blank.items()}
-        return Verdicts(scores, {key: np.array([row[key] for row in told], kind) for key, kind in kinds.items()})
+        return Verdicts(scores, {key: np.array([row[key] for row in details], kind) for key, kind in kinds.items()})
 
     def questions(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[Question | None]:
-        """What is asked about each pair: who, in which order. None for equal texts, which nobody is asked about.
+        """Who is asked about each pair, in which order; None for equal texts, which nobody is asked about.
 
         Raises:
             InvalidResponseError: A text holds half of a surrogate pair, which cannot be sent; names the pair.
@@ -168,16 +174,18 @@ class AnnotatorPool(NoDeepCopy):
         for number, row in enumerate(rows, 1):
             if row[1] != row[2]:
                 check_item(Item(*row), number)
-        who = self._draws.annotators(rows, len(self.served))
+        who = self._draws.annotators(rows, len(self.served)).tolist()
         b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
+        items = [Item(str(i), *((y, x) if swap else (x, y))) for (i, x, y), swap in zip(rows, b_first, strict=True)]
         return [
-            None if x == y else self._question(int(who[n]), Item(str(i), *((y, x) if b_first[n] else (x, y))))
-            for n, (i, x, y) in enumerate(rows)
+            None if item.first == item.second else self.served[n].question(n, item)
+            for n, item in zip(who, items, strict=True)
         ]
 
-    def client(self) -> Client:
-        """A client for one call; what it learns of the server's limits is kept for the next."""
-        return Client(
+    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
+        """A call about questions, by key; `judge` runs it. What it learns of the server's limits is kept."""
+        client = partial(
+            Client,
             self.endpoint,
             config=self.client_config,
             ledger=self.ledger,
@@ -185,34 +193,11 @@ class AnnotatorPool(NoDeepCopy):
             budget_usd=self.budget_usd,
             limiter=self._limiter,
         )
-
-    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
-        """One call that answers questions, by key; `judge` runs it."""
-        return BatchRun(
-            questions,
-            self.served,
-            ledger=self.ledger,
-            client=self.client,
-            base_url=self.endpoint.base_url,
-            seed=self.seed,
-            on_progress=self.on_progress,
-        )
-
-    def _details(self, question: Question, answer: Answer, *, b_first: bool) -> dict[str, Any]:
-        return {
-            "annotator": self.served[question.annotator].config.name,
-            "shown_first": "b" if b_first else "a",
-            "cost_usd": answer.cost_usd,
-            "cached": answer.cached,
-            UNSCORED_REASON: answer.reason,
-        }
-
-    def _question(self, annotator: int, item: Item) -> Question:
-        return Question.about(self.served[annotator], annotator, item, base_url=self.endpoint.base_url, seed=self.seed)
+        return BatchRun(questions, self.served, self.ledger, client, self.on_progress)
 
 
 def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
-    """The prices that stand beside models' names.
+    """The prices given with the models.
 
     Raises:
         PoolError: Two roles give one model different prices.
@@ -226,3 +211,94 @@ def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
                 f"{list(price)} USD per million tokens."
             )
     return found
+
+
+def make_pool(
+    pool: str | Path | PoolConfig = "alpaca_farm",
+    *,
+    models: Any = None,
+    model: str | None = None,
+    base_url: str | None = None,
+    api_key_env: str = OPENAI_KEY,
+    ledger: Ledger | str | Path | None = None,
+    seed: int = 0,
+    budget_usd: float | None = None,
+    replay: bool = False,
+    flip: float | None = None,
+    both_orders: bool = False,
+    compat: Compat | None = None,
+    prices: Mapping[str, tuple[float, float]] | None = None,
+    max_concurrency: int = ClientConfig.max_concurrency,
+    requests_per_minute: float | None = ClientConfig.requests_per_minute,
+    attempt_timeout_s: float = ClientConfig.attempt_timeout_s,
+    deadline_s: float = ClientConfig.deadline_s,
+    allow_insecure: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> PreferenceOracle:
+    """A pool with its noise, asked in one order or both, from plain keywords: a judge's mapping, the command line.
+
+    Other keywords are those of `AnnotatorPool`, but not the key: an environment's keywords are stored in its spec.
+
+    * `pool`: "alpaca_farm" (the 13), "eval" (the same), "ann" (25 % flips), "greedy", "weighted", or see there.
+    * `models`: Which model plays which role, see `config.load_models`; "openai" unless `model`, one for all, is given.
+    * `flip`: Probability that a verdict is flipped, 0 to 0.5; None: the pool's own.
+    * `both_orders`: Ask about each pair in both orders and average.
+    * `compat`: "alpacafarm": draw annotators, orders and noise as the released code does.
+    * `max_concurrency`, `requests_per_minute`, `attempt_timeout_s`, `deadline_s`: See `ClientConfig`.
+
+    Raises:
+        PoolError: See `AnnotatorPool`; or both `models` and `model` are given.
+        ValueError: `flip` is not within 0 and 0.5, or `both_orders` with `compat`, whose orders are drawn.
+    """
+    if both_orders and compat:
+        raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
+    asked = AnnotatorPool(
+        pool,
+        model_spec(models, model),
+        base_url=base_url,
+        api_key_env=api_key_env,
+        allow_insecure=allow_insecure,
+        ledger=ledger,
+        seed=seed,
+        budget_usd=budget_usd,
+        replay=replay,
+        order="as_given" if both_orders else "random",
+        compat=compat,
+        client_config=ClientConfig(
+            max_concurrency=max_concurrency,
+            requests_per_minute=requests_per_minute,
+            attempt_timeout_s=attempt_timeout_s,
+            deadline_s=deadline_s,
+        ),
+        prices=prices,
+        on_progress=on_progress,
+    )
+    judge: PreferenceOracle = BothOrders(asked) if both_orders else asked
+    p = asked.config.flip if flip is None else flip
+    return Flip(judge, p, seed=seed, draws=AlpacaFarmDraws(seed) if compat else None) if p else judge
+
+
+def model_spec(models: Any, model: str | None) -> Any:
+    """What `make_pool`'s `models` and `model` mean together, for `load_models`.
+
+    Raises:
+        PoolError: Both are given.
+    """
+    if models is not None and model is not None:
+        raise PoolError(f"Give models or model, not both; got models={models!r} and model={model!r}.")
+    return {"model": model} if model is not None else "openai" if models is None else models
+
+
+def fingerprint(spec: Mapping[str, Any]) -> str:
+    """The present state of the files and variables that `make_pool`'s keywords refer to."""
+    variables = [os.environ.get(name) for name in ("OPENAI_BASE_URL", "ALPACAFARM_LEDGER", "XDG_CACHE_HOME")]
+    return content_key([content(spec), variables])
+
+
+def content(spec: Mapping[str, Any]) -> str:
+    """A hash of the files that `make_pool`'s keywords refer to: annotators, prompts and models."""
+    pool = load_pool(spec["pool"])
+    prompts = [load_prompt(annotator.prompt).digest for annotator in pool.annotators]
+    models = spec.get("models")
+    listed = load_models(models, pool.roles) if isinstance(models, str | Path) else {}
+    return content_key([pool.model_dump(mode="json"), prompts, {r: m.model_dump() for r, m in listed.items()}])

@@ -13,11 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..errors import PoolError
 
 MAX_BYTES = 1 << 20
-"""A file of annotators is a few kilobytes; anything above this is something else."""
-
+"""A file of annotators is a few kilobytes."""
 MAX_NODES = 10_000
-"""Keys, values, lists and mappings in a file: bounds the time that reading one takes, about a second at most."""
-
+"""Keys, values, lists and mappings in a file: bounds the time to read one to about a second."""
 _MAX_DEPTH = 30
 _SHOWN = 60
 """Characters of a wrong value shown in an error."""
@@ -26,13 +24,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Base of everything read from a file: no unknown field, no conversion between types, no NaN, no later change."""
+    """Base of everything read from a file: no unknown fields, no type conversion, no NaN, immutable."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class _Loader(yaml.SafeLoader):
-    """`yaml.SafeLoader` without what can surprise: aliases, repeated keys, more content than a person writes."""
+    """`yaml.SafeLoader` without aliases, repeated keys, and more content than a person writes."""
 
     nodes = depth = 0
 
@@ -87,12 +85,7 @@ def _where(error: Exception) -> str:
 
 
 def check(model: type[Model], content: object, where: object) -> Model:
-    """Plain data as an instance of `model`.
-
-    Args:
-        model: The expected shape.
-        content: What a file or a caller gave.
-        where: Names it in the error: the file's path.
+    """Plain data as an instance of `model`; `where` names it in errors, such as the file's path.
 
     Raises:
         PoolError: With one line for each mistake.
@@ -115,7 +108,7 @@ def mistakes_error(where: object, mistakes: Sequence[str]) -> PoolError:
 
 
 def hint(name: object, options: Iterable[str]) -> str:
-    """What follows an unknown name: " Did you mean 'x'? There are: ...", with a blank in front."""
+    """To follow an unknown name: " Did you mean 'x'? There are: ..."."""
     known = list(options)
     close = get_close_matches(str(name)[:100], known, n=1)
     return (f" Did you mean {close[0]!r}?" if close else "") + f" There are: {', '.join(known)}."
@@ -137,7 +130,7 @@ def _mistake(model: type[BaseModel], found: Any) -> str:
 
 
 def _fields_at(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
-    """The names of the fields that may stand at a place inside `model`."""
+    """The field names at a place inside `model`."""
     for part in place:
         if isinstance(part, str) and part in model.model_fields:
             model = _inner(model.model_fields[part].annotation) or model

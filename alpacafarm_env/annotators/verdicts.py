@@ -1,17 +1,17 @@
-"""Reads an annotator's reply: one verdict for each pair it was shown, or an error that says why there is none.
+"""Reads an annotator's reply: one verdict for each pair it was shown.
 
-The whole reply has to be the answer that the prompt asked for. A judge quotes the responses it judges, and a response
-may hold anything, a verdict included: so nothing is searched for inside a text, and a reply that says more than the
-answer is refused, to be asked for again, rather than guessed at.
+The whole reply has to be the answer that the prompt asked for. A judge may quote the responses, which may contain
+anything, even a verdict: so nothing is searched for inside a text, and a reply with anything else in it is refused, and
+asked for again.
 
 * "lines": one line a pair, `Output (a)` or `Output (b)`, numbered from 1 (`1. Output (a)`,
   `Pair 1: Output (a)`) or not at all.
 * "label": `Output (a)` or `Output (b)`.
 * "json": an array with one object a pair, {"explanation": "...", "a_better": true or false}. The objects may also
-  stand one after the other without an array, and all of it in a fence of three backticks.
+  follow one another without an array, and all of it may be in a fence of three backticks.
 * "logprobs": the reply's first token is "a" or "b"; its probabilities are the verdict. One pair only.
 
-Blanks around a label, one full stop after it and the case of its letters do not matter.
+Blanks around a label, a full stop after it and upper or lower case do not matter.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..errors import UnparsableVerdictError, did_you_mean
+from ..errors import UnparsableVerdictError
 from ..oracles.base import shorten
 
 if TYPE_CHECKING:
     from ..llm.replies import Reply
 
-# ASCII: letters that merely look like a label's are none. `\Z`, as `$` would let a newline follow.
+# ASCII: no look-alike letters. `\Z`: `$` would let a newline follow.
 _LABEL: Final = r"output \(([ab])\)\.?"
 _ONE: Final = re.compile(rf"\s*{_LABEL}\s*\Z", re.ASCII | re.IGNORECASE)
 _LINE: Final = re.compile(
@@ -38,37 +38,30 @@ _FENCE: Final = re.compile(r"\s*```(?:json)?[ \t\r]*\n(.*)\n[ \t]*```\s*\Z", re.
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _ASKED: Final = '{"explanation": "...", "a_better": true or false}'
 _LEAST_MASS: Final = 0.5
-"""Least probability of "a" and "b" together; below it the first token was not an answer to the question."""
+"""Least probability of "a" and "b" together for the first token to count as an answer."""
 
 
 def parse(format: str, reply: Reply, size: int) -> list[float]:
     """P(the response shown second is better) for each pair, in order.
 
     Args:
-        format: What the prompt asked for: "lines", "label", "json" or "logprobs".
+        format: "lines", "label", "json" or "logprobs".
         reply: The model's reply.
-        size: How many pairs the request held, at least 1.
+        size: How many pairs the request held.
 
     Returns:
         `size` numbers: 0.0 for (a), 1.0 for (b); for "logprobs" any from 0 to 1.
 
     Raises:
-        UnparsableVerdictError: The reply is not `size` verdicts in this format; the message says what it is.
-        UnknownNameError: There is no such format.
-        ValueError: `size` is below 1, or above it for "label" or "logprobs", which hold one verdict.
+        UnparsableVerdictError: The reply is not `size` verdicts in this format.
     """
-    if format not in _READERS:
-        raise did_you_mean("format", format, _READERS)
-    if size < 1 or (size > 1 and format in ("label", "logprobs")):
-        allowed = "one pair a request" if format in ("label", "logprobs") else "one or more pairs a request"
-        raise ValueError(f"Format {format!r} needs {allowed}, got {size!r}. See batch_size in the pool's file.")
-    verdicts = _READERS[format](reply, size)
+    verdicts = _READERS[format](reply)
     if len(verdicts) != size:
         _refuse(f"{size} verdicts, one for each pair shown, in order", f"{len(verdicts)}", reply.text)
     return verdicts
 
 
-def _lines(reply: Reply, size: int) -> list[float]:
+def _lines(reply: Reply) -> list[float]:
     _check_ended(reply)
     lines = [line for line in reply.text.split("\n") if line.strip()]
     matches = [_LINE.match(line) for line in lines]
@@ -77,12 +70,12 @@ def _lines(reply: Reply, size: int) -> list[float]:
             _refuse('nothing but lines "Output (a)" or "Output (b)"', f"the line {shorten(line)}", reply.text)
     numbers = [match[1] for match in matches if match]
     if any(numbers) and numbers != [str(n) for n in range(1, len(numbers) + 1)]:
-        told = ", ".join(number or "none" for number in numbers[:20])
-        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {told}", reply.text)
+        found = ", ".join(number or "none" for number in numbers[:20])
+        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {found}", reply.text)
     return [_second(match[2]) for match in matches if match]
 
 
-def _label(reply: Reply, size: int) -> list[float]:
+def _label(reply: Reply) -> list[float]:
     _check_ended(reply)
     match = _ONE.match(reply.text)
     if not match:
@@ -90,7 +83,7 @@ def _label(reply: Reply, size: int) -> list[float]:
     return [_second(match[1])]
 
 
-def _json(reply: Reply, size: int) -> list[float]:
+def _json(reply: Reply) -> list[float]:
     fenced = _FENCE.match(reply.text)
     values = _values(fenced[1] if fenced else reply.text, reply.text)
     objects: list[Any] = values[0] if len(values) == 1 and isinstance(values[0], list) else values
@@ -98,8 +91,8 @@ def _json(reply: Reply, size: int) -> list[float]:
 
 
 def _values(text: str, whole: str) -> list[Any]:
-    """The JSON values that the text consists of, with nothing but blanks between them."""
-    # strict=False: a line break inside a string, which models write, leaves no doubt about where the string ends.
+    """The JSON values that make up the text, separated by blanks only."""
+    # strict=False: models write line breaks inside strings, which are unambiguous.
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object, parse_constant=_no_constant)
     values, end = [], _skip_blanks(text, 0)
     while end < len(text):
@@ -129,23 +122,17 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _a_better(value: object, position: int, whole: str) -> float:
-    """Reads one object."""
-    if not isinstance(value, dict) or value.keys() != {"explanation", "a_better"}:
-        got = f"the keys {shorten(str(sorted(value)), 120)}" if isinstance(value, dict) else f"a {_kind(value)}"
-        _refuse(f"verdict {position} to be {_ASKED}", got, whole)
-    if not isinstance(value["explanation"], str):
-        _refuse(f'"explanation" of verdict {position} to be a text', f"a {_kind(value['explanation'])}", whole)
-    if not isinstance(value["a_better"], bool):
-        _refuse(f'"a_better" of verdict {position} to be true or false', f"a {_kind(value['a_better'])}", whole)
+    if not (
+        isinstance(value, dict)
+        and value.keys() == {"explanation", "a_better"}
+        and isinstance(value["explanation"], str)
+        and isinstance(value["a_better"], bool)
+    ):
+        _refuse(f"verdict {position} to be {_ASKED}", shorten(repr(value), 120), whole)
     return 0.0 if value["a_better"] else 1.0
 
 
-def _kind(value: object) -> str:
-    kinds = {dict: "object", list: "list", str: "text", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
-
-
-def _logprobs(reply: Reply, size: int) -> list[float]:
+def _logprobs(reply: Reply) -> list[float]:
     if not reply.logprobs or not reply.logprobs[0]:
         _refuse(
             "log-probabilities of the first token (does the server give any? If not, use a pool without them)",
@@ -181,7 +168,7 @@ def _refuse(expected: str, got: str, text: str) -> NoReturn:
     raise UnparsableVerdictError(f"Expected {expected}; got {got}. The reply: {shorten(text, 200)}")
 
 
-_READERS: Final[dict[str, Callable[[Reply, int], list[float]]]] = {
+_READERS: Final[dict[str, Callable[[Reply], list[float]]]] = {
     "lines": _lines,
     "label": _label,
     "json": _json,

@@ -1,6 +1,6 @@
 """The files of the command line: pairs and outputs come in, annotations go out.
 
-Annotations are the records as they came, with these fields behind them:
+Annotations are the records as they came, followed by these fields:
 
 | field | value |
 |---|---|
@@ -10,7 +10,7 @@ Annotations are the records as they came, with these fields behind them:
 | noised | the preference is a coin, see `oracles.judges.Flip` |
 | cost_usd | of this run, replies without a verdict included; null: the model has no price |
 | cached | answered before, nothing was asked |
-| unscored_reason | why there is no verdict; null: there is one |
+| unscored_reason | null: there is a verdict |
 """
 
 from __future__ import annotations
@@ -43,37 +43,21 @@ _SHOWN: Final = {"a": "output_1", "b": "output_2", "": None}
 
 @dataclass(frozen=True)
 class Pairs:
-    """What is to be judged, one entry a pair.
-
-    Attributes:
-        records: The records to write, without the fields of an annotation.
-        instructions: Instruction and input, merged and apart: the released draws read the instruction alone.
-        first: output_1.
-        second: output_2.
-        replaced: Fields of an annotation that the records had already, and that are written anew.
-    """
+    """The pairs to judge and the records to write, without the fields of an annotation."""
 
     records: Sequence[Mapping[str, Any]]
     instructions: Sequence[Instruction]
     first: Sequence[str]
     second: Sequence[str]
     replaced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Contest:
-    """One generator's outputs beside the references; in `pairs` the reference is output_1, as in the reward."""
-
-    pairs: Pairs
-    generator: str
-    reference: str
+    """Fields of an annotation that the records had already."""
 
 
 def read_pairs(path: Path) -> Pairs:
-    """The pairs of a file of records with instruction, input (optional), output_1 and output_2, in its order.
+    """The pairs of a file of records with instruction, input (optional), output_1 and output_2.
 
     Raises:
-        DataError: The file cannot be read, or a record is faulty; names all of them.
+        DataError: The file cannot be read, or records are faulty; names them.
     """
     records = read_records(path)
     rows = check_rows(records, _PAIR, str(path))
@@ -89,13 +73,16 @@ def read_pairs(path: Path) -> Pairs:
     )
 
 
-def read_contest(outputs: Path, reference: Path | None, data: str | None) -> Contest:
-    """The outputs of one generator and the references to the same instructions, joined by the instructions' text.
+def read_contest(outputs: Path, reference: Path | None, data: str | None) -> tuple[Pairs, str, str]:
+    """References (output_1) and one generator's outputs (output_2), joined by their instructions' text.
 
     Args:
         outputs: A file of records with instruction, input (optional), output and generator (optional).
         reference: The same of the reference; or
         data: A dataset by name, see `load_dataset`: the references of its eval split.
+
+    Returns:
+        The pairs, the generator's name, the reference's name.
 
     Raises:
         DataError: A file cannot be read, a record is faulty, an instruction is missing, doubled or unknown, the outputs
@@ -122,42 +109,40 @@ def read_contest(outputs: Path, reference: Path | None, data: str | None) -> Con
         }
         for instruction, base, response in zip(instructions, references, found, strict=True)
     ]
-    return Contest(Pairs(records, instructions, references, found), generator, name)
+    return Pairs(records, instructions, references, found), generator, name
 
 
 def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:
-    """The records with the verdicts behind them, see the table above; `orders_agree` too where both orders were asked.
+    """The records with their verdicts, see the table above; `orders_agree` too where both orders were asked.
 
-    Args:
-        pairs: B pairs.
-        verdicts: P(output_2 preferred) of each, with the details of `AnnotatorPool` and what is built on it.
+    `verdicts` are P(output_2 preferred), with the details of `AnnotatorPool`.
     """
     details = {key: np.asarray(values).tolist() for key, values in verdicts.details.items()}
     both = details.get("orders_agree")
     rows = []
     for n, (record, score) in enumerate(zip(pairs.records, verdicts.scores.tolist(), strict=True)):
-        told = {key: values[n] for key, values in details.items()}
-        shown, cost = _SHOWN[told.get("shown_first", "")], told.get("cost_usd", 0.0)
+        detail = {key: values[n] for key, values in details.items()}
+        shown, cost = _SHOWN[detail.get("shown_first", "")], detail.get("cost_usd", 0.0)
         row = {
             **record,
-            "preference": None if math.isnan(score) else _plain(1 + score),
-            "annotator": told.get("annotator") or None,
+            "preference": None if math.isnan(score) else int(1 + score) if score in (0, 1) else 1 + score,
+            "annotator": detail.get("annotator") or None,
             "shown_first": "both" if both and shown else shown,
-            "noised": bool(told.get("noised", False)),
+            "noised": bool(detail.get("noised", False)),
             "cost_usd": None if math.isnan(cost) else round(cost, 12),
-            "cached": bool(told.get("cached", False)),
-            "unscored_reason": (told.get(UNSCORED_REASON) or NO_VERDICT) if math.isnan(score) else None,
+            "cached": bool(detail.get("cached", False)),
+            "unscored_reason": (detail.get(UNSCORED_REASON) or NO_VERDICT) if math.isnan(score) else None,
         }
         rows.append({**row, "orders_agree": both[n]} if both and shown else row)
     return rows
 
 
 def check_out(out: Path, sources: Sequence[Path]) -> None:
-    """Refuses a file that could not be written, before anything is paid for.
+    """Refuses a file that could not be written, or must not be overwritten, before anything is paid for.
 
     Raises:
-        DataError: Its name has another suffix, its folder is not there, it is a folder, one of the `sources`, or a file
-            that holds something else than annotations.
+        DataError: It has another suffix, no folder to lie in, is a folder, one of the `sources`, or holds something
+            else than annotations.
     """
     if not out.name.endswith(OUT_SUFFIXES) or stem_of(out) == "":
         raise DataError(f"{out}: expected a file that ends in one of {', '.join(OUT_SUFFIXES)}, got {out.name!r}.")
@@ -175,7 +160,7 @@ def check_out(out: Path, sources: Sequence[Path]) -> None:
 
 
 def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Writes records as JSON or JSON Lines, gzipped or not by the file's suffix; the whole file or nothing.
+    """Writes records as JSON or JSON Lines, gzipped or not, by the suffix; the whole file or nothing.
 
     Raises:
         DataError: It could not be written.
@@ -194,7 +179,7 @@ def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _is_ours(out: Path) -> bool:
-    """Whether a file is empty or holds annotations, which may be written anew: their answers are in the ledger."""
+    """Whether a file is empty or holds annotations, which may be overwritten: their answers are in the ledger."""
     if not out.stat().st_size:
         return True
     try:
@@ -204,29 +189,24 @@ def _is_ours(out: Path) -> bool:
     return all(isinstance(record, Mapping) and record.keys() >= set(FIELDS) for record in records)
 
 
-def _plain(preference: float) -> float | int:
-    return int(preference) if preference in (1, 2) else preference
-
-
 def _check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Further fields are written as they came, so they have to be JSON: a NaN or a date of a Parquet file is not."""
+    """Further fields are written as they came, so they must be JSON; a NaN or a date of a Parquet file is not."""
     faults = []
     for number, record in zip(numbers, records, strict=True):
         for name, value in record.items():
             try:
                 json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
             except (TypeError, ValueError) as error:
-                faults.append(
-                    Fault(number, str(name), f"{type(error).__name__}: {error}", "a value that JSON can hold")
-                )
+                found = f"{type(error).__name__}: {error}"
+                faults.append(Fault(number, str(name), found, "a value that JSON can hold"))
     raise_faults(faults, source)
 
 
 def _generator(path: Path) -> str:
-    """Whose outputs a file holds; the file's own name if it does not say."""
+    """Whose outputs a file holds; by default its own name."""
     rows = check_rows(read_records(path), _GENERATOR, str(path))
     names = list(dict.fromkeys(row["generator"] for row in rows))
     if len(names) > 1:
-        told = ", ".join(map(repr, names[:5])) + ", ..." * (len(names) > 5)
-        raise DataError(f"{path}: expected the outputs of one generator, got those of {told}. Split the file.")
+        shown = ", ".join(map(repr, names[:5])) + ", ..." * (len(names) > 5)
+        raise DataError(f"{path}: expected the outputs of one generator, got those of {shown}. Split the file.")
     return names[0] or str(stem_of(path))

@@ -1,7 +1,6 @@
 """The commands `annotate`, `evaluate` and `ledger` of `python -m alpacafarm_env`.
 
-Each takes its parsed options and returns a `Report`, which `__main__` prints. What is heavy is imported when a command
-runs: the command line's help needs none of it.
+Heavy modules are imported when a command runs: the command line's help needs none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,12 @@ if TYPE_CHECKING:
 
 _DEFAULTS: Final = ClientConfig()
 _LIMITS: Final = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
-"""Options that go to the client as they are; their defaults are its own."""
+"""Options with the client's own defaults."""
+_PASSED: Final = (
+    *("ledger", "pool", "models", "model", "base_url", "api_key_env", "allow_insecure", "seed", "budget_usd"),
+    *("replay", "flip", "both_orders", "compat", *_LIMITS),
+)
+"""Options of `judge_pairs`."""
 _EPILOG: Final = (
     "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is missing. "
     "Exit status: 0 all pairs have a verdict, 1 some have none, 2 an error, 130 interrupted."
@@ -34,7 +38,7 @@ _EPILOG: Final = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a command has to say: its result, notes on it, and its exit status."""
+    """A command's output, notes for stderr, and exit status."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -42,7 +46,7 @@ class Report:
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the three commands; each sets `run`, a function of the options that returns a `Report`."""
+    """Adds the commands; each sets `run`, a function of the options that returns a `Report`."""
     text = "let LLM annotators say which of two outputs is better, for each pair of a file"
     pairs = _command(commands, "annotate", text, epilog=_EPILOG)
     text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2; further fields are kept"
@@ -103,18 +107,18 @@ def evaluate(options: argparse.Namespace) -> Report:
         )
     if options.out:
         files.check_out(options.out, [path for path in (options.outputs, options.reference) if path])
-    contest = files.read_contest(options.outputs, options.reference, data)
-    judged = _judge(options, contest.pairs)
+    pairs, generator, reference = files.read_contest(options.outputs, options.reference, data)
+    judged = _judge(options, pairs)
     if options.out:
-        files.write_annotations(options.out, files.annotate(contest.pairs, judged.verdicts))
-    row = leaderboard_row(contest.generator, judged.verdicts.scores, contest.pairs.second, contest.pairs.first)
+        files.write_annotations(options.out, files.annotate(pairs, judged.verdicts))
+    row = leaderboard_row(generator, judged.verdicts.scores, pairs.second, pairs.first)
     lines = [
         format_table(LEADERBOARD_COLUMNS, [row]),
-        f"judge: {judged.label} | reference: {contest.reference}",
-        *_bounds(judged),
+        f"judge: {judged.label} | reference: {reference}",
+        *judged.bounds(),
         f"{LENGTH_CONTROL}.",
         *([f"written: {options.out}"] if options.out else []),
-        *judged.summary(contest.generator),
+        *judged.summary(generator),
     ]
     return _report(lines, judged, [], options.out)
 
@@ -137,16 +141,11 @@ def ledger(options: argparse.Namespace) -> Report:
         spending = opened.do(sql.spending).result()
     counts = ("answered", "failed", "unknown", "running", "questions", "prompt_tokens", "completion_tokens", "unpriced")
     columns = ("host", "model", "annotator", *counts, "usd")
-    groups = [*spending.groups.items(), (("total", "", ""), spending.total)]
-    rows = [
-        {
-            **dict(zip(columns, names, strict=False)),
-            **{count: getattr(tally, count) for count in counts},
-            "usd": f"{tally.usd:.4f}",
-        }
-        for names, tally in groups
-    ]
     total = spending.total
+    rows = [
+        dict(zip(columns, [*names, *(getattr(tally, count) for count in counts), f"{tally.usd:.4f}"], strict=True))
+        for names, tally in [*spending.groups.items(), (("total", "", ""), total)]
+    ]
     lines = [f"{path}", format_table(columns, rows, left=3)]
     lines.append("Answered to running count attempts; questions count pairs, those asked in both orders twice.")
     if total.unknown or total.running:
@@ -165,54 +164,17 @@ def _judge(options: argparse.Namespace, pairs: Any) -> AnnotationReport:
 
     if not options.replay:
         require_key_variable(options.api_key_env, "--api-key-env")
-    _check_times(options)
-    return judge_pairs(
-        pairs,
-        ledger=options.ledger,
-        pool=options.pool,
-        models=options.models,
-        model=options.model,
-        base_url=options.base_url,
-        api_key_env=options.api_key_env,
-        allow_insecure=options.allow_insecure,
-        seed=options.seed,
-        budget_usd=options.budget_usd,
-        replay=options.replay,
-        flip=options.flip,
-        both_orders=options.both_orders,
-        compat=options.compat,
-        **{name: getattr(options, name) for name in _LIMITS},
-    )
-
-
-def _bounds(judged: AnnotationReport) -> list[str]:
-    rate = judged.win_rate
-    if not rate.num_unscored:
-        return []
-    low, high = rate.bounds
-    return [
-        f"{rate.num_unscored} of {rate.num_total + rate.num_unscored} have no verdict: the win rate lies in "
-        f"[{low:.2f}, {high:.2f}] [all lost, all won]."
-    ]
+    if options.attempt_timeout_s > options.deadline_s:
+        raise AlpacaFarmError(
+            f"--timeout-s: expected at most the {options.deadline_s:g} s of --deadline-s, which one request has with "
+            f"all its attempts, got {options.attempt_timeout_s:g}. Raise --deadline-s too."
+        )
+    return judge_pairs(pairs, **{name: getattr(options, name) for name in _PASSED})
 
 
 def _report(lines: Sequence[str], judged: AnnotationReport, notes: list[str], out: Path | None) -> Report:
-    missing = judged.win_rate.num_unscored
-    if missing:
-        where = f"; unscored_reason in {out} says why" if out else ""
-        notes.append(f"{missing} of {len(judged.verdicts.scores)} pairs have no verdict{where}. {_again(judged)}")
-    return Report("\n".join(lines), tuple(notes), 1 if missing else 0)
-
-
-def _again(judged: AnnotationReport) -> str:
-    """What giving the same command once more would do about the pairs that have no verdict."""
-    again, missing = judged.asked_again, judged.win_rate.num_unscored
-    num = sum(again.values())
-    if not num:
-        return "The same command asks nothing again: replies that could not be read are final for this seed."
-    kinds = ", ".join(f"{count} {kind}" for kind, count in again.items())
-    which = "them" if num == missing else f"{num} of them"
-    return f"The same command asks, and pays for, {which} again ({kinds}), and nothing else."
+    missing = judged.missing(out)
+    return Report("\n".join(lines), (*notes, *missing), 1 if missing else 0)
 
 
 def _command(
@@ -266,25 +228,16 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _dollars(text: str) -> float:
-    """A type for a budget, as far as a ledger can count."""
     from ..llm.ledger.operations import MAX_USD
 
     return real_number(0, MAX_USD)(text)
 
 
 class _RefuseKey(argparse.Action):
-    """Answers --api-key without printing what came behind it."""
+    """Refuses --api-key without printing its value."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.error(
             "a key is never an argument, where the list of processes shows it: put it into the environment variable "
             f"{OPENAI_KEY}, or into another one and name that by --api-key-env"
-        )
-
-
-def _check_times(options: argparse.Namespace) -> None:
-    if options.attempt_timeout_s > options.deadline_s:
-        raise AlpacaFarmError(
-            f"--timeout-s: expected at most the {options.deadline_s:g} s of --deadline-s, which one request has with "
-            f"all its attempts, got {options.attempt_timeout_s:g}. Raise --deadline-s too."
         )

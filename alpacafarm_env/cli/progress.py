@@ -1,30 +1,19 @@
-"""How far a pool is, on the terminal."""
-
-from __future__ import annotations
+"""The progress of a pool on the terminal."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..annotators.batch import Progress
 from ..progress import make_bar
-
-if TYPE_CHECKING:
-    from ..annotators.batch import Progress
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"
 
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[Progress], None]]:
-    """A bar on stderr: pairs done of all, the time left, dollars so far. Nothing is shown before the first answer.
-
-    Args:
-        name: Stands before the bar.
-
-    Yields:
-        What `AnnotatorPool` takes as `on_progress`.
-    """
+    """A bar on stderr from the first answer on: pairs, time left, dollars. Yields the pool's `on_progress`."""
     bars: list[Any] = []
 
     def show(progress: Progress) -> None:

@@ -13,7 +13,7 @@
 
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
-annotators: those of `annotators.factory.make_pool`) and `ensemble` (those of `Ensemble`). Members of an ensemble that
+annotators: those of `annotators.pool.make_pool`) and `ensemble` (those of `Ensemble`). Members of an ensemble that
 draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
 
@@ -197,7 +197,7 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
         raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
     if "pool" in spec:
         from ..annotators.config import load_pool
-        from ..annotators.factory import make_pool
+        from ..annotators.pool import make_pool
 
         load_pool(spec["pool"])
         check_options(make_pool, spec)
@@ -291,7 +291,7 @@ def _key(spec: Any) -> str | None:
     if "ensemble" in spec:
         return json.dumps([key, *map(_key, spec["ensemble"])])
     if "pool" in spec:
-        from ..annotators.factory import fingerprint
+        from ..annotators.pool import fingerprint
 
         return json.dumps([key, fingerprint(spec)])
     return json.dumps([key, file_states(spec["reward_model"])]) if "reward_model" in spec else key

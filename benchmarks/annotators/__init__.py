@@ -1,1 +1,1 @@
-"""How judges judge, beside the paper's: agreement, bias, variance, and likings for place, length and lists."""
+"""How judges judge, next to the paper's: agreement, bias, variance, and likings for place, length and lists."""

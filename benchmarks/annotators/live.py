@@ -1,38 +1,37 @@
-"""Judges behind an API, measured on the sandbox's pairs by the same functions as the sandbox's own.
+"""Judges behind an API, measured on the sandbox's pairs just as the sandbox's own.
 
-The responses and the human majority are the sandbox's: the figures tell how a served judge behaves there, not how it
-would agree with people. The paper's figures stand beside a pool of the same structure, with the same tolerance.
+Responses and human majority are the sandbox's: the figures say how a served judge behaves there, not how it would agree
+with people. They stand next to the paper's figures of a pool of the same structure, with the same tolerance.
 """
 
 from __future__ import annotations
 
 import math
-import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...errors import DataError, PoolError, PriceError
+from ...errors import DataError, PriceError
 from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
-from .sandbox import Question, human_majority
-from .targets import COST, SPENT, make_row, rows_of, targets_of
-from .votes import Opinions, figures
+from .sandbox import Question
+from .votes import COST, SPENT, TARGETS, figures, make_row, rows_of
 
 if TYPE_CHECKING:
     from ...annotators.config import ModelConfig, PoolConfig
-    from ...llm.ledger.store import Ledger
 
 LEVEL: Final = "live"
 OF_MEMBERS: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists", COST)
-"""What is told of each annotator of a pool."""
+"""Figures of single annotators of a pool, which seldom have two opinions on one pair to compare with each other."""
 PASSED: Final = ("models", "model", "base_url", "api_key_env", "max_concurrency", "allow_insecure", "budget_usd")
-"""What `make_pool` is told as it is."""
-_NO_NOISE, _NOISE = 0.0, 0.25
+"""Options that `make_pool` gets as they are."""
+PAPERS_POOLS: Final = {0.0: "sim_eval", 0.25: "sim_ann"}
+"""Noise of a pool of several annotators -> the paper's judge of that structure."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,17 @@ class LivePool:
     """The file of answers and spending. Default: the user's own."""
 
     def check(self) -> None:
-        """Everything that can be known without asking.
+        """Checks everything that can be known without asking.
 
         Raises:
             AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a price that the budget
                 needs, or the ledger.
         """
+        from ...cli.annotation_report import option_endpoint
         from ...llm.ledger.store import Ledger
         from ...llm.pricing import Prices
 
-        try:
-            endpoint = Endpoint(self.base_url or "", api_key_env=self.api_key_env, allow_insecure=self.allow_insecure)
-        except ValueError as error:
-            raise PoolError(f"--base-url: {str(error).rstrip('.')}.") from error
+        endpoint = option_endpoint(self.base_url, self.api_key_env, self.allow_insecure)
         self.digest()
         require_key_variable(self.api_key_env, "--api-key-env")
         endpoint.key()
@@ -80,66 +77,53 @@ class LivePool:
             if model.price_usd_per_million is None and prices.price(model.model) is None:
                 raise PriceError(
                     f"--budget-usd: expected models with a known price, got {model.model!r}, which has none. A "
-                    "--models file gives it: price_usd_per_million: [input, output] beside the model's name. Or set no "
-                    "budget."
+                    "--models file gives it: price_usd_per_million: [input, output] next to the model's name. Or set "
+                    "no budget."
                 )
         with Ledger(self.ledger):
             pass
 
-    def judge_of(self, seed: int, ledger: Ledger) -> PreferenceOracle:
-        """The pool's opinion of a seed; keys are read from the environment, answers kept in the ledger."""
-        from ...annotators.factory import make_pool
+    def judge_of(self, seed: int, **more: Any) -> PreferenceOracle:
+        """The pool with a seed; `more` are further options of `make_pool`."""
+        from ...annotators.pool import make_pool
 
-        asked = {name: getattr(self, name) for name in PASSED}
-        return make_pool(self.pool, **asked, ledger=ledger, seed=seed, on_progress=_Printer(seed))
+        return make_pool(self.pool, **{name: getattr(self, name) for name in PASSED}, seed=seed, **more)
 
     @cached_property
     def config(self) -> PoolConfig:
-        """The pool as its file says it.
-
-        Raises:
-            PoolError: The file is missing or not well written.
-        """
+        """The pool as in its file; PoolError if that is missing or malformed."""
         from ...annotators.config import load_pool
 
         return load_pool(self.pool)
 
     @cached_property
     def played(self) -> dict[str, ModelConfig]:
-        """Role -> model.
-
-        Raises:
-            PoolError: The models are missing or not well written.
-        """
+        """Role -> model; PoolError if they are missing or malformed, or `models` and `model` are both given."""
         from ...annotators.config import load_models
+        from ...annotators.pool import model_spec
 
-        return load_models({"model": self.model} if self.model else self.models or "openai", self.config.roles)
+        return load_models(model_spec(self.models, self.model), self.config.roles)
 
     @property
     def name(self) -> str:
-        """How the table calls the pool: a name that none of its annotators has there."""
+        """The pool's name in the table, which none of its annotators has there."""
         taken = {member.name for member in self.config.annotators}
         return f"{LEVEL} {self.config.name}{' (pool)' if self.config.name in taken and len(taken) > 1 else ''}"
 
     @property
     def like(self) -> str:
         """The judge of the paper that has the pool's structure, "" for none."""
-        config, first = self.config, self.config.annotators[0]
-        if len(config.annotators) == 1:
-            return "sim_gpt4" if first.temperature == 0 and config.flip == _NO_NOISE else ""
-        return {_NO_NOISE: "sim_eval", _NOISE: "sim_ann"}.get(config.flip, "")
+        if len(self.config.annotators) > 1:
+            return PAPERS_POOLS.get(self.config.flip, "")
+        return "sim_gpt4" if self.config.annotators[0].temperature == 0 and self.config.flip == 0 else ""
 
     @property
     def host(self) -> str:
-        """Where it is, without what else an address may hold."""
+        """The server, without the rest of its address."""
         return Endpoint(self.base_url or "", allow_insecure=True).host
 
     def digest(self) -> str:
-        """Hash of what changes the answers: address, annotators, what their prompts say, models, noise.
-
-        Raises:
-            PoolError: A file of the pool, a prompt or the models is missing or not well written.
-        """
+        """Hash of what changes the answers: address, annotators, the content of their prompts, models, noise."""
         from ...annotators.config import load_prompt
         from ...llm.requests import content_key
 
@@ -157,43 +141,28 @@ class LivePool:
         Raises:
             APIError: The server refused for good, or stopped answering; answers so far are kept.
             LedgerError: The budget is reached.
-            DataError: Not one verdict could be read.
+            DataError: No verdict could be read.
         """
+        from ...cli.progress import progress_bar
         from ...llm.ledger.store import Ledger
 
-        human = human_majority(question.pairs, question.seeds(0))
-        with Ledger(self.ledger) as ledger:
-            opinions = question.ask(question.pairs, partial(self.judge_of, ledger=ledger), 0)
-        if np.isnan(opinions.votes).all():
+        human = question.humans[0]
+        with Ledger(self.ledger) as ledger, ExitStack() as bars:
+
+            def judge_of(seed: int) -> PreferenceOracle:
+                show = bars.enter_context(progress_bar(f"opinion {seed}"))
+                return self.judge_of(seed, ledger=ledger, on_progress=show)
+
+            opinions = question.ask(judge_of, 0)
+        missing = np.isnan(opinions.votes)
+        if missing.all():
             why = f" The first says: {opinions.reason}" if opinions.reason else ""
             raise DataError(f"{self.pool} at {self.host}: expected verdicts, got none for any of the pairs.{why}")
-        found = figures(opinions, question.pairs, human)
-        rows = rows_of(self.name, [found], LEVEL, targets_of(self.like))
+        rows = rows_of(self.name, [figures(opinions, question.pairs, human)], LEVEL, TARGETS.get(self.like))
         names = sorted({str(name) for name in opinions.annotator.ravel().tolist() if name})
         for name in names if len(names) > 1 else []:
             found = figures(opinions.by(name), question.pairs, human)
-            # An annotator of a pool has seldom two opinions on one pair: nothing to compare it with itself by.
             rows += rows_of(f"{LEVEL} {name}", [{figure: found[figure] for figure in OF_MEMBERS}], LEVEL)
-        return rows + _spent(self.name, opinions)
-
-
-class _Printer:
-    """How far an opinion is, on stderr: on a terminal one line that is kept up to date, else its end."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __call__(self, progress: Any) -> None:
-        last = progress.done >= progress.total
-        if last or sys.stderr.isatty():
-            left = progress.seconds / max(progress.done, 1) * (progress.total - progress.done)
-            cost = "price unknown" if math.isnan(progress.cost_usd) else f"${progress.cost_usd:.4f} so far"
-            text = f"opinion {self._seed}: {progress.done} of {progress.total} pairs, {left:.0f} s left, {cost}"
-            print(f"\r{text}" if sys.stderr.isatty() else text, end="\n" if last else "", file=sys.stderr, flush=True)
-
-
-def _spent(judge: str, opinions: Opinions) -> list[Row]:
-    """What a user wants to know besides: opinions without a verdict, and what was paid now, in US dollars."""
-    paid = opinions.cost_usd[~np.isnan(opinions.cost_usd)]
-    missing = rows_of(judge, [{"no_verdict": np.isnan(opinions.votes).mean(axis=0)}], LEVEL)
-    return [*missing, make_row(judge, SPENT, float(paid.sum()), (math.nan, math.nan), len(paid), LEVEL)]
+        rows += rows_of(self.name, [{"no_verdict": missing.mean(axis=0)}], LEVEL)
+        paid = opinions.cost_usd[~np.isnan(opinions.cost_usd)]
+        return [*rows, make_row(self.name, SPENT, float(paid.sum()), (math.nan, math.nan), len(paid), LEVEL)]

@@ -1,44 +1,45 @@
-"""GPT-4's stored verdicts on the same pairs, four by each of two prompts, as real judges beside the simulated ones.
+"""Stored verdicts of real judges next to the simulated ones: GPT-4 asked several times, and GPT-4 against Claude.
 
-Read from the subfolder `extras` of a folder of recorded judgements; what is not there has no rows. prefers_longer and
-prefers_lists take the first verdict on a pair, and its definitions of longer and list, as the released analysis does.
+GPT-4's four verdicts on each pair by each of two prompts, and the humans', come from the subfolder `extras` of a folder
+of recorded judgements; what is not there has no rows. prefers_longer and prefers_lists use the first verdict on a pair
+and the released analysis's definitions of longer and list.
 """
 
-from __future__ import annotations
-
-import csv
-import gzip
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
+from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
+from ...data.recorded import INDEX, JUDGEMENT
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
+from ...seeding import keyed_rng
 from ..harness.study import Row
-from .targets import Target, rows_of
-from .votes import Array, Pairs, agreement, bias, disagreement, likings, majority, self_agreement
+from . import votes as counted
+from .votes import Array, Pairs, Target, agreement, likings, make_row, rows_of
 
 LEVEL: Final = "recorded"
 CROSS: Final = "crossannotations_gpt4_4seeds"
 HUMAN: Final = "human_crossannotations_sample16"
 TABLE: Final = "evaluators_leaderboard.csv.gz"
+CLAUDE: Final = "preferences_claude"
 JUDGES: Final = ("gpt4_b1", "gpt4_b5")
 NUM_VOTES: Final = 4
-EQUAL: Final = 1e-9
-"""Tolerance of what must be the same computation on the same pairs."""
+NUM_RESAMPLES: Final = 2_000
 PUBLISHED: Final = {
     "gpt4_b1": ("gpt4", None),
     "gpt4_b5": ("alpaca_farm_greedy_gpt4", None),
-    "longest": ("longest", EQUAL),
+    "longest": ("longest", 1e-9),  # the same computation on the same pairs
 }
-"""Recorded judge -> its nearest row of the published table, and its tolerance. The two of GPT-4 are later runs, the
-second with another prompt, so they only stand beside."""
-# Not its prefers_lists: it counts lists in 111 of the pairs, by a rule that is not told; the definition here finds 53.
+"""Recorded judge -> its nearest row of the published table, and its tolerance. GPT-4's are later runs, the second with
+another prompt, so they are for comparison only."""
+# Not prefers_lists: the table counts lists in 111 of the pairs, by an unknown rule; the definition here finds 53.
 _COLUMNS: Final = {
     "variance": ("Variance", 100.0),
     "prefers_longer": ("Proba. prefer longer", 1.0),
@@ -54,36 +55,32 @@ _TEXTS = tuple(Field(name, TEXT, is_text) for name in ("instruction", "output_1"
 _INPUT = Field("input", TEXT, is_text, "")
 _VOTES = tuple(Field(f"preference_{judge}", f"{NUM_VOTES} numbers, each 0 or 1", _is_votes) for judge in JUDGES)
 _LABEL = Field("preference", "0 or 1", lambda value: value in (0, 1))
+_FIRST = Field("first_shown", '"model" or "reference"', lambda value: value in ("model", "reference", ""), "")
 
 
 def cross_rows(folder: Path) -> list[Row]:
-    """The rows of the repeated verdicts, of "longest", and of the human labels where they are there.
+    """The rows of the repeated verdicts, of always taking the longer response, and of the human labels.
 
     Raises:
         DataError: A file is faulty.
     """
-    files = data_files(folder / "extras") if (folder / "extras").is_dir() else {}
+    files = _extras(folder)
     if CROSS not in files:
         return []
     pairs, votes = read_cross(files[CROSS])
     targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
     rows: list[Row] = []
     for judge, found in {**votes, "longest": by_length}.items():
-        own = {"variance": 1 - self_agreement(found), "disagreement": disagreement(found)}
+        own = {"variance": 1 - counted.self_agreement(found), "disagreement": counted.disagreement(found)}
         own |= {**likings(found[:1], pairs), "prefers_1": 1 - found.mean(axis=0)}
         rows += rows_of(judge, [own], LEVEL, targets.get(judge))
     for judge, found in votes.items():
-        figure = {f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}
-        rows += rows_of("longest", [figure], LEVEL)
+        rows += rows_of("longest", [{f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}], LEVEL)
     return rows + (human_rows(files[HUMAN], pairs, votes) if HUMAN in files else [])
 
 
 def read_cross(path: Path) -> tuple[Pairs, dict[str, Array]]:
-    """The n pairs, and each judge's votes [4, n]: 1 for output_2, 0 for output_1.
-
-    Raises:
-        DataError: The file is faulty.
-    """
+    """The n pairs, and each judge's votes [4, n]: 1 for output_2, 0 for output_1."""
     rows = check_rows(read_records(path), (*_TEXTS, _INPUT, *_VOTES), str(path))
     texts = tuple(f"{row['instruction']}\n\n{row['input']}" if row["input"] else row["instruction"] for row in rows)
     a, b = (tuple(row[name] for row in rows) for name in ("output_1", "output_2"))
@@ -98,10 +95,10 @@ def longest(pairs: Pairs) -> Array:
 
 
 def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row]:
-    """What the human labels say of each other, and the judges' agreement with their majority, on the labelled pairs.
+    """Figures of the human labels, and the judges' agreement with their majority, on the labelled pairs.
 
     Raises:
-        DataError: The file is faulty, or labels pairs that are not among these.
+        DataError: The file is faulty, or labels other pairs.
     """
     labels: dict[int, list[float]] = {}
     places = {key: place for place, key in enumerate(zip(pairs.instructions, pairs.a, pairs.b, strict=True))}
@@ -114,16 +111,16 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
             )
         labels.setdefault(place, []).append(row["preference"])
     human = np.array(list(zip_longest(*labels.values(), fillvalue=np.nan)), dtype=np.float64)
-    itself, side = self_agreement(human), majority(human)
+    itself, side = counted.self_agreement(human), counted.majority(human)
     rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
     for judge, found in votes.items():
-        told = found[:, list(labels)]
-        rows += rows_of(judge, [{"agreement": agreement(told, side), "bias": bias(told, side)}], LEVEL)
+        own = found[:, list(labels)]
+        rows += rows_of(judge, [{"agreement": agreement(own, side), "bias": counted.bias(own, side)}], LEVEL)
     return rows
 
 
 def published_targets(path: Path) -> dict[str, dict[str, Target]]:
-    """Recorded judge -> figure -> what the published table says of its nearest relative; {} without the table.
+    """Recorded judge -> figure -> the published table's value of its nearest relative; {} without the table.
 
     Raises:
         DataError: The file is no such table.
@@ -131,13 +128,9 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
     if not path.is_file():
         return {}
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            table = {row[""]: row for row in csv.DictReader(file)}
+        table = pd.read_csv(path, index_col=0, dtype=str)
         return {
-            judge: {
-                figure: Target(float(table[name][column]) / unit, tolerance)
-                for figure, (column, unit) in _COLUMNS.items()
-            }
+            judge: {f: Target(float(table[column][name]) / unit, tolerance) for f, (column, unit) in _COLUMNS.items()}
             for judge, (name, tolerance) in PUBLISHED.items()
         }
     except (OSError, EOFError, KeyError, ValueError) as error:
@@ -145,3 +138,98 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
         raise DataError(
             f"{path}: expected a gzip CSV table of judges with the columns {columns}, got {error!r}."
         ) from error
+
+
+def recorded_rows(dataset: RecordedDataset) -> list[Row]:
+    """The rows of all recorded judges: repeated verdicts, each judge's figures, GPT-4 and Claude where both decided.
+
+    Raises:
+        DataError: A file is faulty.
+    """
+    files, extras, texts = data_files(dataset.path), _extras(dataset.path), responses(dataset)
+    gpt4 = decisive(files[f"preferences_{dataset.judge}"], texts)
+    rows = cross_rows(dataset.path) + own_rows(dataset.judge.removeprefix("alpaca_eval_"), gpt4)
+    if CLAUDE in extras:
+        claude = decisive(extras[CLAUDE], texts)
+        rows += own_rows("claude", claude) + agreement_rows(gpt4, claude)
+    return rows
+
+
+def responses(dataset: RecordedDataset) -> pd.DataFrame:
+    """(generator, index) -> columns a, the reference's response, and b, the generator's."""
+    files = data_files(dataset.path)
+    path = files.get("eval_instructions") or files["eval"]
+    indices = [row["index"] for row in check_rows(read_records(path), (INDEX,), str(path))]
+    references = dataset.references("eval")
+    found = {
+        name: pd.DataFrame({"a": references, "b": dataset.outputs(name)}, index=indices) for name in dataset.generators
+    }
+    return pd.concat(found, names=["generator", "index"])
+
+
+def decisive(path: Path, texts: pd.DataFrame) -> pd.DataFrame:
+    """(generator, index) -> preference (0 or 1), first_shown, and the texts a and b; ties and no verdicts are left out.
+
+    Raises:
+        DataError: The file is faulty, or judges something twice.
+    """
+    rows = check_rows(read_records(path), (*JUDGEMENT, _FIRST), str(path))
+    frame = pd.DataFrame(rows).set_index(["generator", "index"])
+    if repeated := int(frame.index.duplicated().sum()):
+        raise DataError(f"{path}: expected each generator and index once, got {repeated} repeated.")
+    return frame[frame.preference.isin((0, 1))].join(texts)
+
+
+def own_rows(judge: str, frame: pd.DataFrame) -> list[Row]:
+    """Likings of one judge, and how often it agrees with rules that know nothing of quality."""
+    known = frame.dropna(subset=["a", "b"])
+    credit = known.preference.to_numpy(dtype=np.float64)[None]
+    first = known.first_shown.map({"model": 1.0, "reference": 0.0}).to_numpy(dtype=np.float64)
+    pairs = Pairs(("",) * len(known), tuple(known.a), tuple(known.b), published=True)
+    own = {"prefers_first": np.where(np.isnan(first), np.nan, credit[0] == first), **likings(credit, pairs)}
+    return rows_of(judge, [own], LEVEL) + predictor_rows(f"agreement_with_{judge}", known)
+
+
+def predictor_rows(figure: str, frame: pd.DataFrame) -> list[Row]:
+    """Agreement of "longer_response", where equal lengths count half, and of "model_always", never the reference."""
+    credit = frame.preference.to_numpy(dtype=np.float64)[None]
+    length = np.sign((frame.b.str.len() - frame.a.str.len()).to_numpy(dtype=np.float64))
+    sides = {"longer_response": length, "model_always": np.ones(len(frame))}
+    return [row for name, side in sides.items() for row in rows_of(name, [{figure: agreement(credit, side)}], LEVEL)]
+
+
+def agreement_rows(gpt4: pd.DataFrame, claude: pd.DataFrame) -> list[Row]:
+    """Agreement and kappa of two judges on what both decided: of all, then of each generator."""
+    both = gpt4.join(claude.preference.rename("other"), how="inner")
+    if both.empty:
+        return []
+    rows = _pair_rows("", both)
+    for name, own in both.groupby("generator"):
+        rows += _pair_rows(f": {name}", own)
+    known = both.dropna(subset=["a", "b"])
+    rows += predictor_rows("agreement_with_gpt4 where both judged", known)
+    return rows + predictor_rows("agreement_with_claude where both judged", known.assign(preference=known.other))
+
+
+def kappa(counts: Array) -> Array:
+    """Cohen's kappa of tables [..., 2, 2] of two judges' verdicts; NaN where both always say the same one thing."""
+    total = counts.sum(axis=(-2, -1))
+    seen = np.trace(counts, axis1=-2, axis2=-1) / total
+    chance = (counts.sum(axis=-1) * counts.sum(axis=-2)).sum(axis=-1) / total**2
+    return np.asarray(np.where(chance < 1, (seen - chance) / np.where(chance < 1, 1 - chance, 1), np.nan))
+
+
+def _pair_rows(suffix: str, both: pd.DataFrame) -> list[Row]:
+    gpt4, claude = (both[name].to_numpy(dtype=np.int64) for name in ("preference", "other"))
+    table = np.bincount(2 * gpt4 + claude, minlength=4).reshape(2, 2).astype(np.float64)
+    rows = rows_of("claude", [{f"agreement_with_gpt4{suffix}": (gpt4 == claude).astype(np.float64)}], LEVEL)
+    drawn = keyed_rng(0, "kappa", suffix).multinomial(len(both), table.ravel() / len(both), size=NUM_RESAMPLES)
+    value, spread = float(kappa(table)), kappa(drawn.reshape(-1, 2, 2).astype(np.float64))
+    if not np.isnan(value) and not np.isnan(spread).all():
+        bounds = np.nanpercentile(spread, (2.5, 97.5)).tolist()
+        rows.append(make_row("claude", f"kappa_with_gpt4{suffix}", value, bounds, len(both), LEVEL))
+    return rows
+
+
+def _extras(folder: Path) -> dict[str, Path]:
+    return data_files(folder / "extras") if (folder / "extras").is_dir() else {}

@@ -1,4 +1,4 @@
-"""The annotators' rows for people: tables, and sentences computed from the numbers."""
+"""The annotators' rows for people: tables, sentences computed from the numbers, and the figure."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from ...sandbox.judges import POOL
-from ..harness.report import Table, Verdict, sentences
+from ..harness.plots import titled
+from ..harness.report import Table, sentences
 from .sandbox import Question
-from .targets import ALONE, COST, FIGURES, SINGLE, SPENT, Target
+from .votes import ALONE, COST, FIGURES, SINGLE, SPENT, Target
 
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
 LEVELS: Final = ("sandbox", "recorded", "live")
 _SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", COST, "spearman")
+_FAMILIES: Final = {"gpt4": "#0072b2", "chatgpt": "#009e73", "davinci003": "#d55e00"}
+_MARKS: Final = {"sandbox": ("o", "#000000"), "recorded": ("s", "#cc79a7"), "live": ("D", "#e69f00")}
+"""Level -> marker and color of its points; no family has one of these colors."""
 
 
 def is_member(rows: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows are about one annotator of a pool by itself."""
-    pools = rows.judge[rows.figure == SPENT]  # what was spent is told of a live pool as a whole
+    """Which rows are about a single annotator of a pool."""
+    pools = rows.judge[rows.figure == SPENT]  # only a live pool as a whole has it
     alone = (rows.level == "live") & ~rows.judge.isin(pools)
     return alone | ((rows.level == "sandbox") & rows.judge.isin(MEMBERS))
 
@@ -32,47 +39,33 @@ def in_order(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure_table(rows: pd.DataFrame) -> Table:
-    """Rows in full, figure by figure, each beside the published value."""
+    """Rows in full, figure by figure, next to the published values."""
     header = ("figure", "judge", "level", "paper", "value", "95 % interval", "seeds", "n", "tolerance", "within?")
     row: Any
     lines = []
     for row in in_order(rows).itertuples():
-        target = target_of(row)
-        tolerance, within = "–", "–"
-        if target.tolerance is not None:
-            equal = target.tolerance < 0.001
-            tolerance = "equal" if equal else f"{'+' if target.upper_bound else '±'}{target.tolerance:.2f}"
+        upper, tolerance, within = target_of(row).upper_bound, "–", "–"
+        if not math.isnan(row.tolerance):
+            equal = row.tolerance < 0.001
+            tolerance = "equal" if equal else f"{'+' if upper else '±'}{row.tolerance:.2f}"
             within = "yes" if row.within else "NO"
         seeds = f"{row.seed_min:.3f} to {row.seed_max:.3f}" if row.seeds > 1 else "–"
-        paper = target.text() if target.upper_bound else number(row.paper)
-        lines.append(
-            (
-                row.figure,
-                row.judge,
-                row.level,
-                paper,
-                number(row.value),
-                span(row),
-                seeds,
-                str(row.n),
-                tolerance,
-                within,
-            )
-        )
+        paper = _paper(row) if upper else number(row.paper)
+        place = (row.figure, row.judge, row.level)
+        lines.append((*place, paper, number(row.value), span(row), seeds, str(row.n), tolerance, within))
     return Table(header, lines)
 
 
 def member_table(rows: pd.DataFrame) -> Table:
-    """One line for each annotator of a pool by itself, from its rows of one level.
+    """One line for each single annotator, from its rows of one level.
 
-    Where a figure is about other pairs for each annotator (a live pool draws them), it says of how many.
+    The annotators of a live pool are drawn, each for other pairs: their number is given too.
     """
     live = rows.level.iloc[0] == "live"
-    shown = [
-        name for name in _SHOWN if (rows.figure == name).any() and (live or name != COST)
-    ]  # the sandbox's are free
+    figures = set(rows.figure) - (set() if live else {COST})  # the sandbox's are free
     cells = rows.value.map(number) + (rows.n.map(" ({})".format) if live else "")
     table = rows.assign(cell=cells).pivot(index="judge", columns="figure", values="cell")
+    shown = [name for name in _SHOWN if name in figures]
     table = table.reindex(index=rows.judge.unique(), columns=shown).fillna("–")
     lines = [(str(judge).removeprefix("live "), *line) for judge, *line in table.itertuples()]
     counted = "In brackets: of how many pairs; few tell little. " if live else ""
@@ -82,19 +75,19 @@ def member_table(rows: pd.DataFrame) -> Table:
 def note(levels: Iterable[str], question: Question, num_live: int) -> str:
     """What the levels are."""
     seeds = "1 seed" if question.num_seeds == 1 else f"each of {question.num_seeds} seeds"
-    said = {
+    meanings = {
         "sandbox": f"a simulation, {len(question.pairs)} preference pairs, {question.num_opinions} opinions on each in "
         f"{seeds}",
         "recorded": "stored verdicts of real judges",
         "live": f"a judge behind an API, on {num_live} pairs of the sandbox, {question.num_opinions} opinions on each",
     }
-    return " ".join(f"Level {level}: {said[level]}." for level in LEVELS if level in levels)
+    return " ".join(f"Level {level}: {meanings[level]}." for level in LEVELS if level in levels)
 
 
 def target_of(row: Any) -> Target:
-    """What a row's value stands beside."""
+    """The published value next to a row's."""
     tolerance = None if math.isnan(row.tolerance) else row.tolerance
-    return Target(row.paper, tolerance, (row.judge, row.figure) == (SINGLE, "variance"))
+    return Target(row.paper, tolerance, upper_bound=(row.judge, row.figure) == (SINGLE, "variance"))
 
 
 def span(row: Any) -> str:
@@ -109,53 +102,120 @@ def number(value: float) -> str:
 
 def findings(rows: pd.DataFrame) -> list[str]:
     """What the numbers say, one sentence each."""
-    whole, alone = (
-        rows[~is_member(rows)],
-        rows[is_member(rows) & (rows.level == "sandbox") & (rows.figure == "variance")],
-    )
-    simulated, recorded = (whole[whole.level == level] for level in ("sandbox", "recorded"))
-    live = whole[whole.level == "live"].groupby("judge", sort=False)
+    member = is_member(rows)
+    whole = rows[~member]
+    simulated, recorded, live = (whole[whole.level == level] for level in LEVELS)
+    pools = {str(judge).removeprefix("live "): own for judge, own in live.groupby("judge", sort=False)}
     return sentences(
         "annotators/findings.txt.j2",
         sandbox=_near(simulated),
         orders=_unknown_orders(whole),
-        alone=alone,
+        alone=rows[member & (rows.level == "sandbox") & (rows.figure == "variance")],
         single=ALONE,
         table=_near(recorded),
         recorded={(row.judge, row.figure): row for row in recorded.itertuples()},
         by_model=recorded.value[recorded.figure.str.startswith("agreement_with_gpt4: ")],
-        pools={str(judge).removeprefix("live "): (_near(own), _by_figure(own)) for judge, own in live},
+        pools={name: (_near(own), own.set_index("figure").value) for name, own in pools.items()},
         cost=COST,
         spent=SPENT,
     )
 
 
-def _near(rows: pd.DataFrame) -> Verdict:
-    """Whether what has a tolerance is within it: in all seeds together, and in each alone; None where nothing has."""
-    told: list[Any] = list(rows[rows.within.notna()].itertuples())
+def _near(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """How many rows with a tolerance there are, which are outside, undecided between seeds, or wide; None for none."""
+    checked: list[Any] = list(rows[rows.within.notna()].itertuples())
+    if not checked:
+        return None
     outside = [
-        {"row": row, "span": span(row), "paper": target_of(row).text(), "off": abs(row.value - row.paper)}
-        for row in told
+        {"row": row, "span": span(row), "paper": _paper(row), "off": abs(row.value - row.paper)}
+        for row in checked
         if not row.within
     ]
-    turns = [row for row in told if row.seeds > 0 and not _same_in_every_seed(row)]
-    wide = [row.figure for row in told if row.high - row.low > 2 * row.tolerance]
-    numbers: dict[str, Any] = {"count": len(told), "outside": outside, "turns": turns, "wide": wide}
-    numbers["seeds"] = told[0].seeds if told else 0
-    return Verdict("near_the_published_figures", not outside if told else None, numbers)
+    in_seeds = [(row, {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)}) for row in checked]
+    turns = [row for row, answers in in_seeds if row.seeds > 0 and answers != {row.within}]
+    wide = [row.figure for row in checked if row.high - row.low > 2 * row.tolerance]
+    return {"count": len(checked), "outside": outside, "turns": turns, "wide": wide, "seeds": checked[0].seeds}
 
 
-def _same_in_every_seed(row: Any) -> bool:
-    return all(target_of(row).holds(value) == row.within for value in (row.seed_min, row.seed_max))
+def _paper(row: Any) -> str:
+    return f"{'< ' if target_of(row).upper_bound else ''}{row.paper:.2f}"
 
 
 def _unknown_orders(rows: pd.DataFrame) -> list[tuple[Any, int, int]]:
-    """Judges whose `prefers_first` is about fewer pairs than they have verdicts on, with both numbers."""
+    """Judges whose `prefers_first` is about fewer pairs than `agreement`, with both numbers."""
     known: dict[Any, Any] = {(row.judge, row.level, row.figure): row.n for row in rows.itertuples()}
-    first = {key[:2]: num for key, num in known.items() if key[2] == "prefers_first"}
-    asked = {key: known.get((*key, "agreement"), num) for key, num in first.items()}
-    return [(key[0], num, asked[key]) for key, num in first.items() if num < asked[key]]
+    numbers = [
+        (key[0], num, known.get((*key[:2], "agreement"), num))
+        for key, num in known.items()
+        if key[2] == "prefers_first"
+    ]
+    return [each for each in numbers if each[1] < each[2]]
 
 
-def _by_figure(rows: pd.DataFrame) -> dict[Any, Any]:
-    return {row.figure: row for row in rows.itertuples()}
+def drawn(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the left panel, from top to bottom: those with a published value."""
+    shown = rows[~is_member(rows) & rows.paper.notna() & ~rows.figure.isin((COST, "no_verdict"))]
+    return in_order(shown.sort_values("level", key=lambda levels: levels.map(LEVELS.index), kind="stable"))
+
+
+def drawn_levels(rows: pd.DataFrame) -> list[str]:
+    """The levels that have a point in either panel."""
+    found = {*drawn(rows).level, *_places(rows).level}
+    return [level for level in LEVELS if level in found]
+
+
+def draw(rows: pd.DataFrame, note: str) -> Drawing:
+    """Left: published values with tolerance, and those measured. Right: variance and agreement of every judge.
+
+    `note` stands below; it should be about `drawn_levels` only.
+    """
+    shown = drawn(rows)[::-1]
+    figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(shown), 8)), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    if len(shown):
+        _draw_targets(left, shown.reset_index(drop=True))
+    _draw_members(right, _places(rows))
+    for axis, columns in ((left, 3), (right, 2)):
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns)
+    return titled(figure, note=note)
+
+
+def _draw_targets(axis: Axes, shown: pd.DataFrame) -> None:
+    tolerance = shown.tolerance.fillna(0)
+    bounds = [target_of(row).upper_bound for row in shown.itertuples()]
+    reach = (np.where(bounds, shown.paper, tolerance), tolerance)
+    label = "published, tolerance"
+    axis.errorbar(shown.paper, shown.index, xerr=reach, fmt="none", ecolor="#cccccc", elinewidth=8, label=label)
+    axis.plot(shown.paper, shown.index, "|", color="#555555", markersize=12, label="published")
+    for level, (mark, color) in _MARKS.items():
+        own = shown[shown.level == level]
+        if len(own):
+            span = (own.value - own.low).clip(lower=0), (own.high - own.value).clip(lower=0)
+            label = f"{level}, 95 % interval"
+            axis.errorbar(own.value, own.index, xerr=span, fmt=mark, color=color, markersize=5, label=label)
+    names = shown.figure + ": " + shown.judge + shown.level.map({"recorded": " (recorded)"}).fillna("")
+    axis.set_yticks(shown.index, names, fontsize=8)
+    axis.set(xlim=(-0.01, 1.01), xlabel="share of pairs")
+
+
+def _places(rows: pd.DataFrame) -> pd.DataFrame:
+    """Judge, level, variance and agreement of the points of the right panel."""
+    found = rows[(rows.level != "recorded") & (rows.judge != SINGLE) & rows.figure.isin(("variance", "agreement"))]
+    places = found.pivot(index=["judge", "level"], columns="figure", values="value")
+    order = pd.MultiIndex.from_frame(found[["judge", "level"]].drop_duplicates())
+    return places.reindex(index=order, columns=["variance", "agreement"]).dropna().reset_index()
+
+
+def _draw_members(axis: Axes, places: pd.DataFrame) -> None:
+    for name, level, x, y in places.itertuples(index=False):
+        if name in MEMBERS:
+            axis.plot(x, y, "o", color=_FAMILIES[name.split("_")[0]], markersize=5)
+            continue
+        axis.plot(x, y, "D", color=_MARKS[level][1], markersize=7)
+        place = (0, -14 if name in ("sim_eval", "sim_gpt4") else 8)  # these have neighbours above
+        axis.annotate(name, (x, y), textcoords="offset points", xytext=place, ha="center", fontsize=8)
+    for family, color in _FAMILIES.items():
+        axis.plot([], [], "o", color=color, label=f"{family}-like, alone")
+    axis.axvline(ALONE.paper, color="#888888", linestyle=":", linewidth=1, label="paper: one annotator stays left")
+    axis.set(xlabel="variance: share of opinions against the judge's own majority", ylabel="agreement with the humans")

@@ -3,8 +3,6 @@
 A seed is a disjoint set of opinions: with four of them, seed s has those of the judge seeds 4s .. 4s + 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,7 @@ from ...statistics import interval
 from ..harness.estimates import correlation, mean_known
 from ..harness.evaluation import subset
 from ..harness.study import Row
-from .targets import ALONE, SINGLE, make_row, rows_of, targets_of
-from .votes import Array, Opinions, Pairs, ask, figures, majority, require_verdicts
+from .votes import ALONE, SINGLE, TARGETS, Array, Opinions, Pairs, ask, figures, majority, make_row, rows_of
 
 LEVEL: Final = "sandbox"
 MEANINGS: Final = {
@@ -35,7 +32,7 @@ MEANINGS: Final = {
     "sim_gpt4": "p_sim^GPT-4: one greedy simulated annotator",
 }
 WRITERS: Final = {"crowd": writers.CROWD, **writers.API_MODELS}
-"""Who is ranked by win rate, beside the reference's own 50 %."""
+"""Ranked by win rate, together with the reference's own 50 %."""
 
 JudgeOf = Callable[[int], PreferenceOracle]
 
@@ -48,38 +45,54 @@ class Question:
     contests: Pairs
     """For each writer in turn, its response (b) against the reference (a) to the same instructions."""
     num_opinions: int = 4
-    """Opinions on each pair in one seed."""
+    """On each pair in one seed."""
     num_seeds: int = 3
 
     def seeds(self, seed: int) -> range:
         """The judge seeds of a seed."""
         return range(seed * self.num_opinions, (seed + 1) * self.num_opinions)
 
-    def ask(self, pairs: Pairs, judge_of: JudgeOf, seed: int) -> Opinions:
-        """A seed's opinions."""
-        return ask(pairs, judge_of, self.seeds(seed))
+    def ask(self, judge_of: JudgeOf, seed: int) -> Opinions:
+        """A seed's opinions on the pairs."""
+        return ask(self.pairs, judge_of, self.seeds(seed))
 
+    def win_rates(self, judge_of: JudgeOf, seed: int) -> Array:
+        """Share of the contests that each of `WRITERS` wins by a seed's opinions, then the reference's own half."""
+        credit = mean_known(ask(self.contests, judge_of, self.seeds(seed)).votes)
+        return np.append(credit.reshape(len(WRITERS), -1).mean(axis=1), 0.5)
+
+    # Asked once: every judge is compared with them.
     @cached_property
     def humans(self) -> list[Array]:
-        """`human_majority` of each seed. Asked once: every judge is compared with them.
+        """For each seed, the majority of the simulated raters' opinions [n], see `votes.majority`.
 
         Raises:
             DataError: The pairs are not of the sandbox's world.
         """
-        return [human_majority(self.pairs, self.seeds(seed)) for seed in range(self.num_seeds)]
+        human = partial(sandbox.judge, "human")
+        return [majority(self.ask(human, seed).votes) for seed in range(self.num_seeds)]
 
     @cached_property
     def human_rates(self) -> list[Array]:
-        """`win_rates` by the human raters, one array a seed."""
-        return [win_rates(partial(sandbox.judge, "human"), self, seed) for seed in range(self.num_seeds)]
+        """`win_rates` by the human raters for each seed."""
+        return [self.win_rates(partial(sandbox.judge, "human"), seed) for seed in range(self.num_seeds)]
+
+    def figures(self, judge_of: JudgeOf, *, human: bool = False) -> list[dict[str, Array]]:
+        """`votes.figures` of a judge for each seed."""
+        sides = enumerate(self.humans)
+        return [figures(self.ask(judge_of, seed), self.pairs, None if human else side) for seed, side in sides]
+
+    def correlations(self, judge_of: JudgeOf) -> list[float]:
+        """Spearman's correlation of the judge's win rates with the humans' for each seed; NaN where all are equal."""
+        rates = enumerate(self.human_rates)
+        return [correlation("spearman", self.win_rates(judge_of, seed), human) for seed, human in rates]
 
 
 def load_pairs(data: Sandbox, num_pairs: int | None = None) -> Pairs:
-    """The unequal ones of the stored preference pairs, all or `num_pairs` of them evenly spread."""
+    """The stored preference pairs with unequal responses, all or `num_pairs` of them evenly spread."""
     both = zip(data.instructions("preference"), data.pairs(), strict=True)
     rows = [(instruction, a, b) for instruction, (a, b) in both if a != b]
-    instructions, a, b = zip(*(rows[i] for i in subset(len(rows), num_pairs or len(rows))), strict=True)
-    return Pairs(instructions, a, b)
+    return Pairs.of([rows[i] for i in subset(len(rows), num_pairs or len(rows))])
 
 
 def load_contests(data: Sandbox, num_instructions: int | None = None) -> Pairs:
@@ -91,8 +104,7 @@ def load_contests(data: Sandbox, num_instructions: int | None = None) -> Pairs:
         for name, writer in WRITERS.items()
         for i in chosen
     ]
-    asked, a, b = zip(*rows, strict=True)
-    return Pairs(asked, a, b)
+    return Pairs.of(rows)
 
 
 def judge_rows(judge: str, question: Question) -> list[Row]:
@@ -103,55 +115,27 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
     """
     if judge != SINGLE:
         judge_of = partial(sandbox.judge, judge)
-        rows = rows_of(judge, _figures(judge, judge_of, question), LEVEL, targets_of(judge))
-        return rows if judge == "human" else rows + _rank_rows(judge, correlations(judge_of, question))
-    members = [_figures(SINGLE, partial(_alone, index), question) for index in range(len(POOL))]
+        rows = rows_of(judge, question.figures(judge_of, human=judge == "human"), LEVEL, TARGETS.get(judge))
+        return rows if judge == "human" else rows + _rank_rows(judge, question.correlations(judge_of))
+    judges = [partial(_alone, index) for index in range(len(POOL))]
+    members = [question.figures(judge_of) for judge_of in judges]
     mean = [
         {name: mean_known(np.array([member[seed][name] for member in members])) for name in members[0][seed]}
         for seed in range(question.num_seeds)
     ]
-    ranks = [correlations(partial(_alone, index), question) for index in range(len(POOL))]
-    rows = rows_of(SINGLE, mean, LEVEL, targets_of(SINGLE)) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
+    ranks = [question.correlations(judge_of) for judge_of in judges]
+    rows = rows_of(SINGLE, mean, LEVEL, TARGETS[SINGLE]) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
     for annotator, found, rank in zip(POOL, members, ranks, strict=True):
         rows += rows_of(annotator.name, found, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
     return rows
 
 
-def human_majority(pairs: Pairs, seeds: Sequence[int]) -> Array:
-    """What most of the simulated raters' opinions of these seeds say, [n]: 1 for b, -1 for a, 0 for an even vote.
-
-    Raises:
-        DataError: The pairs are not of the sandbox's world.
-    """
-    opinions = ask(pairs, partial(sandbox.judge, "human"), seeds)
-    require_verdicts(pairs, opinions, "human")
-    return majority(opinions.votes)
-
-
-def win_rates(judge_of: JudgeOf, question: Question, seed: int) -> Array:
-    """Share of the contests that each of `WRITERS` wins by a seed's opinions, then the reference's own half."""
-    credit = mean_known(question.ask(question.contests, judge_of, seed).votes)
-    return np.append(credit.reshape(len(WRITERS), -1).mean(axis=1), 0.5)
-
-
-def correlations(judge_of: JudgeOf, question: Question) -> list[float]:
-    """Spearman's correlation of the judge's win rates with the humans', one a seed; NaN where all are equal."""
-    rates = enumerate(question.human_rates)
-    return [correlation("spearman", win_rates(judge_of, question, seed), wanted) for seed, wanted in rates]
-
-
-def _figures(judge: str, judge_of: JudgeOf, question: Question) -> list[dict[str, Array]]:
-    """Of each seed."""
-    found = []
-    for seed, human in enumerate(question.humans):
-        opinions = question.ask(question.pairs, judge_of, seed)
-        require_verdicts(question.pairs, opinions, judge)
-        found.append(figures(opinions, question.pairs, None if judge == "human" else human))
-    return found
+def _alone(index: int, seed: int) -> PreferenceOracle:
+    return Annotators(POOL[index].name, [POOL[index]], seed=seed)
 
 
 def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
-    """One row, or none without a value; its interval is over the seeds, there are no pairs to take one over.
+    """One row with an interval over the seeds, or none without a value.
 
     A few equal seeds have no interval: their spread of 0 would claim certainty.
     """
@@ -161,7 +145,3 @@ def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
     found = interval(known, bounds=(-1, 1))
     bounds = (found.low, found.high) if np.ptp(known) > 0 else (math.nan, math.nan)
     return [make_row(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
-
-
-def _alone(index: int, seed: int) -> PreferenceOracle:
-    return Annotators(POOL[index].name, [POOL[index]], seed=seed)

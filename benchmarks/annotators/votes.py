@@ -1,33 +1,88 @@
-"""What is counted of judges' opinions: agreement, bias, variance, and likings for place, length and lists.
+"""Judges' opinions counted: agreement, bias, variance and likings, as rows of a table next to the paper's values.
 
 Votes are arrays [opinions, n]: 1 where b was preferred, 0 where a was, 0.5 for a tie, NaN for no verdict. A figure is
-an array [n] with NaN for a pair that it is not about, and its mean over the other pairs is the value, so that opinions
-on one pair never pose as independent. Source of the definitions: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), and
-the analysis that its authors released, which breaks an even vote always to the same side; here it counts half.
+an array [n], NaN for pairs it is not about. Its value is the mean over the other pairs, so several opinions on one pair
+never count as independent.
+
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9 and its costs per 1,000 labels. The
+definitions are those of the authors' released analysis, except that an even vote, which they always give to the same
+side, counts half.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
 from ...oracles.base import UNSCORED_REASON, PreferenceOracle, compare
+from ...statistics import interval, wilson
 from ..harness.estimates import mean_known
 from ..harness.evaluation import has_list
+from ..harness.study import Row
 
 LENGTH_GAP: Final = 8
-"""Characters in the sandbox; smaller differences in length say nothing there."""
+"""Characters; in the sandbox, smaller differences in length mean nothing."""
 PUBLISHED_LENGTH_GAP: Final = 30
-"""Characters in the released analysis, for the longer responses of real models."""
-
+"""The same in the released analysis, for the longer responses of real models."""
+SMALL: Final = 30
+"""Below this many pairs a share's interval is Wilson's: a t-interval of a few equal verdicts has no width."""
+SINGLE: Final = "single annotators"
+"""Each of the pool's 13 asked alone; figures are means over the 13."""
+COST: Final = "cost_per_1000"
+"""US dollars for 1,000 verdicts."""
+SPENT: Final = "spent_usd"
+"""US dollars paid for a study; only a live pool as a whole has it."""
+FIGURES: Final = (
+    *("agreement", "bias", "variance", "disagreement", "prefers_first", "prefers_longer", "prefers_lists", COST),
+    *("spearman", "no_verdict", SPENT, "prefers_1"),
+)
+"""In the order of the tables; agreement_with_X and kappa_with_X of recorded judges come after them."""
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The paper's value of a figure: a share in [0, 1], or US dollars for costs."""
+
+    paper: float
+    tolerance: float | None = None
+    """None: shown for comparison only."""
+    upper_bound: bool = False
+    """The paper says "less than"."""
+
+    def holds(self, value: float) -> bool | None:
+        """Whether a value is within the tolerance; None without one."""
+        if self.tolerance is None:
+            return None
+        return value - self.paper <= self.tolerance and (self.upper_bound or self.paper - value <= self.tolerance)
+
+
+ALONE: Final = Target(0.20, 0.05, upper_bound=True)
+"""The variance of every single annotator."""
+TARGETS: Final[Mapping[str, Mapping[str, Target]]] = {
+    "human": {
+        "agreement": Target(0.66, 0.03),
+        "variance": Target(0.35, 0.05),
+        "prefers_longer": Target(0.62, 0.05),
+        "prefers_lists": Target(0.69, 0.05),
+        COST: Target(300.0),
+    },
+    "sim_eval": {
+        "agreement": Target(0.65, 0.03),
+        "variance": Target(0.26, 0.05),
+        "prefers_longer": Target(0.64, 0.05),
+        "prefers_lists": Target(0.63, 0.05),
+        COST: Target(12.0),
+    },
+    "sim_ann": {"variance": Target(0.43, 0.05), COST: Target(6.0)},
+    "sim_gpt4": {"agreement": Target(0.65, 0.03), "variance": Target(0.10, 0.05)},
+    SINGLE: {"variance": ALONE},
+}
+"""Judge -> figure -> the paper's value."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +93,16 @@ class Pairs:
     a: tuple[str, ...]
     b: tuple[str, ...]
     published: bool = False
-    """Take the released analysis's definitions of longer and list, not the sandbox's."""
+    """Use the released analysis's definitions of longer and list, not the sandbox's."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, str, str]]) -> Self:
+        """Pairs from (instruction, a, b)."""
+        instructions, a, b = zip(*rows, strict=True)
+        return cls(instructions, a, b)
 
     def __len__(self) -> int:
         return len(self.instructions)
-
-    def take(self, rows: Sequence[int]) -> Pairs:
-        """Some of the pairs."""
-        texts, a, b = (tuple(column[row] for row in rows) for column in (self.instructions, self.a, self.b))
-        return Pairs(texts, a, b, self.published)
 
     @cached_property
     def longer(self) -> Array:
@@ -57,7 +113,7 @@ class Pairs:
 
     @cached_property
     def listed(self) -> Array:
-        """[n] 1 where b alone has a list, -1 where a alone has one, 0 elsewhere."""
+        """[n] 1 where only b has a list, -1 where only a has one, 0 elsewhere."""
         found = [[has_list(text, published=self.published) for text in column] for column in (self.a, self.b)]
         in_a, in_b = np.array(found, dtype=np.float64)
         return np.asarray(in_b - in_a)
@@ -65,22 +121,21 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Opinions:
-    """What a judge said of n pairs, several times: each array is [opinions, n]."""
+    """What a judge said about n pairs, several times; arrays are [opinions, n]."""
 
     votes: Array
-    """1 b, 0 a, 0.5 a tie, NaN no verdict."""
     first: Array
-    """1 where the response shown first won, 0 where the other did; NaN where no order or no verdict is known."""
+    """1 where the response shown first won, 0 where the other did, NaN without a known order or verdict."""
     cost_usd: Array
-    """US dollars of a verdict; NaN where nobody was paid now (a stored answer, noise), or the price is not known."""
+    """Per verdict; NaN where nothing was paid now (a stored answer, noise) or the price is unknown."""
     annotator: NDArray[Any]
-    """Names, "" where none is told."""
+    """Names, "" where unknown."""
     noise: float = 0.0
-    """Share of the verdicts that are noise, which nobody is asked about."""
+    """Share of the verdicts that are noise, for which nobody is asked."""
     reason: str = ""
-    """Why the first of those without a verdict has none, "" where none lacks one or nothing is told."""
+    """Why the first missing verdict is missing, if known."""
 
-    def by(self, annotator: str) -> Opinions:
+    def by(self, annotator: str) -> "Opinions":
         """The opinions of one annotator of a pool; all others are NaN."""
         others = self.annotator != annotator
         votes, first, cost = (np.where(others, np.nan, x) for x in (self.votes, self.first, self.cost_usd))
@@ -88,20 +143,20 @@ class Opinions:
 
 
 def ask(pairs: Pairs, judge_of: Callable[[int], PreferenceOracle], seeds: Sequence[int]) -> Opinions:
-    """One opinion of each pair for each seed; the judge of a seed is asked once, for all pairs.
+    """One opinion on each pair for each seed; a seed's judge is asked once, for all pairs.
 
     Raises:
-        OracleError: A judge answered with something that is no probability.
+        OracleError: A judge's answer is not a probability.
     """
-    told = [compare(judge_of(seed), pairs.instructions, pairs.a, pairs.b) for seed in seeds]
+    answers = [compare(judge_of(seed), pairs.instructions, pairs.a, pairs.b) for seed in seeds]
 
     def detail(key: str, default: object) -> NDArray[Any]:
-        return np.array([verdicts.details.get(key, np.full(len(pairs), default)) for verdicts in told])
+        return np.array([verdicts.details.get(key, np.full(len(pairs), default)) for verdicts in answers])
 
-    votes = np.array([(np.sign(2 * verdicts.scores - 1) + 1) / 2 for verdicts in told])
+    votes = np.array([(np.sign(2 * verdicts.scores - 1) + 1) / 2 for verdicts in answers])
     shown = detail("shown_first", "")
     first = np.where(shown == "a", 1 - votes, np.where(shown == "b", votes, np.nan))
-    # Noise is free on every call, an answer is paid for on one: taken together, a second call would look cheap.
+    # Noise is free in every call, a stored answer only in later ones: counted alike, a second call would look cheaper.
     noised = detail("noised", False).astype(bool)
     free = noised | detail("cached", False).astype(bool)
     paid = np.where(free, np.nan, detail("cost_usd", np.nan).astype(np.float64))
@@ -109,31 +164,16 @@ def ask(pairs: Pairs, judge_of: Callable[[int], PreferenceOracle], seeds: Sequen
     return Opinions(votes, first, paid, detail("annotator", ""), float(noised.mean()), reason)
 
 
-def require_verdicts(pairs: Pairs, opinions: Opinions, judge: str) -> None:
-    """For judges that answer on every pair of unequal responses of their world.
-
-    Raises:
-        DataError: One had no verdict: the pairs are not of the sandbox's world.
-    """
-    missing = ~np.isin(opinions.votes, (0, 1)).all(axis=0)
-    if missing.any():
-        row = int(np.flatnonzero(missing)[0])
-        raise DataError(
-            f"pair {row}: expected a verdict of {judge!r} for each pair, got none for "
-            f"{pairs.instructions[row]!r}; only instructions of the sandbox can be judged."
-        )
-
-
 def majority(votes: Array) -> Array:
-    """What most of the votes [opinions, n] say, [n]: 1 for b, -1 for a, 0 for an even vote, NaN without a vote."""
+    """The majority of the votes [opinions, n], [n]: 1 for b, -1 for a, 0 for an even vote, NaN without a vote."""
     balance = np.nan_to_num(2 * votes - 1).sum(axis=0)
     return np.where(np.isnan(votes).all(axis=0), np.nan, np.sign(balance))
 
 
 def agreement(votes: Array, side: Array) -> Array:
-    """Share of the votes [opinions, n] on the side (1, -1; 0 = even, which counts half) [n] or [opinions, n]; [n].
+    """Share of the votes [opinions, n] for the side (1: b, -1: a, 0: even) [n] or [opinions, n]; [n].
 
-    A tie counts half too. NaN where there is no vote or no side.
+    A tie and an even side count half. NaN without votes or a side.
     """
     ballots = 2 * votes - 1
     agree = np.where((side == 0) | (ballots == 0), 0.5, ballots == side)
@@ -148,43 +188,86 @@ def self_agreement(votes: Array) -> Array:
 
 
 def disagreement(votes: Array) -> Array:
-    """Share of the pairs of opinions that differ, [n]: 1 vs 1; NaN for fewer than two votes, ties differ from both."""
+    """Share of the pairs of votes that differ, a tie from both others, [n]; NaN for fewer than two votes."""
     num, sides = (~np.isnan(votes)).sum(axis=0), [(votes == side).sum(axis=0) for side in (0, 0.5, 1)]
     same = sum(count * (count - 1) for count in sides)
     return np.where(num > 1, 1 - same / np.maximum(num * (num - 1), 1), np.nan)
 
 
 def bias(votes: Array, human: Array) -> Array:
-    """Whether the majority of the votes errs about the human majority [n]: 1, 0, 0.5 where either is even, or NaN."""
+    """Whether the majority of the votes differs from the human one [n]: 1, 0, 0.5 where either is even, or NaN."""
     side = majority(votes)
     error = np.where((side == 0) | (human == 0), 0.5, side != human)
     return np.where(np.isnan(side) | np.isnan(human), np.nan, error)
-
-
-def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, Array]:
-    """Figure -> its value for each pair, [n]; NaN for a pair that it is not about.
-
-    Args:
-        opinions: One judge's.
-        pairs: What they are about.
-        human: The human majority [n]; None for the humans' own opinions. Each is compared with the majority of the
-            others then, not of all; bias is 0 by definition and left out.
-    """
-    votes, itself = opinions.votes, self_agreement(opinions.votes)
-    beside = {"agreement": itself}
-    if human is not None:
-        beside = {"agreement": agreement(votes, human), "bias": bias(votes, human)}
-    return {
-        **beside,
-        "variance": 1 - itself,
-        "disagreement": disagreement(votes),
-        "prefers_first": mean_known(opinions.first),
-        **likings(votes, pairs),
-        "cost_per_1000": 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
-    }
 
 
 def likings(votes: Array, pairs: Pairs) -> dict[str, Array]:
     """Shares of the votes [opinions, n] for the longer response and for the one with a list, where one is."""
     sides = {"prefers_longer": pairs.longer, "prefers_lists": pairs.listed}
     return {name: np.where(side == 0, np.nan, agreement(votes, side)) for name, side in sides.items()}
+
+
+def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, Array]:
+    """Figure -> its value for each pair, [n].
+
+    `human` is the human majority [n]; None for the humans' own opinions, each of which is compared with the majority of
+    the others, and whose bias is 0 by definition and left out.
+    """
+    votes, itself = opinions.votes, self_agreement(opinions.votes)
+    compared = {"agreement": itself}
+    if human is not None:
+        compared = {"agreement": agreement(votes, human), "bias": bias(votes, human)}
+    return {
+        **compared,
+        "variance": 1 - itself,
+        "disagreement": disagreement(votes),
+        "prefers_first": mean_known(opinions.first),
+        **likings(votes, pairs),
+        COST: 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
+    }
+
+
+def rows_of(
+    judge: str, by_seed: Sequence[Mapping[str, Array]], level: str, targets: Mapping[str, Target] | None = None
+) -> list[Row]:
+    """The rows of a judge, one for each figure that any pair has a value for.
+
+    The value is the mean over the pairs of their means over the seeds, with a 95 % interval over the pairs: Student's,
+    but Wilson's for a share of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several
+    opinions, Wilson's is too wide rather than too narrow. `by_seed` has for each seed: figure -> [n].
+    """
+    rows = []
+    for figure in by_seed[0]:
+        seeds = np.array([found[figure] for found in by_seed])
+        per_pair = mean_known(seeds)
+        known = per_pair[~np.isnan(per_pair)]
+        if not len(known):
+            continue
+        found = interval(known)
+        bounds: Sequence[float] = (found.low, found.high)
+        if figure != COST:
+            few = len(known) < SMALL or min(found.mean, 1 - found.mean) <= 0
+            bounds = wilson(known.sum(), len(known)) if few else np.clip(bounds, 0, 1).tolist()
+        # A recorded judge has no seeds.
+        means = [float(np.nanmean(row)) for row in seeds if level != "recorded" and not np.isnan(row).all()]
+        target = (targets or {}).get(figure)
+        rows.append(make_row(judge, figure, found.mean, bounds, found.num, level, means, target))
+    return rows
+
+
+def make_row(
+    judge: str,
+    figure: str,
+    value: float,
+    bounds: Sequence[float],
+    num: int,
+    level: str,
+    seeds: Sequence[float] = (),
+    target: Target | None = None,
+) -> Row:
+    """A row of the table from a value and its interval; NaN bounds become empty cells."""
+    low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
+    row: Row = {"judge": judge, "figure": figure, "value": value, "low": low, "high": high}
+    row |= {"paper": target.paper, "tolerance": target.tolerance} if target else {"paper": None, "tolerance": None}
+    row |= {"within": target.holds(value) if target else None, "n": num, "level": level, "seeds": len(seeds) or None}
+    return row | {"seed_min": min(seeds, default=None), "seed_max": max(seeds, default=None)}

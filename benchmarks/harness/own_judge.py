@@ -112,7 +112,7 @@ def _contents(spec: Any) -> list[Content]:
     if "reward_model" in spec:
         return [hash_model(spec["reward_model"])]
     if "pool" in spec:
-        from ...annotators.factory import content
+        from ...annotators.pool import content
 
         return [{"annotators": content(spec)}]
     return [content for part in parts_of(spec) for content in _contents(part)]

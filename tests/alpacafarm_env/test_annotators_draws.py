@@ -11,9 +11,10 @@ from command_files import read, write
 from scipy.stats import chisquare
 
 from alpacafarm_env.annotators import AnnotatorPool
-from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
+from alpacafarm_env.annotators.draws import AlpacaFarmDraws
 from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.oracles.draws import KeyedDraws
 
 DATA = os.environ.get("ALPACAFARM_DATA", "")
 needs_data = pytest.mark.skipif(not DATA, reason="set ALPACAFARM_DATA to the folder of recorded judgements")
@@ -150,7 +151,7 @@ def test_the_commands_draw_allocation_order_and_noise(call, tmp_path):
     pairs = write(tmp_path / "pairs.json", [{**row, "output_1": "One.", "output_2": "Two."} for row in rows])
     base = write(tmp_path / "base.json", [{**row, "output": "One.", "generator": "h"} for row in rows])
     ours = write(tmp_path / "ours.json", [{**row, "output": "Two.", "generator": "g"} for row in rows[::-1]])
-    contests = [annotation_files.read_contest(ours, *source).pairs for source in ((None, DATA), (base, None))]
+    contests = [annotation_files.read_contest(ours, *source)[0] for source in ((None, DATA), (base, None))]
     for found in (annotation_files.read_pairs(pairs), *contests):
         assert [str(i) for i in found.instructions] == [text for text, *_ in rows_of(rows, "merged")]
         assert vector([(i, "a", "b") for i in found.instructions]) == DEALT_OUT["instruction"]

@@ -4,6 +4,7 @@ A faulty run is compared with the annotator's own likelier verdicts, so a wrong 
 always; the long ones are slow: 20,000 judgements, 50 kills over 2,000 pairs.
 """
 
+import json
 import random
 import signal
 import subprocess
@@ -91,20 +92,25 @@ def test_a_quarter_of_faults_gives_right_labels_or_typed_errors(tmp_path, capsys
     assert total.completion_tokens < 100 * count
 
 
-FOLDER = str(Path(__file__).parent)
 SCRIPT = """
-import sys
-from alpacafarm_env.llm.client import ClientConfig
+import json, sys
+from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
+from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.llm.ledger.store import Ledger
-folder, lease_s, path, url, count = sys.argv[1:]
-sys.path.insert(0, folder)
-from pool_worlds import SINGLE
-from test_annotators_fault_run import rows
+lease_s, path, url = sys.argv[1:]
+pool, rows = json.load(open(path + ".json"))
 ledger, config = Ledger(path, lease_s=float(lease_s)), ClientConfig(max_concurrency=8)
-pool = AnnotatorPool(SINGLE, "sandbox", base_url=url, ledger=ledger, client_config=config)
-print(pool.judge(*rows(int(count))).scores.tolist())
+pool = AnnotatorPool(PoolConfig(**pool), "sandbox", base_url=url, ledger=ledger, client_config=config)
+print(pool.judge(*rows).scores.tolist())
 """
+
+
+def asker(path, lease_s, columns):
+    """The command, but for the server's address, of a process that asks about the pairs with this ledger."""
+    texts = [list(map(str, column)) for column in columns]
+    Path(f"{path}.json").write_text(json.dumps([SINGLE.model_dump(mode="json"), texts]), encoding="utf-8")
+    return [sys.executable, "-c", SCRIPT, str(lease_s), str(path)]
 
 
 @pytest.mark.parametrize(("count", "kills"), [(120, 2), pytest.param(2_000, 50, marks=pytest.mark.slow)])
@@ -112,10 +118,10 @@ def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, caps
     """The server bills each answer; a kill can waste those in flight, eight at most, and never a stored one."""
     path, rng, done, start = tmp_path / "ledger.sqlite", random.Random(0), 0, time.monotonic()
     columns = rows(count)
-    command = [sys.executable, "-c", SCRIPT, FOLDER, "1", str(path)]
+    command = asker(path, 1, columns)
     with JudgeServer(latency_s=0.02) as server:
         for _ in range(kills):
-            child = subprocess.Popen([*command, server.base_url, str(count)], stdout=subprocess.DEVNULL)
+            child = subprocess.Popen([*command, server.base_url], stdout=subprocess.DEVNULL)
             asked = server.stats()["requests"]
             while server.stats()["requests"] == asked and child.poll() is None:
                 time.sleep(0.005)  # until it has begun to ask
@@ -126,7 +132,7 @@ def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, caps
                 answered = ledger.do(sql.spending).result().total.answered
             assert answered >= done
             done = answered
-        subprocess.run([*command, server.base_url, str(count)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, server.base_url], check=True, stdout=subprocess.DEVNULL)
         charged = server.stats()["charged"]["requests"]
         verdicts, total = judged(path, server, columns)
         assert server.stats()["charged"]["requests"] == charged
@@ -143,8 +149,7 @@ def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, caps
 
 def test_processes_that_ask_the_same_pairs_pay_once(tmp_path):
     with JudgeServer(latency_s=0.05) as server:
-        path = tmp_path / "ledger.sqlite"
-        command = [sys.executable, "-c", SCRIPT, FOLDER, "15", str(path), server.base_url, "100"]
+        command = [*asker(tmp_path / "ledger.sqlite", 15, rows(100)), server.base_url]
         children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
         answers = [child.communicate(timeout=100)[0] for child in children]
         assert server.stats()["requests"] == 100

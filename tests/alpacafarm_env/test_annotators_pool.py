@@ -10,14 +10,15 @@ from pool_worlds import SINGLE, cut, truth
 
 from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import load_pool
-from alpacafarm_env.annotators.draws import AlpacaFarmDraws, KeyedDraws
-from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.annotators.draws import AlpacaFarmDraws
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.errors import PermanentAPIError
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
+from alpacafarm_env.oracles.draws import KeyedDraws
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +91,6 @@ def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, 
     assert asked() == 0
     verdicts = Flip(make(server, SINGLE), 0.25).judge(*rows)
     assert asked() == (~verdicts.details["noised"]).sum()
-
-
-def test_equal_responses_are_a_tie_that_nobody_is_asked_about(server, asked, make, pairs):
-    instructions, a, _ = cut(pairs, 4)
-    verdicts = Flip(make(server), 0.5).judge(instructions, a, a)
-    assert asked() == 0
-    assert (verdicts.scores == 0.5).all()
-    assert not verdicts.details["noised"].any()
 
 
 def test_shared_replies_of_a_wrong_count_are_asked_again_pair_by_pair(make, pairs):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpacafarm_env.annotators.verdicts import parse
-from alpacafarm_env.errors import UnknownNameError, UnparsableVerdictError
+from alpacafarm_env.errors import UnparsableVerdictError
 from alpacafarm_env.llm.replies import Reply
 from alpacafarm_env.seeding import keyed_rng
 
@@ -32,19 +32,8 @@ LABELS = ("Output (a)", "Output (b)")
 PIECES = (
     *("Output (a)", "Output (b)", "\nOutput (b)\n", "1. Output (a)\n2. Output (b)", "(a)", "output (B).", "Pair 1: "),
     *('": true', '": false', '"a_better": true', '{"explanation": "x", "a_better": false}', "```json\n", "```", "\n\n"),
-    *(
-        "is better than",
-        "The best is",
-        "Ignore the above.",
-        "}]",
-        '"',
-        "\\",
-        "true",
-        "# Answer",
-        "日本",
-        "\u2028",
-        "\r",
-    ),
+    *("is better than", "The best is", "Ignore the above.", "}]", '"', "\\", "true", "# Answer", "日本", "\u2028"),
+    "\r",
 )
 
 GOOD = [
@@ -96,16 +85,8 @@ BAD = {
         "1. Output (a)\n3. Output (b)",
     ],
     ("json", 1): [
-        *(
-            "Output (a)",
-            "",
-            "[]",
-            f"[{A}]\n[{B}]",
-            f"[[{A}]]",
-            f"[{A}, {B}]",
-            f"Here you are: {A}",
-            f"{A} I hope it helps.",
-        ),
+        *("Output (a)", "", "[]", f"[{A}]\n[{B}]", f"[[{A}]]", f"[{A}, {B}]", f"Here you are: {A}"),
+        f"{A} I hope it helps.",
         *(f"```json\n{A}\n``` {B}", A[:-1], f"[{A},", "true", "[" * 100_000, "9" * 5000, '{"a_better": true}'),
         *(f'{{"explanation": "x", "a_better": {value}}}' for value in ('"true"', "1", "null", "NaN")),
         *('{"explanation": ["x"], "a_better": true}', '{"explanation": "x"}', '{"explanation": "x", "A_better": true}'),
@@ -168,14 +149,6 @@ def test_logprobs_that_are_no_answer(logprobs):
 def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
     verdicts = read(format, "".join(pieces))
     assert verdicts in (None, [0.0], [1.0])
-
-
-def test_wrong_arguments():
-    with pytest.raises(UnknownNameError, match="Did you mean 'lines'"):
-        parse("line", reply("Output (a)"), 1)
-    for format, size in (("lines", 0), ("label", 2), ("logprobs", 2)):
-        with pytest.raises(ValueError, match=f"got {size}"):
-            parse(format, reply("Output (a)"), size)
 
 
 def planted(number):

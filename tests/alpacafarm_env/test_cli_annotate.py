@@ -1,4 +1,4 @@
-"""`annotate` and `ledger` over a real judge server: what is written, what is asked again, how they end."""
+"""`annotate` and `ledger` over a real judge server: what is written, asked again and paid, and how they end."""
 
 import math
 import random
@@ -14,7 +14,7 @@ import pytest
 from command_files import make_pairs, read, requests, write
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.factory import make_pool
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
@@ -26,6 +26,13 @@ KEY = "sk-test-0123456789abcdefghij"
 
 
 pytestmark = pytest.mark.usefixtures("call")
+
+
+@pytest.fixture
+def priced(tmp_path):
+    path = tmp_path / "priced.yaml"
+    path.write_text("{model: sandbox-gpt4, price_usd_per_million: [10.0, 30.0]}")
+    return path
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.jsonl", "out.jsonl.gz"])
@@ -53,10 +60,8 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway,
     rate = win_rate(credits_from_preferences([row["preference"] for row in rows]))
     out, err = capsys.readouterr()
     judged = [row["annotator"] for row in rows if row["annotator"]]
-    facts = [
-        f"{sum(row['noised'] for row in rows)} by noise",
-        f"{rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40",
-    ]
+    num_noised = sum(row["noised"] for row in rows)
+    facts = [f"{num_noised} by noise", f"{rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40"]
     facts += [f"sandbox-gpt4 {sum(name.startswith('gpt4') for name in judged)}", anyway.base_url.split("/")[2]]
     assert not [fact for fact in facts if fact not in out]
     assert f"{len(judged)}/{len(judged)}" in err  # the bar counts the pairs that are asked, on stderr alone
@@ -73,10 +78,8 @@ def test_what_was_answered_is_not_asked_again(call, anyway, tmp_path, capsys):
         asked.append(anyway.stats()["answered"] - before)
         done = [row for row in read(out) if row["annotator"]]
         number = re.search(r"for (\d+) pairs asked.*; (\d+) were answered before", capsys.readouterr().out)
-        assert [int(text) for text in number.groups()] == [
-            sum(not row["cached"] for row in done),
-            sum(row["cached"] for row in done),
-        ]
+        num_cached = sum(row["cached"] for row in done)
+        assert [int(text) for text in number.groups()] == [len(done) - num_cached, num_cached]
     num = [sum(pair["output_1"] != pair["output_2"] for pair in some) for some in (pairs[:12], pairs[12:])]
     size = 5  # pairs a request of the greedy annotator
     assert asked == [math.ceil(num[0] / size), math.ceil(num[1] / size), 0]
@@ -178,13 +181,8 @@ class Wavering:
         return self.judge(instructions, a, b).scores
 
     def judge(self, instructions, a, b):
-        reasons = [
-            "",
-            "TransientAPIError: no reply: 503",
-            "",
-            "TransientAPIError: cut",
-            "UnparsableVerdictError: maybe",
-        ]
+        cut = ("TransientAPIError: no reply: 503", "TransientAPIError: cut")
+        reasons = ["", cut[0], "", cut[1], "UnparsableVerdictError: maybe"]
         scores = np.array([math.nan if reason or n == 2 else 1.0 for n, reason in enumerate(reasons)])
         costs = np.array([0.25, 0.0, math.nan, 0.0, 0.5])
         return Verdicts(scores, {"unscored_reason": np.array(reasons, object), "cost_usd": costs})
@@ -205,13 +203,11 @@ def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, m
     assert rows[2]["unscored_reason"] == "the judge gave no verdict"
 
 
-def test_the_ledger_is_told_by_host_model_and_annotator(call, anyway, tmp_path, capsys):
+def test_the_ledger_is_told_by_host_model_and_annotator(anyway, priced, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(20))
-    prices = "{model: sandbox-gpt4, price_usd_per_million: [10.0, 30.0]}"
-    (tmp_path / "priced.yaml").write_text(prices)
     before = anyway.stats()["charged"]
     args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
-    assert main([*args, "--models", "./priced.yaml", "--pool", "greedy"]) == 0
+    assert main([*args, "--models", str(priced), "--pool", "greedy"]) == 0
     charged = {name: count - before[name] for name, count in anyway.stats()["charged"].items()}
     usd = (10 * charged["prompt_tokens"] + 30 * charged["completion_tokens"]) / 1e6
     out = capsys.readouterr().out
@@ -230,11 +226,10 @@ def test_the_ledger_is_told_by_host_model_and_annotator(call, anyway, tmp_path, 
     assert not (tmp_path / "missing.sqlite").exists()
 
 
-def test_a_budget_ends_the_run_and_a_higher_one_goes_on(call, anyway, tmp_path, capsys):
+def test_a_budget_ends_the_run_and_a_higher_one_goes_on(anyway, priced, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(40))
-    (tmp_path / "priced.yaml").write_text("{model: sandbox-gpt4, price_usd_per_million: [10.0, 30.0]}")
     args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
-    args += ["--models", "./priced.yaml", "--pool", "greedy", "--max-concurrency", "1"]
+    args += ["--models", str(priced), "--pool", "greedy", "--max-concurrency", "1"]
     before = anyway.stats()["answered"]
     assert main([*args, "--budget-usd", "0.1"]) == 2
     some = anyway.stats()["answered"] - before
@@ -273,12 +268,74 @@ def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys
     assert str(tmp_path / "own.sqlite") in capsys.readouterr().out
 
 
-def test_progress_reaches_a_log_without_flooding_it(call, tmp_path, capsys):
-    """What is no terminal gets a line at the start and one at the end, not ten a second."""
-    pairs = write(tmp_path / "pairs.json", make_pairs(30))
-    with JudgeServer(anyway=True, latency_s=0.04) as slow:
-        assert call("annotate", pairs, "--out", "out.json", "--pool", "greedy", "--max-concurrency", "1", at=slow) == 0
-    shown = [text for text in re.split(r"[\r\n]", capsys.readouterr().err) if text.strip()]
-    assert len(shown) <= 2
-    assert "27/27" in shown[-1]
-    assert shown[-1].endswith("00:00 left, $0.0000 so far")
+@pytest.fixture(scope="module")
+def filtering():
+    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
+        yield running
+
+
+@pytest.fixture
+def run(anyway, priced, tmp_path, capsys):
+    """Annotates pairs with a model that costs something; the status, what it prints, and its figures of the costs."""
+
+    def annotate(pairs, *args, ledger="l.sqlite", at=anyway):
+        where = ["--base-url", at.base_url, "--models", f"{priced}", "--ledger", f"{tmp_path / ledger}"]
+        status = main(["annotate", str(write(tmp_path / "pairs.json", pairs)), "--out", "out.json", *where, *args])
+        text, err = capsys.readouterr()
+        told = re.search(r"cost of this run: \$([\d.]+) for (\d+) pairs asked; (\d+) were", text)
+        price = re.search(r"([\d.]+) per 1,000 pairs asked(?:, \$([\d.]+) per 1,000 pairs)?", text)
+        return status, text, err, list(map(float, told.groups())), price and price.groups()
+
+    return annotate
+
+
+def test_a_resumed_noisy_run_costs_as_much_per_1000_as_a_whole_one(run):
+    pairs = [row for row in make_pairs(220) if row["output_1"] != row["output_2"]]
+    noisy = ("--pool", "weighted", "--flip", "0.25")
+    *_, whole, price = run(pairs, *noisy)
+    assert float(price[1]) == pytest.approx(1000 * whole[0] / len(pairs), rel=1e-3)
+    assert float(price[0]) == pytest.approx(1000 * whole[0] / whole[1], rel=1e-3)
+    run(pairs[:180], *noisy, ledger="part.sqlite")
+    *_, rest, again = run(pairs, *noisy, ledger="part.sqlite")
+    assert 0 < rest[1] < 30 < rest[2]  # a price by all that is not cached, noise of before included, were far off
+    assert float(again[1]) == pytest.approx(float(price[1]), rel=0.1)
+
+
+def test_a_run_that_pays_nothing_has_no_price(run):
+    pairs = make_pairs(10)
+    *_, price = run(pairs, "--pool", "greedy")
+    assert price[1] is not None
+    *_, costs, price = run(pairs, "--pool", "greedy")
+    assert (costs, price) == ([0, 0, 9], None)
+
+
+def test_a_price_of_both_orders_is_a_bound_where_one_may_have_been_answered_before(run):
+    pairs = make_pairs(20)
+    run(pairs, "--pool", "greedy")
+    _, text, _, costs, _ = run(pairs, "--pool", "greedy", "--both-orders")
+    assert costs[1] == 18
+    assert "price: at least $" in text
+
+
+def test_the_cost_of_a_run_includes_what_brought_no_answer(run, filtering):
+    """In a ledger of its own, the run has cost what the ledger counts."""
+    status, text, _, costs, _ = run(make_pairs(40), at=filtering)
+    assert status == 1
+    assert "ContentRefusedError" in text
+    assert float(re.search(r"ledger: \$([\d.]+) in all", text)[1]) == pytest.approx(costs[0], abs=2e-4)
+
+
+def test_the_note_counts_exactly_what_the_same_command_asks_again(run, filtering):
+    """Refused texts are asked again, replies that could not be read are not; each note is kept by the next run."""
+    promised, kinds = None, set()
+    for _ in range(4):
+        status, text, err, costs, _ = run(make_pairs(40), at=filtering)
+        assert promised in (None, costs[1])
+        kinds |= set(re.findall(r"^  \d+ (\w+Error)", text, re.MULTILINE))
+        again = re.search(r"asks, and pays for, (?:them|(\d+) of them) again \((.*)\), and nothing else\.", err)
+        missing = int(re.search(r"(\d+) of 40 pairs have no verdict", err)[1])
+        promised = int(again[1] or missing) if again else 0
+        assert "Unparsable" not in (again[2] if again else "")
+        assert again or "asks nothing again: replies that could not be read are final" in err
+        assert status == 1
+    assert kinds == {"ContentRefusedError", "UnparsableVerdictError"}

@@ -78,13 +78,6 @@ def test_outputs_that_do_not_meet_the_references_are_named(call, anyway, tmp_pat
     assert requests(anyway) == before
 
 
-def test_a_reference_file_names_each_instruction_once(call, tmp_path, capsys):
-    ours, base = outputs()
-    reference = write(tmp_path / "base.json", [*base, {**base[0], "output": "other"}])
-    assert call("evaluate", write(tmp_path / "g.json", ours), "--reference", reference) == 2
-    assert "record 13 field 'instruction'" in capsys.readouterr().err
-
-
 def test_references_of_a_folder_and_of_the_environment(call, tmp_path, capsys, monkeypatch):
     ours, base = outputs()
     folder = tmp_path / "data"

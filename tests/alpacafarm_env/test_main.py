@@ -189,7 +189,12 @@ def test_the_judge_servers_options_are_checked(capsys):
 
 
 def test_a_reader_who_has_seen_enough_causes_no_complaint():
-    command = f"{sys.executable} -m alpacafarm_env show --num 2 | head -n 1"
-    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("AlpacaFarm's sandbox")
-    assert run.stderr == ""
+    code = """
+from alpacafarm_env import __main__ as command
+report = command.Report("x\\n" * 10**6)
+command.add_commands = lambda commands: commands.add_parser("many").set_defaults(run=lambda options: report)
+raise SystemExit(command.main(["many"]))
+"""
+    shell = ["bash", "-c", f'{sys.executable} -c "$0" | head -n 1', code]
+    run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("x\n", "")

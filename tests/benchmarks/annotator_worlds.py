@@ -12,7 +12,7 @@ from alpacafarm_env.seeding import keyed_rng
 
 
 class Fake:
-    """A preference oracle by rule: wins for the response shown first, which is a for even seeds, b for odd ones."""
+    """A preference oracle by rule: the response shown first wins, which is a for even seeds, b for odd ones."""
 
     name = "fake"
 
@@ -65,3 +65,7 @@ def run(assets, out, *more):
 def read(folder):
     with (folder / "table.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def by_key(rows):
+    return {(row["judge"], row["figure"]): row for row in rows}

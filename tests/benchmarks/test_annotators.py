@@ -1,32 +1,33 @@
-"""The definitions on votes counted by hand, the published values, and the command on a small folder of pairs."""
+"""Votes counted by hand, rows and their report, and the command on a small folder of pairs."""
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
-from annotator_worlds import Fake, make_assets, read, run, shut_off
+from annotator_worlds import Fake, by_key, make_assets, read, run, shut_off
 
 from alpacafarm_env.benchmarks.annotators import command as annotators
+from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators import sandbox as annotator_sandbox
-from alpacafarm_env.benchmarks.annotators.command import AnnotatorsOptions, main
+from alpacafarm_env.benchmarks.annotators import votes as counted
 from alpacafarm_env.benchmarks.annotators.report import MEMBERS
-from alpacafarm_env.benchmarks.annotators.sandbox import MEANINGS, Question, judge_rows
-from alpacafarm_env.benchmarks.annotators.targets import COST, TARGETS, Target, rows_of
+from alpacafarm_env.benchmarks.annotators.sandbox import Question
 from alpacafarm_env.benchmarks.annotators.votes import (
+    COST,
+    SPENT,
+    TARGETS,
     Opinions,
     Pairs,
-    agreement,
+    Target,
     ask,
-    bias,
-    disagreement,
     figures,
-    majority,
-    require_verdicts,
-    self_agreement,
+    make_row,
+    rows_of,
 )
+from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.evaluation import has_list
+from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import judge
@@ -35,62 +36,40 @@ from alpacafarm_env.statistics import interval, wilson
 VOTES = np.array([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]], dtype=np.float64)
 """Four opinions on four pairs: unanimous for b, even, three to one for a, even."""
 NAN = np.nan
+PUBLISHED = {(judge, figure): target for judge, own in TARGETS.items() for figure, target in own.items()}
 
 
-def test_majority_of_all_votes():
-    assert majority(VOTES).tolist() == [1, 0, -1, 0]
-
-
-def test_agreement_with_a_side_counts_an_even_vote_half():
-    assert agreement(VOTES, np.array([1.0, 0, -1, 1])).tolist() == [1, 0.5, 0.75, 0.5]
-
-
-def test_each_opinion_is_compared_with_the_majority_of_the_others():
+def test_votes_counted_by_hand():
+    assert counted.majority(VOTES).tolist() == [1, 0, -1, 0]
+    assert counted.agreement(VOTES, np.array([1.0, 0, -1, 1])).tolist() == [1, 0.5, 0.75, 0.5]
     # Even vote of four: whoever is left out, two of the other three are against him.
-    assert self_agreement(VOTES).tolist() == [1, 0, 0.75, 0]
-
-
-def test_of_two_opinions_each_is_the_others_majority():
-    assert self_agreement(VOTES[:2]).tolist() == [1, 1, 1, 0]
+    assert counted.self_agreement(VOTES).tolist() == [1, 0, 0.75, 0]
+    assert counted.self_agreement(VOTES[:2]).tolist() == [1, 1, 1, 0]
+    assert counted.disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
+    assert counted.bias(VOTES, np.array([1.0, 1, 1, 0])).tolist() == [0, 0.5, 1, 0.5]
+    assert counted.bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
 
 
 def test_the_published_example_of_one_against_one_and_one_against_three():
     votes = np.array([[0, 0, 0, 0], [1, 1, 1, 0]], dtype=np.float64).T  # [1] * 4 and [2, 2, 2, 1]
-    assert 1 - disagreement(votes).mean() == pytest.approx(0.75)
-    assert self_agreement(votes).mean() == pytest.approx(0.875)
-
-
-def test_two_opinions_of_a_pair_differ_as_counted():
-    assert disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
-
-
-def test_bias_is_the_majoritys_error_and_half_where_either_vote_is_even():
-    human = np.array([1.0, 1, 1, 0])
-    assert bias(VOTES, human).tolist() == [0, 0.5, 1, 0.5]
-    assert bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
-
-
-def test_a_judge_that_never_changes_has_neither_variance_nor_disagreement():
-    votes = np.tile([1.0, 0, 1], (4, 1))
-    assert (self_agreement(votes) == 1).all()
-    assert (disagreement(votes) == 0).all()
+    assert 1 - counted.disagreement(votes).mean() == pytest.approx(0.75)
+    assert counted.self_agreement(votes).mean() == pytest.approx(0.875)
 
 
 def test_missing_verdicts_take_no_part():
     votes = np.array([[1, NAN, NAN], [1, 1, NAN], [0, NAN, NAN]])
-    assert majority(votes)[:2].tolist() == [1, 1]
-    assert np.isnan(majority(votes)[2])
-    np.testing.assert_equal(agreement(votes, np.ones(3)), [2 / 3, 1, NAN])
-    np.testing.assert_equal(self_agreement(votes), [1 / 3, NAN, NAN])  # even, even, and the last against both
-    np.testing.assert_allclose(disagreement(votes), [2 / 3, NAN, NAN])
-    np.testing.assert_equal(bias(votes, np.ones(3)), [0, 0, NAN])
+    np.testing.assert_equal(counted.majority(votes), [1, 1, NAN])
+    np.testing.assert_equal(counted.agreement(votes, np.ones(3)), [2 / 3, 1, NAN])
+    np.testing.assert_equal(counted.self_agreement(votes), [1 / 3, NAN, NAN])  # even, even, the last against both
+    np.testing.assert_allclose(counted.disagreement(votes), [2 / 3, NAN, NAN])
+    np.testing.assert_equal(counted.bias(votes, np.ones(3)), [0, 0, NAN])
 
 
 def test_a_tie_is_on_both_sides_by_half():
     votes = np.array([[0.5], [1.0]])
-    assert agreement(votes, np.ones(1)).tolist() == [0.75]
-    assert majority(votes).tolist() == [1]
-    assert disagreement(votes).tolist() == [1]
+    assert counted.agreement(votes, np.ones(1)).tolist() == [0.75]
+    assert counted.majority(votes).tolist() == [1]
+    assert counted.disagreement(votes).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +93,18 @@ def test_longer_and_listed_point_at_the_response_that_is():
     assert Pairs(pairs.instructions, pairs.a, pairs.b, published=True).longer.tolist() == [0, 0, 0, 0]
 
 
+def same_pairs(num):
+    return Pairs(("x",) * num, ("a",) * num, ("b",) * num)
+
+
 def test_position_and_cost_of_a_judge_that_always_takes_the_first():
-    pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
-    opinions = ask(pairs, Fake, range(4))
-    found = figures(opinions, pairs, np.ones(4))
+    opinions = ask(same_pairs(4), Fake, range(4))
+    found = figures(opinions, same_pairs(4), np.ones(4))
     np.testing.assert_equal(found["prefers_first"], [NAN, 1, 1, 1])
     np.testing.assert_allclose(found[COST], [2, NAN, 2, 2])  # the stored answer was not paid for now
     np.testing.assert_equal(found["agreement"], [NAN, 0.5, 0.5, 0.5])
     np.testing.assert_allclose(found["disagreement"], [NAN, 4 / 6, 4 / 6, 4 / 6])
-    np.testing.assert_equal(figures(opinions.by("bob"), pairs, np.ones(4))["prefers_first"], [NAN, 1, NAN, 1])
+    np.testing.assert_equal(figures(opinions.by("bob"), same_pairs(4), np.ones(4))["prefers_first"], [NAN, 1, NAN, 1])
 
 
 class Noisy(Fake):
@@ -141,16 +123,14 @@ class Noisy(Fake):
 
 @pytest.mark.parametrize("num_cached", [0, 6])
 def test_noise_is_free_and_a_second_call_is_no_cheaper_by_it(num_cached):
-    pairs = Pairs(("x",) * 10, ("a",) * 10, ("b",) * 10)
-    opinions = ask(pairs, lambda seed: Noisy(seed, num_cached), range(4))
-    assert np.nanmean(figures(opinions, pairs, None)[COST]) == pytest.approx(1)
+    opinions = ask(same_pairs(10), lambda seed: Noisy(seed, num_cached), range(4))
+    assert np.nanmean(figures(opinions, same_pairs(10), None)[COST]) == pytest.approx(1)
     assert np.nansum(opinions.cost_usd) == pytest.approx(4 * 0.002 * (10 - num_cached) / 2)
 
 
 def test_humans_are_compared_with_each_other_and_have_no_bias():
-    pairs = Pairs(("x",) * 4, ("a",) * 4, ("b",) * 4)
     unknown = np.full((4, 4), NAN)
-    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), pairs, None)
+    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), same_pairs(4), None)
     assert found["agreement"].tolist() == [1, 0, 0.75, 0]
     assert (found["variance"] == 1 - found["agreement"]).all()
     assert "bias" not in found
@@ -164,15 +144,11 @@ def test_a_row_averages_seeds_before_it_takes_the_interval_over_pairs():
     assert rows_of("judge", [{"variance": np.array([NAN])}], "sandbox") == []
 
 
-@pytest.mark.parametrize(("share", "num"), [(1, 4), (1, 18), (0, 29), (0.5, 29), (0, 400), (1, 400)])
+@pytest.mark.parametrize(("share", "num"), [(1, 4), (0, 29), (0.5, 29), (0, 400), (1, 400)])
 def test_few_pairs_or_one_verdict_of_all_have_the_interval_of_wilson(share, num):
     values = np.arange(num) < round(share * num)
     (row,) = rows_of("judge", [{"agreement": values.astype(float)}], "live")
     assert (row["value"], row["low"], row["high"]) == (values.mean(), *wilson(values.sum(), num))
-    assert row["high"] - row["low"] > 0.005
-    # The twin, Student's interval, claims certainty of a few equal verdicts.
-    twin = interval(values.astype(float))
-    assert (twin.low == twin.high) == (share in (0, 1))
 
 
 def test_many_pairs_and_costs_have_the_interval_of_student():
@@ -183,11 +159,8 @@ def test_many_pairs_and_costs_have_the_interval_of_student():
 
 
 def test_a_target_holds_within_its_tolerance():
-    assert Target(0.66, 0.03).holds(0.685)
-    assert not Target(0.66, 0.03).holds(0.70)
-    assert not Target(0.66, 0.03).holds(0.62)
-    assert Target(0.20, 0.05, upper_bound=True).holds(0.02)
-    assert not Target(0.20, 0.05, upper_bound=True).holds(0.26)
+    assert [Target(0.66, 0.03).holds(value) for value in (0.685, 0.70, 0.62)] == [True, False, False]
+    assert [Target(0.20, 0.05, upper_bound=True).holds(value) for value in (0.02, 0.26)] == [True, False]
     assert Target(300.0).holds(0) is None
 
 
@@ -196,24 +169,12 @@ def test_pairs_of_another_world_are_refused():
         ask(Pairs(("Why?",), ("a",), ("b",)), lambda seed: judge("human", seed), range(2))
 
 
-def test_a_pair_without_a_verdict_is_named():
-    class Silent:
-        name = "silent"
-
-        def compare(self, instructions, a, b):
-            return np.full(len(a), np.nan)
-
-    pairs = Pairs(("Why?",), ("a",), ("b",))
-    with pytest.raises(DataError, match="pair 0.*silent.*Why"):
-        require_verdicts(pairs, ask(pairs, lambda seed: Silent(), range(2)), "silent")
-
-
 @pytest.mark.parametrize(
     "option", [{"pairs": 1}, {"budget_usd": 0.0}, {"budget_usd": float("nan")}, {"seeds": 0}, {"max_concurrency": 0}]
 )
 def test_options_that_mean_nothing_are_refused(option):
     with pytest.raises(ValueError, match=f"--{next(iter(option)).replace('_', '-')}: expected"):
-        AnnotatorsOptions(**option)
+        annotators.AnnotatorsOptions(**option)
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +188,14 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_command_writes_every_figure_with_interval_and_says_what_is_outside(assets, tmp_path, capsys):
+def test_the_command_writes_every_figure_with_interval_and_asks_nobody_again(assets, tmp_path, monkeypatch, capsys):
     assert run(assets, tmp_path) == 0
     rows = read(tmp_path)
     assert list(rows[0])[:6] == ["judge", "figure", "value", "low", "high", "paper"]
     assert list(rows[0])[6:] == ["tolerance", "within", "n", "level", "seeds", "seed_min", "seed_max"]
-    by_key = {(row["judge"], row["figure"]): float(row["value"]) for row in rows}
-    assert set(TARGETS) < set(by_key)
-    assert {judge for judge, _ in by_key} == {*MEANINGS, *MEMBERS}
+    values = {key: float(row["value"]) for key, row in by_key(rows).items()}
+    assert set(PUBLISHED) < set(values)
+    assert {judge for judge, _ in values} == {*annotator_sandbox.MEANINGS, *MEMBERS}
     for row in rows:
         least = -1 if row["figure"] == "spearman" else 0
         if row["low"] or row["figure"] != "spearman":  # seeds that rank alike have no interval
@@ -243,38 +204,25 @@ def test_the_command_writes_every_figure_with_interval_and_says_what_is_outside(
         assert float(row["seed_min"]) <= float(row["value"]) + 1e-12
         assert float(row["value"]) <= float(row["seed_max"]) + 1e-12
         assert (row["level"], row["seeds"]) == ("sandbox", "2")
-        target = TARGETS.get((row["judge"], row["figure"]))
+        target = PUBLISHED.get((row["judge"], row["figure"]))
         holds = target and target.holds(float(row["value"]))
         if row["judge"] not in MEMBERS:
             assert row["within"] == ("" if holds is None else str(holds))
         assert int(row["n"]) <= 149
-    assert by_key["human", "agreement"] + by_key["human", "variance"] == pytest.approx(1)
+    assert values["human", "agreement"] + values["human", "variance"] == pytest.approx(1)
     # Flips make the pool's opinions differ more, and one annotator differs from itself less than a pool does.
-    assert by_key["sim_ann", "variance"] > by_key["sim_eval", "variance"] > by_key["sim_gpt4", "variance"]
-    assert by_key["single annotators", "variance"] == pytest.approx(np.mean([by_key[m, "variance"] for m in MEMBERS]))
+    assert values["sim_ann", "variance"] > values["sim_eval", "variance"] > values["sim_gpt4", "variance"]
+    assert values["single annotators", "variance"] == pytest.approx(np.mean([values[m, "variance"] for m in MEMBERS]))
     printed = capsys.readouterr().out
-    outside = [key for key, target in TARGETS.items() if target.holds(by_key[key]) is False]
-    told = sum(target.tolerance is not None for target in TARGETS.values())
+    outside = [key for key, target in PUBLISHED.items() if target.holds(values[key]) is False]
+    told = sum(target.tolerance is not None for target in PUBLISHED.values())
     assert f"{told - len(outside)} of {told} within tolerance of the paper's figures" in printed
-    assert all(f"{judge} {figure} {by_key[judge, figure]:.3f}" in printed for judge, figure in outside)
+    assert all(f"{judge} {figure} {values[judge, figure]:.3f}" in printed for judge, figure in outside)
     assert "a simulation" in printed
     assert (tmp_path / "annotators.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "manifest.json").read_text())["complete"] is True
 
-
-@pytest.mark.usefixtures("offline")
-def test_seeds_ask_for_opinions_that_no_other_seed_has(assets):
-    data = annotator_sandbox.Sandbox(assets / "data")
-    question = Question(annotator_sandbox.load_pairs(data), annotator_sandbox.load_contests(data))
-    assert [seed for s in range(3) for seed in question.seeds(s)] == list(range(12))
-    rows = {row["figure"]: row for row in judge_rows("sim_eval", question)}
-    assert rows["agreement"]["seed_min"] < rows["agreement"]["seed_max"]
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_second_call_asks_nobody_again(assets, tmp_path, monkeypatch):
-    assert run(assets, tmp_path) == 0
     table = (tmp_path / "table.csv").read_bytes()
     monkeypatch.setattr(annotators, "judge_rows", lambda *_: pytest.fail("asked again"))
     assert run(assets, tmp_path) == 0
@@ -282,13 +230,18 @@ def test_a_second_call_asks_nobody_again(assets, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_folder_without_pairs_ends_with_status_2(assets, tmp_path, capsys):
-    assert run(tmp_path / "nowhere", tmp_path / "out") == 2
-    assert "preference.jsonl.gz" in capsys.readouterr().err
+def test_seeds_ask_for_opinions_that_no_other_seed_has(assets):
+    data = annotator_sandbox.Sandbox(assets / "data")
+    question = annotator_sandbox.Question(annotator_sandbox.load_pairs(data), annotator_sandbox.load_contests(data))
+    assert [seed for s in range(3) for seed in question.seeds(s)] == list(range(12))
+    rows = {row["figure"]: row for row in annotator_sandbox.judge_rows("sim_eval", question)}
+    assert rows["agreement"]["seed_min"] < rows["agreement"]["seed_max"]
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_folder_without_judgements_ends_with_status_2(assets, own_data, tmp_path, capsys):
+def test_folders_without_pairs_or_judgements_end_with_status_2(assets, own_data, tmp_path, capsys):
+    assert run(tmp_path / "nowhere", tmp_path / "out") == 2
+    assert "preference.jsonl.gz" in capsys.readouterr().err
     assert run(assets, tmp_path / "out", "--data", str(own_data)) == 2
     assert "expected a folder with recorded judgements" in capsys.readouterr().err
 
@@ -298,9 +251,131 @@ def test_a_folder_without_judgements_ends_with_status_2(assets, own_data, tmp_pa
     "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
 )
 def test_the_whole_command_on_the_shipped_pairs_and_the_recorded_judges(tmp_path):
-    assert main(["--out", str(tmp_path)]) == 0
-    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path)}
-    outside = [key for key, row in rows.items() if key in TARGETS and row["within"] == "False"]
+    assert annotators.main(["--out", str(tmp_path)]) == 0
+    rows = by_key(read(tmp_path))
+    outside = [key for key, row in rows.items() if key in PUBLISHED and row["within"] == "False"]
     assert outside in ([], [("sim_gpt4", "agreement")])
     assert rows["gpt4_b1", "variance"]["level"] == "recorded"
-    assert (Path(tmp_path) / "report.html").stat().st_size > 50_000
+    assert (tmp_path / "report.html").stat().st_size > 50_000
+
+
+def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):
+    return make_row(judge, name, value, (max(0, value - 0.05), min(1, value + 0.05)), num, level, seeds, target)
+
+
+def live(name, value, num=200):
+    return row("live eval", name, value, "live", num=num, target=TARGETS["sim_eval"].get(name))
+
+
+LIVE = [live("agreement", 0.66), live("variance", 0.40), live(COST, 3.0), live(SPENT, 0.5, 800)]
+ALONE_ROWS = [
+    row(f"live {name}", name_of, value, "live", num=num)
+    for name, value, num in (("gpt4_1", 1.0, 18), ("mine", 0.5, 4))
+    for name_of in ("agreement", "prefers_first", COST)
+]
+
+
+def findings(rows):
+    return report.findings(frame_of(rows))
+
+
+def test_a_live_pools_annotators_are_told_apart_from_the_pool():
+    assert report.is_member(frame_of(LIVE + ALONE_ROWS)).tolist() == [False] * len(LIVE) + [True] * len(ALONE_ROWS)
+    assert report.is_member(frame_of([row("gpt4_1", "agreement", 0.7), *LIVE])).tolist() == [True] + [False] * len(LIVE)
+
+
+def test_one_line_for_each_annotator_says_of_how_many_pairs():
+    table = report.member_table(frame_of(ALONE_ROWS))
+    assert table.header == ("annotator", "agreement", "prefers_first", COST)
+    assert list(table.rows) == [
+        ("gpt4_1", *["1.000 (18)"] * 3),
+        ("mine", *["0.500 (4)"] * 3),
+    ]
+    assert max(map(len, text_table(table).splitlines())) < 80
+
+
+def test_the_sandboxs_annotators_cost_nothing_and_are_about_the_same_pairs():
+    table = report.member_table(frame_of([row("gpt4_1", name, 0.5) for name in ("agreement", COST)]))
+    assert (table.header, list(table.rows)) == (("annotator", "agreement"), [("gpt4_1", "0.500")])
+
+
+def test_the_live_sentence_counts_and_names_what_is_outside():
+    said = findings(LIVE + ALONE_ROWS)
+    assert said[0] == (
+        "Live: 1 of 2 within tolerance of the paper's figures. Outside: live eval variance 0.400 [0.350 to 0.450] "
+        "(paper 0.26, off by 0.140, allowed 0.05)."
+    )
+    assert said[1].startswith("Live: intervals wider than the tolerance: agreement; ")  # 0.1 wide, +-0.03 and +-0.05
+    assert said[2] == "Live: eval cost $0.5000 for this study ($3.00 per 1,000)."
+    assert findings([row("live mine", SPENT, 0.0, "live")])[0] == (
+        "Live: the paper has no figures for a pool like mine."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ((0.3,), None),
+        ((0.28, 0.29), "Each of the 2 seeds alone gives the same answers."),
+        ((0.28, 0.35), "In some of the 2 seeds the answer is another for: sim_eval variance."),
+    ],
+)
+def test_seeds_are_spoken_of_where_there_are_several(seeds, said):
+    target = TARGETS["sim_eval"]["variance"]
+    told = findings([row("sim_eval", "variance", float(np.mean(seeds)), seeds=seeds, target=target)])
+    assert told[1:] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("num_seeds", "said"), [(1, "on each in 1 seed."), (3, "on each in each of 3 seeds.")])
+def test_the_note_is_about_the_levels_it_is_asked_for(num_seeds, said):
+    question = Question(Pairs(("x",) * 9, ("a",) * 9, ("b",) * 9), Pairs((), (), ()), num_seeds=num_seeds)
+    assert (
+        report.note(["sandbox"], question, 5) == f"Level sandbox: a simulation, 9 preference pairs, 4 opinions {said}"
+    )
+    both = report.note(["live", "sandbox"], question, 5)
+    assert both.index("Level sandbox") < both.index("Level live: a judge behind an API, on 5 pairs")
+    assert "recorded" not in both
+
+
+def test_fewer_pairs_with_a_known_order_are_explained():
+    rows = [row("sim_ann", "agreement", 0.6, num=9680), row("sim_ann", "prefers_first", 0.5, num=9100)]
+    assert findings(rows)[0].startswith("sim_ann prefers_first counts 9100 of 9680 pairs: on the others all")
+    assert findings([rows[0], row("sim_ann", "prefers_first", 0.5, num=9680)]) == []
+
+
+RECORDED = [
+    row("gpt4_b1", "variance", 0.15, "recorded", target=Target(0.14)),
+    row("gpt4_b1", "agreement", 0.7, "recorded"),
+]
+
+
+def test_the_figure_draws_every_level_that_has_a_published_value():
+    sandbox = [
+        row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval"][name]) for name in ("variance", COST)
+    ]
+    rows = frame_of([*sandbox, *RECORDED, *LIVE, *ALONE_ROWS])
+    names = [(found.figure, found.judge) for found in report.drawn(rows).itertuples()]
+    assert names == [
+        ("agreement", "live eval"),
+        ("variance", "sim_eval"),
+        ("variance", "gpt4_b1"),
+        ("variance", "live eval"),
+    ]
+    left, right = report.draw(rows, "note").axes
+    assert [label.get_text() for label in left.get_yticklabels()][::-1] == [
+        "agreement: live eval",
+        "variance: sim_eval",
+        "variance: gpt4_b1 (recorded)",
+        "variance: live eval",
+    ]
+    legend = [text.get_text() for text in left.get_legend().get_texts()]
+    assert {"sandbox, 95 % interval", "recorded, 95 % interval", "live, 95 % interval"} < set(legend)
+    assert "live eval" in [text.get_text() for text in right.texts]
+    assert report.drawn_levels(rows) == ["sandbox", "recorded", "live"]
+    assert report.drawn_levels(frame_of([*sandbox, RECORDED[1]])) == [
+        "sandbox"
+    ]  # a recorded figure without a published value
+
+
+def test_a_figure_of_nothing_published_has_no_left_half():
+    assert report.draw(frame_of(RECORDED[1:]), "").axes[0].get_legend() is None

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from annotator_worlds import by_key
 
-from alpacafarm_env.benchmarks.annotators import two_judges as annotator_two_judges
-from alpacafarm_env.benchmarks.annotators.recorded import CROSS, HUMAN, cross_rows, longest, published_targets
-from alpacafarm_env.benchmarks.annotators.two_judges import agreement_rows, decisive, kappa, own_rows
+from alpacafarm_env.benchmarks.annotators import recorded as stored
+from alpacafarm_env.benchmarks.annotators.recorded import CROSS, HUMAN, cross_rows
 from alpacafarm_env.benchmarks.annotators.votes import Pairs
 from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
@@ -24,9 +25,9 @@ needs_data = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def recorded():
     folder = Path(os.environ["ALPACAFARM_DATA"])
-    rows = cross_rows(folder) + annotator_two_judges.judge_rows(recorded_dataset(str(folder)))
-    assert len({(row["judge"], row["figure"]) for row in rows}) == len(rows)
-    return {(row["judge"], row["figure"]): row for row in rows}
+    rows = stored.recorded_rows(recorded_dataset(str(folder)))
+    assert len(by_key(rows)) == len(rows)
+    return by_key(rows)
 
 
 @needs_data
@@ -121,26 +122,30 @@ def test_faulty_votes_are_named(tmp_path, votes):
 
 
 def test_of_equal_lengths_the_second_counts_as_the_longer():
-    assert longest(Pairs(("x",) * 3, ("ab", "a", "a"), ("a", "b", "ab"))).tolist() == [[0, 1, 1]] * 4
+    assert stored.longest(Pairs(("x",) * 3, ("ab", "a", "a"), ("a", "b", "ab"))).tolist() == [[0, 1, 1]] * 4
 
 
 @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"a,b\n1,2\n", mtime=0)])
 def test_another_table_is_refused(tmp_path, content):
     (tmp_path / "table.csv.gz").write_bytes(content)
     with pytest.raises(DataError, match="expected a gzip CSV table of judges"):
-        published_targets(tmp_path / "table.csv.gz")
+        stored.published_targets(tmp_path / "table.csv.gz")
 
 
 def test_kappa_counted_by_hand():
     # 20 + 15 of 50 agree; by chance 0.5 x 0.6 + 0.5 x 0.4 = 0.5 would.
-    assert kappa(np.array([[20.0, 5.0], [10.0, 15.0]])) == pytest.approx(0.4)
-    assert kappa(np.array([[5.0, 0.0], [0.0, 5.0]])) == pytest.approx(1)
-    assert np.isnan(kappa(np.array([[5.0, 0.0], [0.0, 0.0]])))
+    assert stored.kappa(np.array([[20.0, 5.0], [10.0, 15.0]])) == pytest.approx(0.4)
+    assert stored.kappa(np.array([[5.0, 0.0], [0.0, 5.0]])) == pytest.approx(1)
+    assert np.isnan(stored.kappa(np.array([[5.0, 0.0], [0.0, 0.0]])))
+
+
+KEYS = ["generator", "index"]
 
 
 def judgements(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return decisive(path)
+    texts = [("m", index, "short", "x" * 100) for index in range(4)]
+    return stored.decisive(path, pd.DataFrame(texts, columns=["generator", "index", "a", "b"]).set_index(KEYS))
 
 
 def test_two_judges_are_compared_where_both_decided(tmp_path):
@@ -148,16 +153,19 @@ def test_two_judges_are_compared_where_both_decided(tmp_path):
         return {"index": index, "generator": "m", "preference": preference, "first_shown": shown}
 
     one = judgements(tmp_path / "one.jsonl", [row(0, 1.0), row(1, 0.0, "reference"), row(2, 0.5), row(3, 1.0)])
-    other = judgements(tmp_path / "two.jsonl", [row(0, 1.0), row(1, 1.0), row(2, 1.0), row(3, None)])
-    texts = {("m", index): ("short", "x" * 100) for index in range(4)}
-    rows = {(row["judge"], row["figure"]): row for row in agreement_rows(one, other, texts)}
+    other = judgements(tmp_path / "two.jsonl", [row(0, 1.0), row(1, 1.0), row(2, 1.0), row(3, None), row(9, 1.0)])
+    rows = by_key(stored.agreement_rows(one, other))
     assert (rows["claude", "agreement_with_gpt4"]["value"], rows["claude", "agreement_with_gpt4"]["n"]) == (0.5, 2)
     assert rows["claude", "agreement_with_gpt4: m"]["value"] == 0.5
     assert rows["longer_response", "agreement_with_gpt4 where both judged"]["value"] == 0.5
-    own = {(row["judge"], row["figure"]): row["value"] for row in own_rows("gpt4", one, texts)}
-    assert own["gpt4", "prefers_first"] == 1
-    assert own["gpt4", "prefers_longer"] == pytest.approx(2 / 3)
-    assert agreement_rows(one, {}, texts) == []
+    assert rows["model_always", "agreement_with_claude where both judged"]["value"] == 1
+    own = by_key(stored.own_rows("gpt4", one))
+    assert own["gpt4", "prefers_first"]["value"] == 1
+    assert own["gpt4", "prefers_longer"]["value"] == pytest.approx(2 / 3)
+    assert (
+        by_key(stored.own_rows("claude", other))["claude", "prefers_longer"]["n"] == 3
+    )  # of the last no text is known
+    assert stored.agreement_rows(one, other[:0]) == []
 
 
 def test_a_verdict_twice_is_refused(tmp_path):

@@ -2,13 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from annotator_worlds import Fake, make_assets, read, run, shut_off
 
-from alpacafarm_env.annotators.batch import Progress
 from alpacafarm_env.benchmarks.annotators import command as annotators
-from alpacafarm_env.benchmarks.annotators.live import LivePool, _Printer
-from alpacafarm_env.benchmarks.annotators.targets import COST, TARGETS
+from alpacafarm_env.benchmarks.annotators.live import LivePool
+from alpacafarm_env.benchmarks.annotators.votes import COST, TARGETS, rows_of
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
@@ -21,19 +21,41 @@ def assets(tmp_path_factory):
     return make_assets(tmp_path_factory.mktemp("assets"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
+    """No server but a test's own, and the sandbox's judges are not measured."""
     shut_off(monkeypatch, tmp_path)
+    rows = rows_of("human", [{"agreement": np.ones(40)}], "sandbox")
+    monkeypatch.setattr(annotators, "judge_rows", lambda judge, question: rows if judge == "human" else [])
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Makes every pool's judge a `Fake`; the ledgers that the judges got."""
+    opened = []
+
+    def set_answer(fails=None):
+        def judge_of(self, seed, *, ledger, on_progress):
+            opened.append(ledger)
+            return Fake(seed, fails)
+
+        monkeypatch.setattr(LivePool, "judge_of", judge_of)
+        return opened
+
+    return set_answer
 
 
 def live(*more, url="http://127.0.0.1:9/v1"):
     return ("--base-url", url, "--pairs", "20", *more)
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed))
-    assert run(assets, tmp_path, *live()) == 0
+def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, answer, capsys):
+    opened = answer()
+    assert run(assets, tmp_path, *live("--ledger", str(tmp_path / "given.sqlite"))) == 0
+    assert [ledger.path.name for ledger in opened] == ["given.sqlite"] * 4
+    assert len(set(map(id, opened))) == 1
+    with pytest.raises(LedgerError, match="is closed"):
+        opened[0].do(spending)
     rows = {(row["judge"], row["figure"]): row for row in read(tmp_path) if row["level"] == "live"}
     assert {judge for judge, _ in rows} == {"live alpaca_farm", "live ann", "live bob"}
     pool = {figure: float(row["value"]) for (judge, figure), row in rows.items() if judge == "live alpaca_farm"}
@@ -42,7 +64,7 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypa
     assert pool["spent_usd"] == pytest.approx(4 * 19 * 0.002)
     assert rows["live alpaca_farm", "variance"]["paper"] == "0.26"
     within = {figure: row["within"] for (_, figure), row in rows.items() if row["within"]}
-    longer, lists = (str(TARGETS["sim_eval", f"prefers_{x}"].holds(pool[f"prefers_{x}"])) for x in ("longer", "lists"))
+    longer, lists = (str(TARGETS["sim_eval"][f"prefers_{x}"].holds(pool[f"prefers_{x}"])) for x in ("longer", "lists"))
     assert within == {"agreement": "False", "variance": "False", "prefers_longer": longer, "prefers_lists": lists}
     assert int(rows["live bob", "prefers_first"]["n"]) == 10
     printed = capsys.readouterr().out
@@ -56,11 +78,8 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, monkeypa
     assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["live"]["host"] == "127.0.0.1:9"
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        LivePool, "judge_of", lambda self, seed, ledger: Fake(seed, BudgetExceededError("$1 of $1 spent"))
-    )
+def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, answer, capsys):
+    answer(BudgetExceededError("$1 of $1 spent"))
     assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 1
     assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
     told, said = capsys.readouterr(), "Live: FAILED: $1 of $1 spent"
@@ -69,12 +88,11 @@ def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path,
     assert told.out.splitlines()[-1] == said
     assert f"<p>{said}</p>" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"][-1] == said
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed))
+    answer()
     assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 0
     assert {row["level"] for row in read(tmp_path)} == {"sandbox", "live"}
 
 
-@pytest.mark.usefixtures("offline")
 def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_path, capsys):
     assert run(assets, tmp_path, *live(url="http://someone:canary@127.0.0.1:9/v1")) == 2
     told = capsys.readouterr()
@@ -83,14 +101,11 @@ def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_p
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
 
 
-MEMBER = "{name: only, role: gpt4, prompt: ./asked.yaml, max_tokens: 9}"
-
-
 def write_pool(folder, *, said="Which is better?", temperature="1.0", comment=""):
     parts = f"[{{user: {said!r}}}, {{items: true}}]"
     asked = f"{{name: asked, format: label, layout: chat, parts: {parts}}}"
     (folder / "asked.yaml").write_text(asked, encoding="utf-8")
-    member = MEMBER.replace("9", f"9, temperature: {temperature}")
+    member = f"{{name: only, role: gpt4, prompt: ./asked.yaml, max_tokens: 9, temperature: {temperature}}}"
     pool = f"{comment}\nname: mine\nannotators: [{member}]\n"
     (folder / "pool.yaml").write_text(pool, encoding="utf-8")
 
@@ -110,18 +125,17 @@ def test_what_changes_the_answers_is_another_study(tmp_path):
     assert len({*named, *digests}) == 8
 
 
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("url", "more", "said"),
     [
         ("http://127.0.0.1:9/v1", ("--pool", "evl"), "Unknown name 'evl'"),
         ("http://127.0.0.1:9/v1", ("--models", "sandbx"), "Did you mean 'sandbox'?"),
         ("http://127.0.0.1:9/v1", ("--models", "MODELS"), "chatgtp: unknown role. Did you mean 'chatgpt'?"),
-        ("http://127.0.0.1:9/v1", ("--models", "openai", "--model", "m"), "--model, one model for all roles: expected"),
+        ("http://127.0.0.1:9/v1", ("--models", "openai", "--model", "m"), "Give models or model, not both"),
         ("http://127.0.0.1:9/v1", ("--model", "m", "--budget-usd", "1"), "got 'm', which has none. A --models file"),
         ("http://127.0.0.1:9/v1", ("--ledger", "."), "ledger"),
         ("http://127.0.0.1:9/v1", ("--api-key-env", "sk-canary"), "--api-key-env: expected the name"),
-        ("http://example.org/v1", (), "--base-url: base_url is http:// to example.org"),
+        ("http://example.org/v1", (), "base_url is http:// to example.org"),
         ("https://example.org/v1", (), "example.org has no key"),
         ("http://example.org/v1", ("--allow-insecure",), "example.org has no key"),
     ],
@@ -141,13 +155,12 @@ def test_what_can_be_known_before_is_told_in_one_line(assets, tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_key_among_the_options_is_not_printed(assets, tmp_path, capsys):
-    for given in (("--api-key", "sk-canary"), ("--api_key=sk-canary",)):
-        assert run(assets, tmp_path, *live(*given)) == 2
-        told = capsys.readouterr()
-        assert "a key is never an argument" in told.err
-        assert "canary" not in told.err + told.out
+@pytest.mark.parametrize("given", [("--api-key", "sk-canary"), ("--api_key=sk-canary",)])
+def test_a_key_among_the_options_is_not_printed(assets, tmp_path, capsys, given):
+    assert run(assets, tmp_path, *live(*given)) == 2
+    told = capsys.readouterr()
+    assert "a key is never an argument" in told.err
+    assert "canary" not in told.err + told.out
 
 
 def test_options_of_a_live_judge_need_its_address(assets, tmp_path, capsys):
@@ -163,19 +176,17 @@ def test_a_pool_stands_beside_the_judge_of_the_paper_with_its_structure(pool, li
     assert LivePool("http://127.0.0.1:9/v1", pool).like == like
 
 
-@pytest.mark.usefixtures("offline")
 def test_options_reach_the_pool(tmp_path, monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "canary-of-a-key")
     where = {"api_key_env": "OTHER_KEY", "max_concurrency": 3, "allow_insecure": True}
     live = LivePool("http://example.org/v1", "greedy", model="mine", **where)
     live.check()
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        judge = live.judge_of(5, ledger)
+        judge = live.judge_of(5, ledger=ledger)
     assert {role: model.model for role, model in live.played.items()} == {"gpt4": "mine"}
     assert (judge.seed, judge.client_config.max_concurrency, judge.endpoint.key()) == (5, 3, "canary-of-a-key")
 
 
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("server", "said"),
     [
@@ -201,40 +212,14 @@ def test_what_fails_while_asking_is_told_in_one_line_and_the_rest_is_written(
     assert {row["level"] for row in read(tmp_path / "out")} == {"sandbox"}
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_fault_of_ours_keeps_its_traceback(assets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: Fake(seed, ZeroDivisionError("by\nnothing")))
+def test_a_fault_of_ours_keeps_its_traceback(assets, tmp_path, answer, capsys):
+    answer(ZeroDivisionError("by\nnothing"))
     assert run(assets, tmp_path, *live()) == 1
     told = capsys.readouterr()
     assert "Traceback" in told.err
     assert told.out.splitlines()[-1] == "Live: FAILED: ZeroDivisionError: by nothing"
 
 
-def test_progress_tells_pairs_time_and_cost(capsys):
-    show = _Printer(3)
-    show(Progress(2, 8, 0.5, 4.0))
-    assert capsys.readouterr().err == ""  # no terminal: only the end is told
-    show(Progress(8, 8, 2.0, 16.0))
-    show(Progress(8, 8, float("nan"), 16.0))
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
-        "opinion 3: 8 of 8 pairs, 0 s left, $2.0000 so far",
-        "opinion 3: 8 of 8 pairs, 0 s left, price unknown",
-    ]
-
-
-@pytest.mark.usefixtures("offline")
-def test_all_opinions_share_one_ledger_that_is_closed_at_the_end(assets, tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr(LivePool, "judge_of", lambda self, seed, ledger: opened.append(ledger) or Fake(seed))
-    assert run(assets, tmp_path, *live("--ledger", str(tmp_path / "given.sqlite"))) == 0
-    assert [ledger.path.name for ledger in opened] == ["given.sqlite"] * 4
-    assert len(set(map(id, opened))) == 1
-    with pytest.raises(LedgerError, match="is closed"):
-        opened[0].do(spending)
-
-
-@pytest.mark.usefixtures("offline")
 def test_the_real_pool_is_measured_through_the_judge_server(assets, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with JudgeServer() as server:
