@@ -103,7 +103,7 @@ def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_
 def world(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
     """Two processes of torchrun that train every agent, then disagree, and where they write."""
     out = tmp_path_factory.mktemp("world")
-    return begin(2, Path(__file__).parent / "torchrun_jobs.py", policies[0], out), out
+    return begin(2, policies[0], out), out
 
 
 def test_two_processes_train_as_one(

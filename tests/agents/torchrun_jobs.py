@@ -1,4 +1,4 @@
-"""What two processes of torchrun do in the tests: `python torchrun_jobs.py POLICY OUT`."""
+"""What two processes of torchrun do in the tests: `python torchrun_jobs.py POLICY OUT`, or nothing but meet."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_e
 
 from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
+from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.errors import AlpacaFarmError
 from alpacafarm_env.wrappers.vector import AddScore
 
@@ -63,5 +64,6 @@ def disagree(policy: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    for job in (train, disagree):
+    Processes().together(lambda: None)
+    for job in (train, disagree) if len(sys.argv) > 1 else ():
         job(sys.argv[1], Path(sys.argv[2]))
