@@ -10,8 +10,6 @@ responses to an instruction the surrogate's favourite is taken; how often did th
 Needs scikit-learn: pip install "alpacafarm-env[recorded]".
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -31,17 +29,16 @@ from ..harness.report import Figure, Table, settings_table, text_table, write_re
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
 from . import report as words
-from .data import POOLS, PROTOCOLS, Array, Judged, read_judged
-from .features import Features
+from .data import POOLS, PROTOCOLS, Array, Features, Judged, read_judged
 from .models import QUICK, SURROGATES, score
 from .summary import BEST_OF_N_COLUMNS, CHOOSERS, NEAR_REFERENCE, accuracy_rows, best_of_n_rows, model_rows
 
 NAME: Final = "recorded_surrogate"
 NUM_QUICK_INSTRUCTIONS: Final = 160
-FOLDS: Final = 5
-QUICK_FOLDS: Final = 2
+FOLDS: Final = (5, 2)
+"""Of a full and of a quick study."""
 BOTH_PROTOCOLS: Final = ("majority", "longer", "length_list", "length_list_weighted", "linear", "trees")
-"""Also tested with instructions shared between training and test, to show what that is worth."""
+"""Also tested with instructions shared between training and test, to show how much that helps."""
 Key = tuple[str, str]
 """Protocol or pool, and surrogate."""
 
@@ -87,7 +84,7 @@ def run(options: SurrogateOptions) -> int:
         raise DataError(f'{NAME}: needs the package scikit-learn. Install it: pip install "alpacafarm-env[recorded]"')
     dataset = recorded_dataset(folder)
     judged = read_judged(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
-    folds = QUICK_FOLDS if options.quick else FOLDS
+    folds = FOLDS[options.quick]
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
     with options.study(NAME, config) as study:
         wanted, features = plans(options, judged), Features(judged)

@@ -1,7 +1,5 @@
 """The surrogates' numbers for people: tables, figures, and sentences computed from the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -32,30 +30,29 @@ ENOUGH: Final = 2.0
 
 
 def texts(rows: pd.DataFrame) -> pd.DataFrame:
-    """The columns of the accuracy tables as text, a line for each row; "–" for what one model does not have."""
-    span = {
-        name: _texts(rows[f"{name}_low"], form).str.cat(_texts(rows[f"{name}_high"], form), " to ")
-        for name, form in {"accuracy": "{:.1%}", "auc": "{:.3f}"}.items()
-    }
+    """The columns of the accuracy tables as text; "–" for what one model does not have."""
+
+    def text(values: "pd.Series[Any]", form: str) -> "pd.Series[Any]":
+        return values.map(form.format).where(values.notna())
+
+    error = text(100 * rows.standard_error, " ± {:.1f}").fillna("")
     found = {
         "who": rows.surrogate.map(WHO),
-        "accuracy": _texts(rows.accuracy, "{:.1%}"),
-        "95 %": span["accuracy"],
-        "AUC": _texts(rows.auc, "{:.3f}"),
-        "95 % ": span["auc"],
-        "AUC within a model": _texts(rows.auc_within_model, "{:.3f}"),
-        "over the baseline": _texts(100 * rows.difference, "{:+.1f}").str.cat(
-            _texts(100 * rows.standard_error, " ± {:.1f}").fillna("")
-        ),
-        "standard errors": _texts(rows.z, "{:+.1f}"),
-        "models ahead": _texts(rows.models_ahead, "{:.0f}").str.cat(rows.num_models.astype(str), " of "),
+        "accuracy": text(rows.accuracy, "{:.1%}"),
+        "95 %": text(rows.accuracy_low, "{:.1%}").str.cat(text(rows.accuracy_high, "{:.1%}"), " to "),
+        "AUC": text(rows.auc, "{:.3f}"),
+        "95 % ": text(rows.auc_low, "{:.3f}").str.cat(text(rows.auc_high, "{:.3f}"), " to "),
+        "AUC within a model": text(rows.auc_within_model, "{:.3f}"),
+        "over the baseline": text(100 * rows.difference, "{:+.1f}").str.cat(error),
+        "standard errors": text(rows.z, "{:+.1f}"),
+        "models ahead": text(rows.models_ahead, "{:.0f}").str.cat(rows.num_models.astype(str), " of "),
         "pairs": rows.num_pairs.astype(str),
     }
     return pd.DataFrame(found).fillna("–")
 
 
 def accuracy_tables(rows: pd.DataFrame) -> list[Table]:
-    """For each protocol and group of models a table with a line for each surrogate."""
+    """A table for each protocol and group of models, a line for each surrogate."""
     tables = []
     for (protocol, group), own in rows.groupby(["protocol", "group"], sort=False):
         which, cells = "Near-reference" if group == NEAR_REFERENCE else "All", texts(own)
@@ -66,15 +63,12 @@ def accuracy_tables(rows: pd.DataFrame) -> list[Table]:
 def best_of_n_table(rows: pd.DataFrame) -> Table:
     """Best-of-n at n of 1, 2, 4 ... and all."""
     header = ("pool", "chosen by", "n", "win rate, %", "95 %", "over the longest, points", "own score", "characters")
-    shown = rows[rows.n.isin((1, 2, 4, 8, 16)) | (rows.n == rows.groupby("pool").n.transform("max"))]
-    lines = [
-        (
-            *(row["pool"], TITLES[row["chooser"]], str(row["n"]), f"{row['win_rate']:.1f}"),
-            *(f"{row['low']:.1f} to {row['high']:.1f}", _points(row, "over_longest")),
-            *(f"{row['proxy']:.2f}", f"{row['length']:.0f}"),
-        )
-        for row in shown.to_dict("records")
-    ]
+    lines = []
+    shown = rows.n.isin((1, 2, 4, 8, 16)) | (rows.n == rows.groupby("pool").n.transform("max"))
+    for row in rows[shown].to_dict("records"):
+        span, points = f"{row['low']:.1f} to {row['high']:.1f}", _points(row, "over_longest")
+        words = (row["pool"], TITLES[row["chooser"]], str(row["n"]), f"{row['win_rate']:.1f}")
+        lines.append((*words, span, points, f"{row['proxy']:.2f}", f"{row['length']:.0f}"))
     return Table(header, lines, "Win rate by the recorded judge of the best of n responses by left-out models")
 
 
@@ -123,10 +117,6 @@ def _curve(rows: Sequence[Mapping[Any, Any]]) -> Verdict:
 def _points(row: Mapping[Any, Any], name: str) -> str:
     value, low, high = (signed(row[key], "%") for key in (name, f"{name}_low", f"{name}_high"))
     return f"{value} ({low} to {high})"
-
-
-def _texts(values: pd.Series[Any], form: str) -> pd.Series[Any]:
-    return values.map(form.format).where(values.notna())
 
 
 def draw_accuracy(rows: pd.DataFrame, note: str) -> Drawing:

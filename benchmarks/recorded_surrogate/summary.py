@@ -1,12 +1,9 @@
-"""Accuracy and AUC on left-out models beside the baselines, and what best-of-n by a surrogate is truly worth.
+"""Accuracy and AUC on left-out models next to the baselines, and what best-of-n by a surrogate is truly worth.
 
-Accuracy is the mean over models of each model's share of right predictions. Models are the unit that is resampled: the
-verdicts of one model stand or fall together. The error of a difference is the larger one of two: over models alone, and
-over models and instructions both (Cameron, Gelbach and Miller 2011, two-way clusters), for all models answer the same
-instructions.
+Accuracy is the mean over models of each one's share of right predictions. Models are resampled, as the verdicts on one
+stand or fall together. The error of a difference is the larger one of two: with models as clusters, and with models
+and instructions, since all models answer the same ones (Cameron, Gelbach and Miller 2011, two-way clusters).
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -38,16 +35,15 @@ Scores = Mapping[tuple[str, str], Array]
 
 
 def accuracy_rows(judged: Judged, scores: Scores) -> list[Row]:
-    """A row for each protocol, group of models and surrogate, each beside the strongest baseline on the same pairs."""
+    """A row for each protocol, group of models and surrogate, next to the strongest baseline on the same pairs."""
     rows = []
     for (protocol, name), found in scores.items():
-        baselines = [rival for rival in BASELINES if (protocol, rival) in scores]
+        rivals = {rival: scores[protocol, rival] for rival in BASELINES if (protocol, rival) in scores}
         for group, members in {NEAR_REFERENCE: judged.near, "all": np.ones_like(judged.near)}.items():
             tested = judged.decisive & ~np.isnan(found) & members[:, None]
             if tested.any():
-                row = {"protocol": protocol, "group": group, "surrogate": name, "is_baseline": name in BASELINES}
+                row: Row = {"protocol": protocol, "group": group, "surrogate": name, "is_baseline": name in BASELINES}
                 row |= _quality(judged, found, tested, f"{protocol} {group}")
-                rivals = {rival: scores[protocol, rival] for rival in baselines}
                 rows.append(row | _beside(judged, found, rivals, tested, name))
     return rows
 
@@ -74,7 +70,7 @@ def hits(judged: Judged, scores: Array) -> Array:
 def auc(scores: Array, labels: Array, weights: Array | None = None) -> float:
     """Chance that a pair that was won scores higher than one that was lost, ties counting half; NaN for one kind.
 
-    Without weights these are whole and half numbers until the one division, where scikit-learn sums up rounded areas.
+    Whole and half numbers until the one division, where scikit-learn adds up rounded areas.
     """
     weight = np.ones(len(scores)) if weights is None else weights
     _, level = np.unique(scores, return_inverse=True)
@@ -86,12 +82,10 @@ def auc(scores: Array, labels: Array, weights: Array | None = None) -> float:
 def two_way_error(values: Array, tested: Mask) -> float:
     """Standard error of the mean over models (rows) of the mean over instructions of `values` [M, N] where tested.
 
-    The larger one of the error with models as clusters and with models and instructions as clusters. By hand, since
-    the two-way clusters of statsmodels have another correction for few clusters, and may give no error at all.
+    By hand, since the two-way clusters of statsmodels have another correction for few clusters, or give no error.
     """
     kept = tested.any(axis=1)
-    values, tested = values[kept], tested[kept]
-    count = len(values)
+    values, tested, count = values[kept], tested[kept], int(kept.sum())
     if count < 2:
         return float("nan")
     share = tested / tested.sum(axis=1, keepdims=True) / count
@@ -106,12 +100,11 @@ def _quality(judged: Judged, scores: Array, tested: Mask, key: str) -> Row:
     count, right = len(kept), _by_model(hits(judged, scores), tested)
     flat, labels = scores[tested], judged.credits[tested]
     spread: dict[str, Sequence[float | None]] = {"accuracy": (None, None), "auc": (None, None)}
-    if count > 1:  # a model resampled is itself each time, which is no interval of width 0
+    if count > 1:  # one model resampled is always itself, which is no interval of width 0
         rng, place = keyed_rng(0, "recorded_surrogate", key), np.searchsorted(kept, np.nonzero(tested)[0])
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES)
-        spread["accuracy"] = percentiles(drawn @ right / count)
-        areas = [auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn]
-        spread["auc"] = percentiles(np.array(areas))
+        areas = np.array([auc(flat, labels, counts[place].astype(np.float64)) for counts in drawn])
+        spread = {"accuracy": percentiles(drawn @ right / count), "auc": percentiles(areas)}
     row: Row = {"num_models": count, "num_pairs": int(tested.sum())}
     for name, value in {"accuracy": float(right.mean()), "auc": auc(flat, labels)}.items():
         row |= {name: value, f"{name}_low": spread[name][0], f"{name}_high": spread[name][1]}
@@ -139,14 +132,14 @@ def _by_model(values: Array, tested: Mask) -> Array:
 def best_of_n_rows(judged: Judged, scores: Scores) -> list[Row]:
     """A row for each pool, chooser and n: the judge's recorded win rate, and the chooser's own score, of its choice.
 
-    An instruction counts where every candidate of the pool has a verdict; with fewer than two there are no rows. The
-    mean is over all subsets of n candidates.
+    The mean is over all subsets of n candidates. An instruction counts where every candidate of the pool has a verdict;
+    with fewer than two there are no rows.
     """
     rows: list[Row] = []
     for title, pools in {"all models, in two halves": POOLS[:2], NEAR_REFERENCE: POOLS[2:]}.items():
         if all((pool, name) in scores for pool in pools for name in CHOOSERS):
             found = {chooser: choose(judged, scores, pools, chooser) for chooser in (*CHOOSERS, LONGEST, JUDGE)}
-            if found[JUDGE].shape[2] > 1:  # instructions on which every candidate has a verdict
+            if found[JUDGE].shape[2] > 1:
                 for chooser, chosen in found.items():
                     rows += _chooser_rows(title, chooser, chosen, found[LONGEST][0])
     return rows
@@ -168,14 +161,14 @@ def choose(judged: Judged, scores: Scores, pools: Sequence[str], chooser: str) -
 
 def _chooser_rows(pool: str, chooser: str, chosen: Array, longest: Array) -> list[Row]:
     rows: list[Row] = []
-    credit, own, length = chosen
+    credit = chosen[0]
     peak = int(credit.mean(axis=1).argmax())
-    for k, (now, proxy, characters) in enumerate(zip(credit, own, length, strict=True)):
+    for k, (now, proxy, length) in enumerate(zip(*chosen, strict=True)):
         row = {"pool": pool, "chooser": chooser, "n": k + 1, **_span("win_rate", 100 * now, PERCENT)}
         row |= {"low": row["win_rate_low"], "high": row["win_rate_high"], **_span("proxy", proxy)}
         for name, other in {"gain": credit[0], "over_longest": longest[k], "after_peak": credit[peak]}.items():
             row |= _span(name, 100 * (now - other))
-        rows.append(row | {"length": float(characters.mean()), "num_instructions": len(now)})
+        rows.append(row | {"length": float(length.mean()), "num_instructions": len(now)})
     return rows
 
 
