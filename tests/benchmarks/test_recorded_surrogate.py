@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
 
 from alpacafarm_env.benchmarks.harness.study import Study
-from alpacafarm_env.benchmarks.recorded_surrogate import command, data, models, networks, summary
+from alpacafarm_env.benchmarks.recorded_surrogate import command, data, models, networks, results
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError
@@ -43,7 +43,7 @@ def world(seed=0, rate=lambda m: 0.3 + 0.07 * m):
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
-    monkeypatch.setattr(summary, "NUM_RESAMPLES", 50)
+    monkeypatch.setattr(results, "NUM_RESAMPLES", 50)
 
 
 @pytest.fixture(scope="module")
@@ -151,23 +151,23 @@ def test_a_model_that_always_wins_weighs_nothing():
 def test_auc_counts_ties_half_and_agrees_with_the_library():
     from sklearn.metrics import roc_auc_score
 
-    assert summary.auc(np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])) == pytest.approx(0.75)
-    assert np.isnan(summary.auc(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
+    assert results.auc(np.array([1.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])) == pytest.approx(0.75)
+    assert np.isnan(results.auc(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
     rng = keyed_rng(0, "auc")
     scores, labels, weights = rng.integers(0, 9, 200) * 1.0, rng.integers(0, 2, 200) * 1.0, rng.random(200)
-    assert summary.auc(scores, labels, weights) == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights))
+    assert results.auc(scores, labels, weights) == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights))
 
 
 def test_the_error_counts_models_and_instructions_as_clusters():
     each = np.array([0.1, 0.4, 0.3, 0.9])
     tested = np.ones((4, 50), dtype=bool)
     by_model = np.tile(each[:, None], (1, 50))
-    assert summary.two_way_error(by_model, tested) == pytest.approx(each.std(ddof=1) / 2)
+    assert results.two_way_error(by_model, tested) == pytest.approx(each.std(ddof=1) / 2)
     # All models alike: the models alone would say 0, yet there are 50 instructions.
     values = keyed_rng(0, "rows").random(50)
     shared = np.tile(values, (4, 1))
-    assert summary.two_way_error(shared, tested) == pytest.approx(values.std() / np.sqrt(50) * np.sqrt(3 / 4), rel=0.2)
-    assert np.isnan(summary.two_way_error(shared[:1], tested[:1]))
+    assert results.two_way_error(shared, tested) == pytest.approx(values.std() / np.sqrt(50) * np.sqrt(3 / 4), rel=0.2)
+    assert np.isnan(results.two_way_error(shared[:1], tested[:1]))
 
 
 def test_best_of_n_equals_the_mean_over_all_subsets():
@@ -177,23 +177,23 @@ def test_best_of_n_equals_the_mean_over_all_subsets():
     judged = replace(judged, credits=credits)
     reward = keyed_rng(1, "reward").random((M, N))
     scores = {(pool, name): reward for pool in data.POOLS for name in (models.CHOSEN, models.BASELINE)}
-    rows = {(r["pool"], r["chooser"], r["n"]): r for r in summary.best_of_n_rows(judged, scores)}
+    rows = {(r["pool"], r["chooser"], r["n"]): r for r in results.best_of_n_rows(judged, scores)}
     members = np.flatnonzero(judged.near)
     kept = [i for i in range(N) if not np.isnan(credits[members, i]).any()]
     assert len(kept) == (N - 1 if 2 in members else N)
     length = np.array([[len(text) for text in row] for row in judged.outputs])
     for n in (1, 2, 3, len(members)):
-        for chooser, by in ((models.CHOSEN, reward), (summary.JUDGE, credits)):
+        for chooser, by in ((models.CHOSEN, reward), (results.JUDGE, credits)):
             picks = [credits[max(group, key=lambda m: by[m, i]), i] for i in kept for group in combinations(members, n)]
             row = rows["near_reference", chooser, n]
             assert row["win_rate"] == pytest.approx(100 * np.mean(picks))
             assert row["num_instructions"] == len(kept)
         longest = [max(length[list(group), i]) for i in kept for group in combinations(members, n)]
-        assert rows["near_reference", summary.LONGEST, n]["length"] == pytest.approx(np.mean(longest))
-    judge = [rows["near_reference", summary.JUDGE, n]["win_rate"] for n in range(1, len(members) + 1)]
+        assert rows["near_reference", results.LONGEST, n]["length"] == pytest.approx(np.mean(longest))
+    judge = [rows["near_reference", results.JUDGE, n]["win_rate"] for n in range(1, len(members) + 1)]
     assert judge == sorted(judge)
     for (pool, chooser, n), row in rows.items():
-        longest = rows[pool, summary.LONGEST, n]["win_rate"]
+        longest = rows[pool, results.LONGEST, n]["win_rate"]
         assert row["over_longest"] == pytest.approx(row["win_rate"] - longest), chooser
         assert row["gain"] == pytest.approx(row["win_rate"] - rows[pool, chooser, 1]["win_rate"])
 
@@ -206,7 +206,7 @@ def test_each_surrogate_stands_beside_the_strongest_baseline_on_its_own_pairs():
     some = truth.copy()
     some[:, 20:] = np.nan
     scores = {("disjoint", "longer"): -truth, ("disjoint", "majority"): half, ("disjoint", "trees"): some}
-    rows = {(row["surrogate"], row["group"]): row for row in summary.accuracy_rows(judged, scores)}
+    rows = {(row["surrogate"], row["group"]): row for row in results.accuracy_rows(judged, scores)}
     row = rows["trees", "all"]
     assert (row["beside"], row["num_pairs"], row["models_ahead"]) == ("majority", 20 * M, M)
     assert (row["accuracy"], row["auc"], row["difference"]) == (1, 1, pytest.approx(0.5))
@@ -219,7 +219,7 @@ def test_one_near_reference_model_has_no_interval(tmp_path):
     assert judged.near.sum() == 1
     noise = keyed_rng(0, "one model").normal(size=(2, M, N))
     scores = {("disjoint", "longer"): noise[0], ("disjoint", "trees"): noise[1] + judged.credits}
-    table = summary.accuracy_rows(judged, scores)
+    table = results.accuracy_rows(judged, scores)
     (row,) = (row for row in table if (row["group"], row["surrogate"]) == ("near_reference", "trees"))
     missing = ("accuracy_low", "accuracy_high", "auc_low", "auc_high", "standard_error", "z")
     assert [row[name] for name in missing] == [None] * 6
@@ -242,7 +242,7 @@ def test_a_pool_without_two_whole_instructions_has_no_best_of_n():
     judged = replace(judged, credits=np.where(hole, np.nan, judged.credits))
     scores = {(pool, name): np.zeros((M, N)) for pool in data.POOLS for name in (models.CHOSEN, models.BASELINE)}
     assert judged.near.all()
-    assert summary.best_of_n_rows(judged, scores) == []
+    assert results.best_of_n_rows(judged, scores) == []
 
 
 def test_texts_are_measured_and_hashed_once(planted, monkeypatch):
@@ -303,7 +303,7 @@ def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     ]
     assert np.mean(near) == pytest.approx(float(best["accuracy"]))
     drawn = rows_of(out / "best_of_n.csv")
-    assert {row["chooser"] for row in drawn} == {models.CHOSEN, models.BASELINE, summary.LONGEST, summary.JUDGE}
+    assert {row["chooser"] for row in drawn} == {models.CHOSEN, models.BASELINE, results.LONGEST, results.JUDGE}
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("accuracy.png", "best_of_n.png"))
     page = (out / "report.html").read_text(encoding="utf-8")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
@@ -349,7 +349,7 @@ def test_the_published_verdicts_and_what_length_alone_says_of_them():
     scores = {
         ("disjoint", name): models.score(judged, features, models.SURROGATES[name], "disjoint", 5) for name in names
     }
-    rows = {row["surrogate"]: row for row in summary.accuracy_rows(judged, scores) if row["group"] == "near_reference"}
+    rows = {row["surrogate"]: row for row in results.accuracy_rows(judged, scores) if row["group"] == "near_reference"}
     # Counted independently; another selection of eight models was published with 67.1 and 69.2 %.
     assert rows["longer"]["accuracy"] == pytest.approx(0.675, abs=0.001)
     assert rows[models.BASELINE]["accuracy"] == pytest.approx(0.697, abs=0.005)
