@@ -7,9 +7,6 @@ Sandbox: win rates of several generators by source of the evaluation set; how wi
 adds the stored answers and policies of a finished `method_ranking`. Recorded, with --data or ALPACAFARM_DATA: win rates
 of real models by source, agreement of GPT-4's and Claude's leaderboards, how many instructions tell two models apart.
 
-A seed is another answer of each generator and another opinion of each judge; both are averaged over the seeds before
-an interval is taken over the instructions.
-
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), on its evaluation data.
 """
 
@@ -49,7 +46,7 @@ FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pair
 
 @dataclass(frozen=True)
 class ProtocolOptions(StudyOptions):
-    """Measures the evaluation protocol: sources, agreement with live users, power, judges' leaderboards."""
+    """Measures the evaluation protocol: sources, agreement with held-out users, power, judges' leaderboards."""
 
     seeds: int = 3
     """Number of answers of each generator, each judged with another opinion."""
@@ -102,7 +99,7 @@ def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
     print("\n".join(["", *mode, *found, note]))
     tables["Win rates by source"] = report.rate_table(frame, "sources")
     tables["Win rates on held-out instructions"] = report.rate_table(frame, "live")
-    tables["What the live users ask"] = report.mixture_table(frame)
+    tables["What the held-out users ask"] = report.mixture_table(frame)
     drawings, figures = report.drawings(frame, note), []
     for name in FIGURES:
         file = study.out / f"{name}.png"
@@ -119,7 +116,7 @@ def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
 
 
 def recorded_digest(folder: Path, judged: str) -> str:
-    """Hash of all files of the folder that are read: those that `judged` covers, and the published leaderboards."""
+    """Hash of what is read of the folder: the files that `judged` covers, and the published leaderboards."""
     found = hashlib.sha256(judged.encode())
     for file in sorted((folder / "extras").glob("leaderboard_*")):
         found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())

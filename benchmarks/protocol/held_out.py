@@ -1,7 +1,7 @@
 """Instructions that no split has: as held-out users of the sandbox ask them, and as the evaluation set asks.
 
-Held-out users ("live" in the tables) mix differently what varies in the world's instructions. Only frequencies shift,
-since gold reads no other wordings.
+Held-out users ("live" in the tables) ask with other frequencies of all that varies in the world's instructions, but
+with its wordings, since gold reads no others.
 """
 
 from collections import Counter

@@ -44,10 +44,7 @@ FIGURES: Final = ("spearman", "kendall", "r2")
 
 
 def judge_all(answered: Iterable[Row], asked: Mapping[str, Question], judge: str) -> dict[str, Credits]:
-    """Set -> a judge's verdicts against the reference; the answers of seed s are judged with seed s.
-
-    `answered` are rows of generator, set, seed and answers.
-    """
+    """Set -> a judge's verdicts against the reference; the answers of seed s are judged with seed s."""
     found: dict[str, Any] = {which: {} for which in asked}
     for row in answered:
         question, oracle = asked[row["set"]], sandbox.judge(judge, row["seed"])

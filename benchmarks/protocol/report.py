@@ -179,7 +179,7 @@ def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
             figure = draw_sources(own, f"Win rate by source; bars are one standard error ({level})", f"Level: {told}.")
             found[f"sources_{level}"] = (f"Win rates by source, {level}", figure)
     if (rates.part == "live").any():
-        found["live"] = ("The 805 against live users", draw_live(rows, "Level: sandbox (simulation)."))
+        found["live"] = ("The 805 against held-out users", draw_live(rows, "Level: sandbox (simulation)."))
     if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
         found["judges"] = ("GPT-4 against Claude", draw_judges(rows, "Level: recorded."))
     if (rows.figure == "told_apart").any():
@@ -217,7 +217,7 @@ def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
     judges = live[live.figure == "win_rate"].groupby("judge", sort=False)
     figure, axes = _panels(len(judges), 7.4, 7.0)
     kinds = (
-        (LIVE, "live users", COLORS[0], ("o", COLORS[0])),
+        (LIVE, "held-out users", COLORS[0], ("o", COLORS[0])),
         (FRESH, "drawn anew with eval’s mixture", COLORS[1], ("s", "none")),
     )
     points = {}
