@@ -1,12 +1,6 @@
 """Rows of the table: win rates, agreement of two evaluations over generators, paired tests of generators.
 
-Intervals of win rates are over instructions, after averaging over seeds; those of agreements are percentiles of
-resamples (`harness.agreement`). For r^2 these are shifted on the scale of Fisher's z so that their median is the
-measured one, since resampling adds noise to win rates that have it already: of simulated evaluations of 8 to 20
-generators such intervals held the median r^2 in 88 to 90 %, plain percentiles in 60 to 91 %.
-
-Paired tests use the first n of shuffled instructions; the share of pairs told apart at p < .05 is averaged over
-shuffles. Upstream asks the same of one shuffle: the least n at which the 90 % quantile of p is below .05.
+report.html.j2 says how each is measured.
 """
 
 import math
@@ -52,10 +46,9 @@ _UNKNOWN: Final = (math.nan, math.nan)
 def make_row(
     figure: str, subject: str, other: str, value: float, bounds: Sequence[float] = _UNKNOWN, **more: float | None
 ) -> Row:
-    """A figure of a subject against, within or under `other`, with the bounds of its 95 % interval.
+    """A figure of a subject against, within or under `other`, with its 95 % interval; what is not finite is left empty.
 
-    More: the standard_error of the value, its number of instructions n and of models (or pairs of them), and the
-    paper's value. What is not finite becomes an empty cell.
+    More: standard_error, the number of instructions n, of models (or pairs of them), and the paper's value.
     """
     numbers = {"value": value, "low": bounds[0], "high": bounds[1], "standard_error": more.pop("standard_error", None)}
     known = {key: float(x) if x is not None and math.isfinite(x) else None for key, x in numbers.items()}
@@ -149,7 +142,11 @@ def _resampled(side: Any, name: str, seed: int, resamples: int) -> tuple[Array, 
 
 
 def bounds_of(figure: str, x: Array, y: Array, resampled: Sequence[Array]) -> Sequence[float]:
-    """The 95 % interval of an agreement of x and y [M] by resamples [R, M]; NaN where nothing is known."""
+    """The 95 % interval of an agreement of x and y [M] by resamples [R, M]; NaN where nothing is known.
+
+    For r^2 it is shifted on the scale of Fisher's z so that its median is the measured one, since resampling adds noise
+    to win rates that have it already.
+    """
     if figure != "r2":
         rows = agreement.spearman_rows if figure == "spearman" else agreement.kendall_rows
         return agreement.percentiles(rows(*resampled))
@@ -164,13 +161,8 @@ def bounds_of(figure: str, x: Array, y: Array, resampled: Sequence[Array]) -> Se
 def p_values(gaps: Array, sizes: Sequence[int], repeats: int) -> Array:
     """Two-sided p of paired t-tests on the first instructions of each shuffle: [repeats, sizes, pairs].
 
-    Without spread p is 1 for equal means, else 0. Running totals give all sizes in one pass, where scipy's test would
-    read the instructions anew for each.
-
-    Args:
-        gaps: Differences [B, pairs], NaN = a verdict is missing: that instruction is left out.
-        sizes: Rising numbers of instructions, at most B.
-        repeats: Number of shuffles.
+    `gaps` are differences [B, pairs], NaN = a verdict is missing, which is left out; `sizes` rise to at most B. Without
+    spread p is 1 for equal means, else 0. Running totals give all sizes in one pass, unlike scipy's test.
     """
     found = np.empty((repeats, len(sizes), gaps.shape[1]))
     starts = [0, *sizes[:-1]]

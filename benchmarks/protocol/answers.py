@@ -1,8 +1,7 @@
 """The protocol's generators and the cells of their answers.
 
-The sandbox's own: writers (the crowd, the reference written again, the stand-ins for models behind an API), the
-shipped SFT policy, and best of 4 and of 16 of its samples by the shipped reward model. From a finished method ranking:
-its stored answers to the evaluation instructions, and its saved policies' answers to the others.
+The sandbox's own: writers, the shipped SFT policy, and best of 4 and of 16 of its samples by the shipped reward model.
+From a finished method ranking: its stored answers to the evaluation instructions, its saved policies' to the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

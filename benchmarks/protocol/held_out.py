@@ -25,13 +25,11 @@ WITH_INPUT: Final = 0.05
 VERBS: Final = {"explain": 6.0, "tell": 6.0, "write": 4.0, "give": 3.0, "suggest": 3.0, "rewrite": 3.0}
 """Weights of root verbs, 1 for all others."""
 GREETINGS: Final = {"": 0.55, "Hi! ": 0.12, "Can you help me? ": 0.12, "Please ": 0.1}
-"""Shares; the other greetings have equal parts of the rest. All eight are equally frequent in the splits."""
+"""Shares; the other greetings have equal parts of the rest."""
 ASKS_FORM: Final = 0.2
-"""Share that asks for a list or a sentence; 60 % in the splits."""
+"""Share that asks for a list or a sentence; 60 % in the splits, where all else is equally frequent."""
 COUNTS: Final = {"two": 0.15, "three": 0.45, "four": 0.05, "five": 0.35}
-"""Shares of the numbers asked for; equal in the splits."""
 CATEGORIES: Final = {category.name: 1 / rank for rank, category in enumerate(world.CATEGORIES[::-1], start=1)}
-"""Weights, largest for the world's last category; equal in the splits."""
 _OPENINGS: Final = {text for text in tasks.wordings() if not text.startswith(" ")}
 _ENDINGS: Final = {text for text in tasks.wordings() if not text or text.startswith(" ")}
 _HOMES: Final = {

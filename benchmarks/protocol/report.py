@@ -46,16 +46,15 @@ Points = dict[str, tuple[Estimate, Estimate]]
 
 
 def judge_name(judge: Any) -> str:
-    """What readers call a judge; another one by its own name."""
+    """What readers call a judge."""
     return JUDGES.get(judge, str(judge))
 
 
 def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
     """The figures in `NAMES` of some parts of the table."""
     header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", "models", "paper")
-    row: Any
     lines = []
-    for row in rows[rows.part.isin(parts) & rows.figure.isin(NAMES)].itertuples():
+    for row in _pick(rows[rows.part.isin(parts) & rows.figure.isin(NAMES)]):
         form, none = (".0f", "never") if row.figure == "needed_for_90" else (".3f", "–")
         value, low, high = (_text(number, form, none) for number in (row.value, row.low, row.high))
         span = "–" if math.isnan(row.low) and math.isnan(row.high) else f"{low} to {high}"
@@ -69,10 +68,9 @@ def rate_table(rows: pd.DataFrame, part: str) -> Table:
     """A line for each judge and generator, a column for each source or set."""
     found = rows[(rows.part == part) & (rows.figure == "win_rate")]
     columns, lines = found.other.unique(), []
-    row: Any
     for (level, judge, subject), own in found.groupby(["level", "judge", "subject"], sort=False):
         cells = dict.fromkeys(columns, "–")
-        for row in own.dropna(subset="value").itertuples():
+        for row in _pick(own.dropna(subset="value")):
             error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.1f}"
             cells[row.other] = f"{row.value:.1f}{error} ({row.n:.0f})"
         lines.append((str(level), judge_name(judge), str(subject), *cells.values()))

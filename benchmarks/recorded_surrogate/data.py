@@ -115,11 +115,8 @@ def read_judged(dataset: RecordedDataset, num_instructions: int | None = None) -
 def parts(judged: Judged, protocol: str, folds: int, *, diagonal: bool = False) -> Iterator[tuple[Mask, Mask]]:
     """(train, test), both [M, N], of a protocol, or of a best-of-n pool (its models left out, instructions disjoint).
 
-    Args:
-        judged: The table.
-        protocol: One of `PROTOCOLS` or `POOLS`.
-        folds: Folds of models, and of instructions.
-        diagonal: Of the disjoint folds only those with equal numbers: one fit a fold, 1 / folds of the pairs tested.
+    `folds` are of models, and of instructions. `diagonal`: of the disjoint folds only those with equal numbers, which
+    test 1 / folds of the pairs.
     """
     by_model = np.where(judged.members(protocol), 0, -1) if protocol in POOLS else judged.model_folds(folds)
     count = 1 if protocol == "models" else folds
