@@ -27,7 +27,7 @@ OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best
 
 @pytest.fixture(scope="module", autouse=True)
 def no_other_world():
-    """Drawing all splits anew takes seconds: some instructions that no split has stand in for another evaluation set."""
+    """Drawing all splits anew takes seconds: other instructions that no split has stand in for an evaluation set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "generate", lambda seed: {EVAL: [*islice(fresh_instructions(SANDBOX, seed), 60)]})
         yield

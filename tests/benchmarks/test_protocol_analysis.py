@@ -62,7 +62,7 @@ def test_win_rates_and_agreement_of_sources_by_hand():
 def test_two_generators_give_no_agreement_and_a_generator_of_one_side_is_left_out():
     one = credits_of([0.2, 0.5, 0.8, 0.4], 50)
     assert analysis.agreement_rows({"a": one, "b": credits_of([0.2, 0.5], 60, 1)}, 20) == []
-    rows = analysis.agreement_rows({"a": one, "b": credits_of([0.2] * 3, 60, 1)}, 20)
+    rows = analysis.agreement_rows({"a": credits_of([0.2] * 3, 60, 1), "b": one}, 20)
     assert {(row["models"], row["n"]) for row in rows} == {(3, 50)}
 
 
