@@ -1,13 +1,10 @@
-"""Who answers the protocol's instructions, and what is kept of the answers.
+"""The protocol's generators and the cells of their answers.
 
-The sandbox's own: writers (the crowd, the reference written once more, the stand-ins for models behind an API), the
-shipped SFT policy, and best of 4 and of 16 of its samples by the shipped reward model. From a finished method ranking:
-its stored answers to the evaluation instructions, and answers of the policies it saved to the others.
+The sandbox's own: writers, the shipped SFT policy, and best of 4 and of 16 of its samples by the shipped reward model.
+From a finished method ranking: its stored answers to the evaluation instructions, its saved policies' to the others.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,98 +19,81 @@ from ..harness.runner import Cell, quiet
 from ..harness.stored import MANIFEST, file_name, read_stored
 from ..harness.study import Row
 from ..methods.methods import StandIn
-from .live import EVAL, Question
+from .held_out import EVAL, Question
 
 Asked = Mapping[str, Question]
 """Set -> its instructions."""
-Answers = dict[str, dict[str, list[str]]]
-"""Generator -> set of instructions -> its answers, one each; a set that it did not answer is absent."""
+Answers = Iterator[tuple[str, str, Sequence[str]]]
+"""Generator, set of instructions and its answers."""
 Answer = Callable[[Asked, int], Answers]
-"""What answers sets of instructions with a seed."""
-Answering = tuple[str, int, Answer]
-"""Name, seed and who answers; one may be several generators."""
+"""Answers sets of instructions with a seed."""
 WRITERS: Final = {"crowd": writers.CROWD, "reference_again": writers.REFERENCE, **writers.API_MODELS}
 BEST_OF: Final = (4, 16)
-BOTH: Final = ("instructions", "responses")
 RANKING: Final = "method_ranking"
 UNFINISHED: Final = f"--ranking: expected a file of a finished {RANKING}. Run that command to its end first."
 SHARED: Final = ("sft", "gpt4", "chatgpt", "davinci001")
 """Methods of a ranking that are generators here already."""
 RANKED: Final = "ranked "
-"""How the names of generators from a ranking begin."""
+"""Prefix of the generators from a ranking."""
 
 
-def answering(made: Iterable[Answering], asked: Callable[[], Asked]) -> list[Cell]:
-    """The cells of a study that answer: a row for each generator and set."""
+def cells(asked: Callable[[], Asked], seeds: Sequence[int], ranking: Path | None) -> list[Cell]:
+    """The cells that answer, each with a row for each of its generators and sets.
+
+    Raises:
+        DataError: The folder of the ranking is no finished one.
+        CheckpointError: One of its files is gone or damaged.
+    """
+    own: dict[str, Answer] = {name: partial(answer_by_writer, name) for name in WRITERS}
+    own |= {"sft": partial(answer_by_policy, "sft", sandbox.POLICY), "best_of_n": answer_by_best_of_n}
+    made = [(name, seed, answer) for name, answer in own.items() for seed in seeds]
+    made += ranked(ranking, seeds) if ranking else []
     return [
-        Cell.silent(f"answers of {name}, seed {seed}", partial(_rows, who, asked, seed)) for name, seed, who in made
+        Cell.silent(f"answers of {name}, seed {seed}", partial(_rows, answer, asked, seed))
+        for name, seed, answer in made
     ]
 
 
 def _rows(answer: Answer, asked: Callable[[], Asked], seed: int) -> list[Row]:
     return [
-        {"generator": name, "set": which, "seed": seed, "answers": answers}
-        for name, by_set in answer(asked(), seed).items()
-        for which, answers in by_set.items()
+        {"generator": name, "set": which, "seed": seed, "answers": list(texts)}
+        for name, which, texts in answer(asked(), seed)
     ]
 
 
-def collect(rows: Iterable[Row]) -> dict[str, dict[str, dict[int, list[str]]]]:
-    """Generator -> set -> seed -> answers, of the finished cells."""
-    found: dict[str, dict[str, dict[int, list[str]]]] = {}
-    for row in rows:
-        found.setdefault(row["generator"], {}).setdefault(row["set"], {})[row["seed"]] = row["answers"]
-    return found
-
-
-def own(seeds: Sequence[int]) -> Iterator[Answering]:
-    """The sandbox's own generators."""
-    made: dict[str, Answer] = {name: partial(answer_by_writer, name, habits) for name, habits in WRITERS.items()}
-    made |= {"sft": lambda *asked: {"sft": answer_by_policy(sandbox.POLICY, *asked)}, "best_of_n": answer_by_best_of_n}
-    return ((name, seed, answer) for name, answer in made.items() for seed in seeds)
-
-
-def answer_by_writer(name: str, habits: writers.Writer, asked: Asked, seed: int) -> Answers:
+def answer_by_writer(name: str, asked: Asked, seed: int) -> Answers:
     """A writer's answers."""
-    writer = StandIn(name, habits, seed)
-    return {name: {which: list(writer.act(question.instructions)) for which, question in asked.items()}}
+    writer = StandIn(name, WRITERS[name], seed)
+    return ((name, which, writer.act(question.instructions)) for which, question in asked.items())
 
 
 def answer_by_best_of_n(asked: Asked, seed: int) -> Answers:
-    """Best of the first 4, and of 16 samples, by the shipped surrogate; a smaller run's samples are the first ones."""
+    """The best of the first 4, and of all 16 samples, by the shipped surrogate."""
     from ...agents import BestOfN, BestOfNConfig
     from ...oracles.registry import make_oracle
 
     quiet()
     config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_RESPONSE_TOKENS, batch_size=512)
-    agent = BestOfN(
-        _policy(sandbox.POLICY), make_oracle("surrogate", dataset=sandbox.SANDBOX), config=config, seed=seed
-    )
-    found: Answers = {f"best_of_{num}": {} for num in BEST_OF}
+    proxy = make_oracle("surrogate", dataset=sandbox.SANDBOX)
+    agent = BestOfN(_policy(sandbox.POLICY), proxy, config=config, seed=seed)
     for which, question in asked.items():
         samples = agent.sample(question.instructions)
         for num in BEST_OF:
-            best = np.argmax(samples.rewards[:, :num], axis=1)
-            found[f"best_of_{num}"][which] = [row[i] for row, i in zip(samples.responses, best.tolist(), strict=True)]
-    return found
+            best = np.argmax(samples.rewards[:, :num], axis=1).tolist()
+            yield f"best_of_{num}", which, [row[i] for row, i in zip(samples.responses, best, strict=True)]
 
 
-def answer_by_policy(folder: Path, asked: Asked, seed: int) -> dict[str, list[str]]:
+def answer_by_policy(name: str, folder: Path, asked: Asked, seed: int) -> Answers:
     """A saved policy's answers at temperature 0.7."""
     from ...agents import PolicyActor
 
     quiet()
     actor = PolicyActor(_policy(folder), seed=seed)
-    return {which: list(actor.act(question.instructions)) for which, question in asked.items()}
+    return ((name, which, actor.act(question.instructions)) for which, question in asked.items())
 
 
-def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[Answering]:
-    """The methods of a finished ranking, seeds that both have, without those that are here already.
-
-    Raises:
-        DataError: The folder is no finished method ranking.
-        CheckpointError: One of its files is gone or damaged.
-    """
+def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, int, Answer]]:
+    """Name, seed and answers of a finished ranking's methods: seeds that both have, methods not in `SHARED`."""
     manifest = read_stored(folder / MANIFEST, shape={"cells": {"done": list}}, remedy=UNFINISHED)
     if manifest.get("name") != RANKING or manifest.get("complete") is not True:
         raise DataError(
@@ -123,7 +103,7 @@ def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[Answering]:
     for path in sorted((folder / "cells").glob("*.json")):
         content = read_stored(path, "key", "rows", shape={"rows": [{"seed": object}]}, remedy=UNFINISHED)
         key, rows = content["key"], content["rows"]
-        # Of a method of one's own that was edited since, the folder has the cells of its earlier sources too.
+        # The folder also keeps cells of earlier sources of a method of one's own that was edited.
         if key not in manifest["cells"]["done"] or not rows or rows[0].get("method") in (*SHARED, None):
             continue
         # A method that learns from no feedback has a row for each and one run for both.
@@ -134,12 +114,13 @@ def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[Answering]:
 
 
 def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Asked, seed: int) -> Answers:
-    """Stored answers to the evaluation instructions, the saved policy's, if there is one, to the others.
+    """The stored answers to the evaluation instructions and the saved policy's, if there is one, to the others.
 
     Raises:
         DataError: An evaluation instruction has no stored answer.
     """
-    content = read_stored(stored, *BOTH, shape=dict.fromkeys(BOTH, list), remedy=UNFINISHED)
+    both = ("instructions", "responses")
+    content = read_stored(stored, *both, shape=dict.fromkeys(both, list), remedy=UNFINISHED)
     known = dict(zip(content["instructions"], content["responses"], strict=True))
     wanted = [str(row) for row in asked[EVAL].instructions]
     if missing := [text for text in wanted if text not in known]:
@@ -147,9 +128,10 @@ def answer_as_ranked(name: str, stored: Path, policy: Path, asked: Asked, seed: 
             f"{stored}: expected an answer to each of {len(wanted)} evaluation instructions, got none to "
             f"{len(missing)} of them, such as {missing[0]!r}. Rank all instructions, or take --quick here too."
         )
-    others = {which: question for which, question in asked.items() if which != EVAL}
-    more = answer_by_policy(policy, others, seed) if policy.is_dir() else {}
-    return {name: {EVAL: [known[text] for text in wanted], **more}}
+    yield name, EVAL, [known[text] for text in wanted]
+    if policy.is_dir():
+        others = {which: question for which, question in asked.items() if which != EVAL}
+        yield from answer_by_policy(name, policy, others, seed)
 
 
 @cache

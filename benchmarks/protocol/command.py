@@ -2,19 +2,13 @@
 
     python -m alpacafarm_env.benchmarks.protocol [--quick] [--seeds N] [--data FOLDER] [--ranking FOLDER] [--out DIR]
 
-Sandbox: win rates of several generators on each of the five sources of the evaluation set; how win rates on the
-evaluation set agree (r^2, Spearman) with those on instructions of simulated live users, which no split has; how many
-instructions tell two generators apart. --ranking takes the stored answers and policies of a finished `method_ranking`
-in as further generators. Recorded, where --data or ALPACAFARM_DATA is given: win rates of real models by source, how
-GPT-4's and Claude's leaderboards agree, how many instructions tell two real models apart.
-
-A seed is another answer of each generator and another opinion of each judge; both are averaged over the seeds before
-an interval is taken over the instructions.
+Sandbox: win rates of several generators by source of the evaluation set; how win rates on the evaluation set agree
+(r^2, Spearman) with those on held-out users' instructions; how many instructions tell two generators apart. --ranking
+adds the stored answers and policies of a finished `method_ranking`. Recorded, with --data or ALPACAFARM_DATA: win rates
+of real models by source, agreement of GPT-4's and Claude's leaderboards, how many instructions tell two models apart.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), on its evaluation data.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -29,24 +23,20 @@ import tyro
 
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
-from ...sandbox import SANDBOX
 from ..harness.estimates import frame_of
 from ..harness.plots import write_png
 from ..harness.report import SIMULATION, Figure, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
-from . import recorded as protocol_recorded
-from . import report as words
-from . import sandbox as protocol_sandbox
-from .answers import answering, collect, own, ranked
-from .live import questions
+from . import answers, levels, report
+from .held_out import questions
 
 NAME: Final = "protocol"
 NUM_EVAL: Final = (805, 201)
 """Evaluation instructions of a full and of a quick study."""
 NUM_LIVE: Final = (400, 100)
-"""Live, and as many fresh, instructions."""
+"""Held-out users' instructions, and fresh ones."""
 REPEATS: Final = (20, 5)
 """Shuffles of the paired tests."""
 RESAMPLES: Final = (2_000, 200)
@@ -55,7 +45,7 @@ FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pair
 
 @dataclass(frozen=True)
 class ProtocolOptions(StudyOptions):
-    """Measures the evaluation protocol: sources, agreement with live users, power, judges' leaderboards."""
+    """Measures the evaluation protocol: sources, agreement with held-out users, power, judges' leaderboards."""
 
     seeds: int = 3
     """Number of answers of each generator, each judged with another opinion."""
@@ -66,64 +56,55 @@ class ProtocolOptions(StudyOptions):
 
 
 def run(options: ProtocolOptions) -> int:
-    """Answers, judges, compares, prints and writes."""
-    seeds, quick = range(options.seeds), options.quick
-    num_eval, num_live = NUM_EVAL[quick], NUM_LIVE[quick]
-    asked = cache(partial(questions, SANDBOX, num_eval, num_live))  # drawn when first asked for
-    made = [*own(seeds), *(ranked(options.ranking, seeds) if options.ranking else ())]
-    folder = options.data or os.environ.get(DATA_VARIABLE)
+    """Answers, judges, compares, prints and writes; returns the exit status."""
+    quick, ranking, folder = options.quick, options.ranking, options.data or os.environ.get(DATA_VARIABLE)
+    asked = cache(partial(questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
+    cells = answers.cells(asked, range(options.seeds), ranking)
     dataset = recorded_dataset(folder) if folder else None
     sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}
-    sources = dict(sandbox_sources())
-    if options.ranking is not None:
-        sources["--ranking"] = partial(ranking_content, options.ranking)
-    with options.study(NAME, {"num_eval": num_eval, "num_live": num_live, **sizes}, sources=sources) as study:
-        cells = answering(made, asked)
+    sources = dict(sandbox_sources()) | ({"--ranking": partial(ranking_content, ranking)} if ranking else {})
+    config = {"num_eval": NUM_EVAL[quick], "num_live": NUM_LIVE[quick], **sizes}
+    with options.study(NAME, config, sources=sources) as study:
         answered = run_cells(study, cells, last=False)
         parts = []
         if answered:
-            done = [cell.key for cell in cells if cell.key in study.done]
-            names = hashlib.sha256(json.dumps(done).encode()).hexdigest()[:16]
-            parts.append(
-                Cell.silent(f"sandbox {names}", lambda: protocol_sandbox.rows_of(collect(answered), asked(), **sizes))
-            )
+            done = json.dumps([cell.key for cell in cells if cell.key in study.done])
+            names = hashlib.sha256(done.encode()).hexdigest()[:16]
+            parts.append(Cell.silent(f"sandbox {names}", lambda: levels.sandbox_rows(answered, asked(), **sizes)))
         if dataset is not None:
             digest = recorded_digest(dataset.path, judgements_digest(dataset))
-            parts.append(Cell.silent(f"recorded {digest[:16]}", partial(protocol_recorded.rows_of, dataset, **sizes)))
+            parts.append(Cell.silent(f"recorded {digest[:16]}", partial(levels.recorded_rows, dataset, **sizes)))
         rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
-        write_results(study, rows, quick=options.quick)
+        write_results(study, rows, quick=quick)
         return study.finish()
 
 
 def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
-    """Table, figures, report and manifest, and the summary on stdout.
-
-    A figure that an earlier call left and this one has no rows for is removed.
-    """
+    """Table, figures, report and manifest, and the summary on stdout; removes figures without rows."""
     study.write_table(rows)
     frame, num_seeds = frame_of(rows), len(study.seeds)
-    found, levels = words.findings(frame), frame.level.unique().tolist()
+    found, levels = report.findings(frame), frame.level.unique().tolist()
     seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} in the sandbox."
-    note = f"Level: {', '.join(words.LEVELS[level] for level in levels)}. {seeds}"
-    tables = {
-        "Agreement of two evaluations over generators": words.agreement_table(frame, "live", "judges"),
-        "Agreement between sources": words.agreement_table(frame, "sources"),
-        "Telling models apart": words.agreement_table(frame, "pairs"),
-    }
+    note = f"Level: {', '.join(report.LEVELS[level] for level in levels)}. {seeds}"
     mode = ["A quick run: a smaller study of the same shape, for a look at it."] if quick else []
+    tables = {
+        "Agreement of two evaluations over generators": report.agreement_table(frame, "live", "judges"),
+        "Agreement between sources": report.agreement_table(frame, "sources"),
+        "Telling models apart": report.agreement_table(frame, "pairs"),
+    }
     print("\n\n".join(f"{title}\n{text_table(table)}" for title, table in tables.items() if table.rows))
     print("\n".join(["", *mode, *found, note]))
-    tables["Win rates by source"] = words.rate_table(frame, "sources")
-    tables["Win rates on held-out instructions"] = words.rate_table(frame, "live")
-    tables["What the live users ask"] = words.mixture_table(frame)
-    drawings, figures = words.drawings(frame, note), []
+    tables["Win rates by source"] = report.rate_table(frame, "sources")
+    tables["Win rates on held-out instructions"] = report.rate_table(frame, "live")
+    tables["What the held-out users ask"] = report.mixture_table(frame)
+    drawings, figures = report.drawings(frame, note), []
     for name in FIGURES:
         file = study.out / f"{name}.png"
         if name in drawings:
-            title, draw = drawings[name]
-            figures.append((title, Figure(write_png(file, draw()), f"{title}. {note}")))
+            title, drawing = drawings[name]
+            figures.append((title, Figure(write_png(file, drawing), f"{title}. {note}")))
         else:
             file.unlink(missing_ok=True)
     values: dict[str, Any] = {"said": [*mode, SIMULATION, *found, note], "tables": tables, "figures": figures}
@@ -134,7 +115,7 @@ def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
 
 
 def recorded_digest(folder: Path, judged: str) -> str:
-    """Hash of all files of the folder that are read: those that `judged` covers, and the published leaderboards."""
+    """Hash of what is read of the folder: the files that `judged` covers, and the published leaderboards."""
     found = hashlib.sha256(judged.encode())
     for file in sorted((folder / "extras").glob("leaderboard_*")):
         found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -144,8 +125,8 @@ def recorded_digest(folder: Path, judged: str) -> str:
 def ranking_content(folder: Path) -> Content:
     """The content of a ranking's stored answers and saved policies, whatever its place."""
     policies = {policy.parent.name: hash_model(policy) for policy in sorted(folder.glob("runs/*/policy"))}
-    answers = {"evaluations": hash_folder(folder / "evaluations")}
-    return {f"{name}/{file}": found for name, files in (answers | policies).items() for file, found in files.items()}
+    content = {"evaluations": hash_folder(folder / "evaluations"), **policies}
+    return {f"{name}/{file}": found for name, files in content.items() for file, found in files.items()}
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -1,22 +1,31 @@
-"""The protocol's rows for people: tables, and sentences computed from the numbers."""
-
-from __future__ import annotations
+"""The protocol's rows for people: tables, figures, and sentences computed from the numbers."""
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
+from ...statistics import Interval
+from ..harness.estimates import Estimate
+from ..harness.plots import COLORS, place_labels, titled
 from ..harness.report import Table, Verdict, sentences
-from .figures import draw_judges, draw_live, draw_pairs, draw_sources, judge_name
-from .live import EVAL, FRESH, LIVE
-from .pairs import ALL, BAND_NAMES, SAME, SET_SIZE, UPSTREAM
-from .sandbox import CROSS, NO_INPUT
+from .analysis import ALL, BANDS, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
+from .answers import RANKED
+from .held_out import EVAL, FRESH, LIVE
+from .levels import CROSS, NO_INPUT
 
 LEVELS: Final = {"sandbox": "Sandbox (simulation)", "recorded": "Recorded (stored verdicts on real models)"}
+JUDGES: Final = {
+    "sim_eval": "p_sim^eval",
+    "human": "16 simulated human raters",
+    "gpt4": "GPT-4",
+    "claude": "Claude",
+    "gpt4, models of Claude's table": "GPT-4, models of Claude's table",
+}
 NAMES: Final = {
     "r2": "r²",
     "spearman": "Spearman",
@@ -27,18 +36,23 @@ NAMES: Final = {
     "gap_found_4_of_5": "gap found with a chance of 80 %, points",
     "sets_that_need_300_or_fewer": "share of random sets that need 300 or fewer",
 }
-"""The figures of the tables of agreement; win rates, curves and shares are told elsewhere."""
+"""Figures in the tables of agreement."""
 PAIRS_NOTE: Final = (
     "Bands: middle 95 % of the shuffles. In brackets: number of pairs, of all seeds. Dashed: 90 % and upstream's 300. "
 )
+Points = dict[str, tuple[Estimate, Estimate]]
+
+
+def judge_name(judge: Any) -> str:
+    """What readers call a judge."""
+    return JUDGES.get(judge, str(judge))
 
 
 def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
-    """Every figure but win rates, curves and shares."""
+    """The figures in `NAMES` of some parts of the table."""
     header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", "models", "paper")
-    row: Any
     lines = []
-    for row in rows[rows.part.isin(parts) & rows.figure.isin(NAMES)].itertuples():
+    for row in _pick(rows[rows.part.isin(parts) & rows.figure.isin(NAMES)]):
         form, none = (".0f", "never") if row.figure == "needed_for_90" else (".3f", "–")
         value, low, high = (_text(number, form, none) for number in (row.value, row.low, row.high))
         span = "–" if math.isnan(row.low) and math.isnan(row.high) else f"{low} to {high}"
@@ -49,13 +63,12 @@ def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
 
 
 def rate_table(rows: pd.DataFrame, part: str) -> Table:
-    """A line a judge and generator, a column a source or set: win rate, standard error and n."""
+    """A line for each judge and generator, a column for each source or set."""
     found = rows[(rows.part == part) & (rows.figure == "win_rate")]
     columns, lines = found.other.unique(), []
-    row: Any
     for (level, judge, subject), own in found.groupby(["level", "judge", "subject"], sort=False):
         cells = dict.fromkeys(columns, "–")
-        for row in own.dropna(subset="value").itertuples():
+        for row in _pick(own.dropna(subset="value")):
             error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.1f}"
             cells[row.other] = f"{row.value:.1f}{error} ({row.n:.0f})"
         lines.append((str(level), judge_name(judge), str(subject), *cells.values()))
@@ -65,31 +78,11 @@ def rate_table(rows: pd.DataFrame, part: str) -> Table:
 def mixture_table(rows: pd.DataFrame) -> Table:
     """How far the sets are from the evaluation set, and the share of each value in each set."""
     shares = rows[rows.part == "mixture"].pivot(index=["figure", "other"], columns="subject", values="value")
-    # What a set never has is a share of 0, and the evaluation set is at no distance from itself.
+    # A value that a set never has is a share of 0, and the evaluation set has no distance from itself.
     cells = shares.reindex(columns=[EVAL, LIVE, FRESH]).fillna(0).sort_index().map("{:.3f}".format).reset_index()
     cells = cells.sort_values("figure", key=lambda names: ~names.str.startswith("total"), kind="stable")
-    return Table(
-        ("what", "value", EVAL, LIVE, FRESH),
-        cells.to_numpy().tolist(),
-        "Total variation: half the sum of the differences.",
-    )
-
-
-def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Callable[[], Drawing]]]:
-    """File -> title and how it is drawn, of what there are rows for."""
-    rates = rows[rows.figure == "win_rate"]
-    found: dict[str, tuple[str, Callable[[], Drawing]]] = {}
-    for level in LEVELS:
-        if ((rates.part == "sources") & (rates.level == level)).any():
-            draw = partial(draw_sources, rows, level, f"Level: {LEVELS[level]}.")
-            found[f"sources_{level}"] = (f"Win rates by source, {level}", draw)
-    if (rates.part == "live").any():
-        found["live"] = ("The 805 against live users", partial(draw_live, rows, "Level: sandbox (simulation)."))
-    if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
-        found["judges"] = ("GPT-4 against Claude", partial(draw_judges, rows, "Level: recorded."))
-    if (rows.figure == "told_apart").any():
-        found["pairs"] = ("How many instructions tell models apart", partial(draw_pairs, rows, PAIRS_NOTE + note))
-    return found
+    note = "Total variation: half the sum of the differences."
+    return Table(("what", "value", EVAL, LIVE, FRESH), cells.to_numpy().tolist(), note)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
@@ -97,7 +90,8 @@ def findings(rows: pd.DataFrame) -> list[str]:
     told = rows.assign(text=[_span(row, ".3f") for row in rows.itertuples()], who=rows.judge.map(judge_name))
     told["at"] = told.level.str.capitalize() + ", " + told.who
     told["share"] = [_span(row, ".1%") for row in rows.itertuples()]
-    parts = {name: list(tell(told[told.part == name])) for name, tell in _PARTS.items()}
+    tell = {"sources": _sources, "live": _live, "judges": _judges, "pairs": _pairs}
+    parts = {name: list(of(told[told.part == name])) for name, of in tell.items()}
     return sentences("protocol/findings.txt.j2", **parts, upstream=UPSTREAM, set_size=SET_SIZE)
 
 
@@ -114,21 +108,18 @@ def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _live(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """Whether live users' r^2 is as high as that of instructions drawn anew, whose noise is the same."""
-    for judge in rows[rows.figure == "r2"].judge.unique():
-        own = rows[rows.judge == judge]
-        told: dict[Any, Any] = {(row.figure, row.other): row for row in own[own.subject == EVAL].itertuples()}
-        live, fresh = told["r2", LIVE], told.get(("r2", FRESH))
-        numbers: dict[str, Any] = {
-            "live": live,
-            "fresh": fresh,
-            "spearman": told["spearman", LIVE],
-            "crossed": judge == CROSS,
-        }
-        numbers["few"] = [row for (name, other), row in told.items() if name == "r2" and other not in (LIVE, FRESH)]
-        numbers["shift"] = [*own[(own.figure == "shift") & (own.subject == LIVE)].itertuples()]
-        numbers["bare"] = [*own[(own.figure == "r2") & (own.subject == NO_INPUT)].itertuples()]
-        yield Verdict("live_users_agree_as_much_as_noise_allows", fresh and live.value >= fresh.low, numbers)
+    """Whether held-out users' r^2 is as high as that of fresh instructions, which have the same noise."""
+    for judge, own in rows.groupby("judge", sort=False):
+        r2 = {(row.subject, row.other): row for row in _pick(own, figure="r2")}
+        live, fresh = r2.pop((EVAL, LIVE), None), r2.pop((EVAL, FRESH), None)
+        if live is None:
+            continue
+        (spearman,) = _pick(own, figure="spearman", subject=EVAL, other=LIVE)
+        numbers: dict[str, Any] = {"live": live, "fresh": fresh, "spearman": spearman, "crossed": judge == CROSS}
+        numbers["few"] = [row for (subject, _), row in r2.items() if subject == EVAL]
+        numbers["bare"] = [row for (subject, _), row in r2.items() if subject == NO_INPUT]
+        numbers["shift"] = _pick(own, figure="shift", subject=LIVE)
+        yield Verdict("held_out_users_agree_as_much_as_noise_allows", fresh and live.value >= fresh.low, numbers)
 
 
 def _judges(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -142,24 +133,26 @@ def _judges(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def _pairs(rows: pd.DataFrame) -> Iterator[Verdict]:
     """Whether 90 % of the pairs are told apart, and from how many instructions on."""
     for at, own in rows.groupby("at", sort=False):
-        curve, power = own[own.figure == "told_apart"], own[own.figure == "gap_found_4_of_5"]
-        last = curve[curve.subject == ALL].iloc[-1]
-        needs = own[(own.figure == "needed_for_90") & (own.subject == ALL)].iloc[0]
+        curve = own[own.figure == "told_apart"]
+        whole, (needs,) = _pick(curve, subject=ALL), _pick(own, figure="needed_for_90", subject=ALL)
         low, high = (_text(end, ".0f", "never") for end in (needs.low, needs.high))
-        numbers: dict[str, Any] = {
+        numbers = {
             "at": at,
-            "last": last,
+            "last": whole[-1],
             "needed": f"{needs.value:.0f} [{low}, {high}]",
-            "gap": power.iloc[-1],
+            "gap": _pick(own, figure="gap_found_4_of_5")[-1],
+            "upstream": [row for row in whole if row.n == UPSTREAM],
+            "close": _pick(curve, subject=BANDS[1], n=whole[-1].n),
+            "sets": _pick(own, figure="sets_that_need_300_or_fewer"),
+            "null": _pick(curve, subject=SAME)[-1:],
         }
-        numbers["upstream"] = [*curve[(curve.subject == ALL) & (curve.n == UPSTREAM)].itertuples()]
-        numbers["close"] = [*curve[(curve.subject == BAND_NAMES[1]) & (curve.n == last.n)].itertuples()]
-        numbers["sets"] = [*own[own.figure == "sets_that_need_300_or_fewer"].itertuples()]
-        numbers["null"] = [*curve[curve.subject == SAME].itertuples()][-1:]
         yield Verdict("nine_in_ten_are_told_apart", not math.isnan(needs.value), numbers)
 
 
-_PARTS: Final = {"sources": _sources, "live": _live, "judges": _judges, "pairs": _pairs}
+def _pick(rows: pd.DataFrame, **where: Any) -> list[Any]:
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return [*rows.itertuples()]
 
 
 def _text(value: float, form: str, none: str = "–") -> str:
@@ -170,3 +163,140 @@ def _span(row: Any, form: str) -> str:
     """A value with its interval."""
     bounds = "" if math.isnan(row.low) else f" [{row.low:{form}}, {row.high:{form}}]"
     return _text(row.value, form) + bounds
+
+
+def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
+    """File -> title and figure, of what there are rows for."""
+    rates = rows[rows.figure == "win_rate"]
+    found = {}
+    for level, told in LEVELS.items():
+        own = rates[(rates.part == "sources") & (rates.level == level)]
+        if len(own):
+            figure = draw_sources(own, f"Win rate by source; bars are one standard error ({level})", f"Level: {told}.")
+            found[f"sources_{level}"] = (f"Win rates by source, {level}", figure)
+    if (rates.part == "live").any():
+        found["live"] = ("The 805 against held-out users", draw_live(rows, "Level: sandbox (simulation)."))
+    if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
+        found["judges"] = ("GPT-4 against Claude", draw_judges(rows, "Level: recorded."))
+    if (rows.figure == "told_apart").any():
+        found["pairs"] = ("How many instructions tell models apart", draw_pairs(rows, PAIRS_NOTE + note))
+    return found
+
+
+def draw_sources(rates: pd.DataFrame, title: str, note: str) -> Drawing:
+    """A panel for each judge, a line for each generator, a mark for each source."""
+    judges = rates.groupby("judge", sort=False)
+    figure, axes = _panels(len(judges), 6.2, 1 + 0.27 * judges.subject.nunique().max())
+    for axis, (judge, own) in zip(axes, judges, strict=True):
+        whole = own[own.other == "all"].sort_values("value", kind="stable")
+        places = pd.Series(range(len(whole)), index=whole.subject)
+        sources = own[own.other != "all"].groupby("other", sort=False)
+        for number, (source, found) in enumerate(sources):
+            y = found.subject.map(places) - 0.6 * ((number + 0.5) / len(sources) - 0.5)
+            style: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "markersize": 3.5, "elinewidth": 0.8}
+            error, label = found.standard_error.fillna(0), f"{source} (n = {found.n.max():.0f})"
+            axis.errorbar(found.value, y, xerr=error, fmt="o", label=label, **style)
+        axis.plot(whole.value, places, "|", color="black", markersize=13, label="all")
+        axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
+        axis.set_yticks(places, places.index, fontsize=8)
+        axis.set(ylim=(-0.7, len(whole) - 0.3), xlabel="win rate against the reference (%)")
+        axis.set_title(judge_name(judge), fontsize=10, loc="left")
+        axis.grid(axis="y", color="#eeeeee")
+        axis.legend(fontsize=7, frameon=False, loc="lower right")
+    return titled(figure, title, note)
+
+
+def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
+    """A panel for each judge: win rates on held-out users' (filled) and fresh instructions (hollow) against eval."""
+    live = rows[rows.part == "live"]
+    told = live[(live.figure == "r2") & (live.subject == EVAL)].set_index(["judge", "other"]).value
+    judges = live[live.figure == "win_rate"].groupby("judge", sort=False)
+    figure, axes = _panels(len(judges), 7.4, 7.0)
+    kinds = (
+        (LIVE, "held-out users", COLORS[0], ("o", COLORS[0])),
+        (FRESH, "drawn anew with eval’s mixture", COLORS[1], ("s", "none")),
+    )
+    points = {}
+    for axis, (judge, own) in zip(axes, judges, strict=True):
+        on = {which: each.set_index("subject") for which, each in own.groupby("other")}
+        for which, who, color, (mark, fill) in kinds:
+            label = f"{who} (n = {on[which].n.iloc[0]:.0f})"
+            style: dict[str, Any] = {"fmt": mark, "color": color, "markerfacecolor": fill, "elinewidth": 0.7}
+            points[axis, which] = _draw_rates(axis, on[EVAL], on[which], label, **style)
+        ends = max(-3.0, own.value.min() - 8), min(103.0, own.value.max() + 8)
+        _finish(axis, ends, ends, "win rate on the evaluation set (%)", "win rate on the held-out set (%)")
+        words = [f"r² {which} {told[judge, which]:.3f}" for which in (LIVE, FRESH) if (judge, which) in told.index]
+        axis.set_title(f"{judge_name(judge)}: {', '.join(words)}", fontsize=10, loc="left")
+    figure = titled(figure, "Win rates on held-out instructions against those on the evaluation set", note)
+    for axis in axes:
+        place_labels(figure, axis, points[axis, LIVE])
+    return figure
+
+
+def draw_judges(rows: pd.DataFrame, note: str) -> Drawing:
+    """GPT-4's win rates against Claude's: published ones, and over them those with recorded verdicts by both."""
+    found = rows[(rows.part == "judges") & (rows.figure == "win_rate")].set_index("subject")
+    figure, (axis,) = _panels(1, 8.6, 7.8)
+    points: Points = {}
+    kinds = (("published", COLORS[0], "published tables"), ("recorded", COLORS[1], "verdicts in the folder"))
+    for kind, color, what in kinds:
+        x, y = (found[(found.judge == judge) & (found.other == kind)] for judge in ("gpt4", "claude"))
+        label = f"{what}: {x.index.isin(y.index).sum()} models"
+        points |= _draw_rates(axis, x, y, label, fmt="o", color=color, elinewidth=0.8)
+    low = min((estimate.mean for point in points.values() for estimate in point), default=0.0)
+    _finish(axis, (0, 100), (max(-3.0, low - 8), 103), "win rate by GPT-4 (%)", "win rate by Claude (%)")
+    figure = titled(figure, "The same models by two judges; bars are one standard error (recorded)", note)
+    place_labels(figure, axis, points)
+    return figure
+
+
+def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
+    """Share of pairs told apart against the number of instructions, a panel for each judge."""
+    judges = rows[(rows.part == "pairs") & (rows.figure == "told_apart")].groupby("judge", sort=False)
+    figure, axes = _panels(len(judges), 7.0, 3.6)
+    for axis, (judge, own) in zip(axes, judges, strict=True):
+        for number, (subject, curve) in enumerate(own[own.subject != SETS].groupby("subject", sort=False)):
+            color = "black" if subject == ALL else COLORS[(number - 1) % len(COLORS)]
+            low, high = (curve[end].fillna(curve.value) for end in ("low", "high"))
+            axis.fill_between(curve.n, low, high, color=color, alpha=0.12, linewidth=0)
+            style: dict[str, Any] = {"linestyle": ":" if subject == SAME else "-", "color": color, "linewidth": 1.8}
+            axis.plot(curve.n, curve.value, label=f"{subject} ({curve.models.iloc[0]:.0f})", **style)
+        axis.axhline(WANTED, color="#888888", linestyle="--", linewidth=1)
+        axis.axvline(UPSTREAM, color="#888888", linestyle="--", linewidth=1)
+        axis.set(ylim=(-0.02, 1.02), xlabel="instructions", ylabel="share of pairs told apart")
+        axis.set_title(f"{judge_name(judge)} ({own.level.iloc[0]})", fontsize=10, loc="left")
+        axis.grid(color="#eeeeee")
+        axis.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return titled(figure, "Pairs of models told apart by a paired t-test, p < .05", note)
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Drawing, list[Axes]]:
+    """A figure of panels, two in a row, with the size of each in inches."""
+    columns, lines = min(count, 2), -(-count // 2)
+    figure = Drawing(figsize=(1 + width * columns, 1 + height * lines), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # measures text
+    axes = figure.subplots(lines, columns, squeeze=False).ravel().tolist()
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return figure, axes[:count]
+
+
+def _draw_rates(axis: Axes, x: pd.DataFrame, y: pd.DataFrame, label: str, **style: Any) -> Points:
+    """Draws win rates that both have with one standard error each way; label -> where it belongs."""
+    x = x[x.index.isin(y.index)]
+    y = y.loc[x.index]
+    xerr, yerr = (side.standard_error.fillna(0) for side in (x, y))
+    axis.errorbar(x.value, y.value, xerr=xerr, yerr=yerr, markersize=5, label=label, **style)
+    estimates = [
+        [Estimate(Interval(row.value, math.nan, math.nan, 0), row.standard_error) for row in _pick(side)]
+        for side in (x, y)
+    ]
+    return dict(zip(x.index.str.removeprefix(RANKED), zip(*estimates, strict=True), strict=True))
+
+
+def _finish(axis: Axes, line: tuple[float, float], limits: tuple[float, float], x: str, y: str) -> None:
+    axis.plot(line, line, color="#bbbbbb", linestyle="--", linewidth=1, zorder=0)
+    axis.set(xlim=limits, ylim=limits, aspect="equal", xlabel=x, ylabel=y)
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")

@@ -10,10 +10,7 @@ responses to an instruction the surrogate's favourite is taken; how often did th
 Needs scikit-learn: pip install "alpacafarm-env[recorded]".
 """
 
-from __future__ import annotations
-
 import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,27 +20,24 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import tyro
 
-from ...data.load import DATA_VARIABLE, recorded_dataset
+from ...data.load import recorded_dataset
 from ...errors import DataError, did_you_mean
 from ..harness.estimates import frame_of
 from ..harness.plots import write_png
 from ..harness.report import Figure, Table, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
-from . import report as words
-from .data import POOLS, PROTOCOLS, Array, Judged, read_judged
-from .features import Features
+from . import results
+from .data import POOLS, PROTOCOLS, Features, Judged, read_judged
 from .models import QUICK, SURROGATES, score
-from .summary import BEST_OF_N_COLUMNS, CHOOSERS, NEAR_REFERENCE, accuracy_rows, best_of_n_rows, model_rows
+from .results import BEST_OF_N_COLUMNS, CHOOSERS, NEAR_REFERENCE
 
 NAME: Final = "recorded_surrogate"
 NUM_QUICK_INSTRUCTIONS: Final = 160
-FOLDS: Final = 5
-QUICK_FOLDS: Final = 2
+FOLDS: Final = (5, 2)
+"""Of a full and of a quick study."""
 BOTH_PROTOCOLS: Final = ("majority", "longer", "length_list", "length_list_weighted", "linear", "trees")
-"""Also tested with instructions shared between training and test, to show what that is worth."""
-Key = tuple[str, str]
-"""Protocol or pool, and surrogate."""
+"""Also tested with instructions shared between training and test, to show how much that helps."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ class SurrogateOptions(StudyOptions):
     """Which to try beside the baselines. Default: all; with --quick without the slowest two."""
 
 
-def plans(options: SurrogateOptions, judged: Judged) -> list[Key]:
+def plans(options: SurrogateOptions, judged: Judged) -> list[tuple[str, str]]:
     """(protocol or pool, surrogate) of every cell.
 
     Raises:
@@ -80,14 +74,11 @@ def plans(options: SurrogateOptions, judged: Judged) -> list[Key]:
 
 def run(options: SurrogateOptions) -> int:
     """Fits, tests, draws, prints and writes; returns the exit status."""
-    folder = options.data or os.environ.get(DATA_VARIABLE)
-    if not folder:
-        raise DataError(f"--data: expected a folder of recorded judgements, got none; set it, or {DATA_VARIABLE}.")
     if importlib.util.find_spec("sklearn") is None:
         raise DataError(f'{NAME}: needs the package scikit-learn. Install it: pip install "alpacafarm-env[recorded]"')
-    dataset = recorded_dataset(folder)
+    dataset = recorded_dataset(options.data)
     judged = read_judged(dataset, NUM_QUICK_INSTRUCTIONS if options.quick else None)
-    folds = QUICK_FOLDS if options.quick else FOLDS
+    folds = FOLDS[options.quick]
     config = {"data_sha256": dataset.sha256, "num_instructions": len(judged.instructions), "folds": folds}
     with options.study(NAME, config) as study:
         wanted, features = plans(options, judged), Features(judged)
@@ -107,26 +98,24 @@ def fit(judged: Judged, features: Features, protocol: str, name: str, folds: int
     return [{"cell": f"{protocol} {name}", "cpu_seconds": process_time() - start, "scores": found.tolist()}]
 
 
-def write_results(
-    study: Study, judged: Judged, scores: Mapping[Key, Array], judge: str, costs: Mapping[str, float]
-) -> None:
+def write_results(study: Study, judged: Judged, scores: results.Scores, judge: str, costs: Mapping[str, float]) -> None:
     """Prints the tables and what they say; writes table.csv, models.csv, best_of_n.csv, the figures and the report."""
     tested = {key: found for key, found in scores.items() if key[0] in PROTOCOLS}
-    accuracy, drawn = accuracy_rows(judged, tested), best_of_n_rows(judged, scores)
+    accuracy, drawn = results.accuracy_rows(judged, tested), results.best_of_n_rows(judged, scores)
     study.write_table(accuracy)
-    write_csv(study.out / "models.csv", model_rows(judged, tested))
+    write_csv(study.out / "models.csv", results.model_rows(judged, tested))
     write_csv(study.out / "best_of_n.csv", drawn, BEST_OF_N_COLUMNS)
     quality, curves = frame_of(accuracy), frame_of(drawn).reindex(columns=BEST_OF_N_COLUMNS)
-    tables, best = words.accuracy_tables(quality), words.best_of_n_table(curves)
-    said = words.findings(judged, judge, quality, curves)
+    tables, best = results.accuracy_tables(quality), results.best_of_n_table(curves)
+    said = results.findings(judged, judge, quality, curves)
     print(*(f"{table.caption}\n{text_table(table)}\n" for table in [*tables, best]), *said, sep="\n")
     note = f"Level recorded: {judge}, {judged.decisive.sum()} verdicts."
     figures = []
     if (quality.group == NEAR_REFERENCE).any():
-        png = write_png(study.out / "accuracy.png", words.draw_accuracy(quality, note))
+        png = write_png(study.out / "accuracy.png", results.draw_accuracy(quality, note))
         figures.append(Figure(png, f"Accuracy on the left-out near-reference models, 95 % over models. {note}"))
     if drawn:
-        png = write_png(study.out / "best_of_n.png", words.draw_best_of_n(curves, note))
+        png = write_png(study.out / "best_of_n.png", results.draw_best_of_n(curves, note))
         figures.append(Figure(png, f"Above the judge's verdicts, below the chooser's own score. {note}"))
     values: dict[str, Any] = {"findings": said, "figures": figures, "tables": tables, "best_of_n": best}
     values["costs"] = Table(("cell", "CPU seconds"), [(cell, f"{seconds:.1f}") for cell, seconds in costs.items()])

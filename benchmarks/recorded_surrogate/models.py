@@ -1,11 +1,9 @@
 """The surrogates and the baselines: who learns what from the recorded verdicts.
 
-Each learned one sees the same training pairs, from many models, most of which nearly always win. A model that wins a
-share p of its training pairs is weighted by 4 p (1 - p): of one that always wins there is nothing to be learned but
-that. The length-and-list baseline is there with and without these weights, and the stronger one is compared with.
+All learn from the same pairs of many models, most of which nearly always win. A model that wins a share p of its
+training pairs is weighted by 4 p (1 - p): one that always wins teaches nothing else. The length-and-list baseline
+exists with and without these weights, and comparisons are with the stronger one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..harness.runner import quiet
-from .data import Array, Indices, Judged, Mask, parts
-from .features import Features
+from .data import Array, Features, Indices, Judged, Mask, parts
 
 Predict = Callable[[Indices], Array]
 """Rows of the features -> log-odds, or any score that is above 0 for "the model is preferred"."""
@@ -32,7 +29,6 @@ class Surrogate:
     fit: Fit
     baseline: bool = False
     weighted: bool = True
-    """Whether the training models are weighted by what their verdicts can tell."""
     diagonal: bool = False
     """Too slow for all folds: tested on one in each row and column of them."""
 
@@ -43,8 +39,7 @@ def score(judged: Judged, features: Features, surrogate: Surrogate, protocol: st
     for train, test in parts(judged, protocol, folds, diagonal=surrogate.diagonal):
         rows = np.flatnonzero(train)
         weights = informativeness(judged, train) if surrogate.weighted else np.ones(len(rows))
-        predict = surrogate.fit(features, rows, judged.credits.ravel()[rows], weights)
-        scores[test] = predict(np.flatnonzero(test))
+        scores[test] = surrogate.fit(features, rows, judged.credits.ravel()[rows], weights)(np.flatnonzero(test))
     return scores
 
 
@@ -61,8 +56,7 @@ def _majority(features: Features, rows: Indices, labels: Array, weights: Array) 
 
 
 def _longer(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-    # Of equal lengths the reference: a rule must say something.
-    return lambda test: np.where(features.length_and_list[test, 1] > 0, 1.0, -1.0)
+    return lambda test: np.where(features.length_and_list[test, 1] > 0, 1.0, -1.0)  # for equal lengths the reference
 
 
 def _classifier(steps: Callable[[], Sequence[Any]], columns: str) -> Fit:
@@ -98,14 +92,11 @@ def _sparse() -> Sequence[Any]:
     return (SGDClassifier(loss="log_loss", alpha=1e-5, max_iter=5, tol=None, random_state=0),)
 
 
-def _network(encoder: str) -> Fit:
-    def fit(features: Features, rows: Indices, labels: Array, weights: Array) -> Predict:
-        from .networks import train
+def _network(encoder: str, *data: Any) -> Predict:
+    from .networks import train
 
-        quiet()  # sums in one order, and no fight over the cores
-        return train(encoder, features, rows, labels, weights)
-
-    return fit
+    quiet()  # sums in one order, and no fight over the cores
+    return train(encoder, *data)
 
 
 BASELINE: Final = "length_list_weighted"
@@ -113,6 +104,7 @@ CHOSEN: Final = "trees"
 """The surrogate that best-of-n is drawn with."""
 _LENGTH_LIST: Final = _classifier(partial(_logistic, 1.0), "length_and_list")
 _WORDS, _CHARACTERS = _classifier(_sparse, "words"), _classifier(_sparse, "characters")
+_BAG, _TRANSFORMER = partial(_network, "bag"), partial(_network, "transformer")
 SURROGATES: Final = {
     "majority": Surrogate("always the side that wins most often in training", _majority, True, False),
     "longer": Surrogate("the longer response wins", _longer, True, False),
@@ -123,8 +115,8 @@ SURROGATES: Final = {
     "characters": Surrogate("logistic: hashed character 3- to 5-grams, length, list", _CHARACTERS, diagonal=True),
     "linear": Surrogate("logistic: all measures of both texts", _classifier(partial(_logistic, 0.1), "dense")),
     CHOSEN: Surrogate("boosted trees: all measures of both texts", _classifier(_trees, "dense")),
-    "bag": Surrogate("small pairwise network over hashed words (torch)", _network("bag"), diagonal=True),
-    "transformer": Surrogate("tiny transformer reward model (torch)", _network("transformer"), diagonal=True),
+    "bag": Surrogate("small pairwise network over hashed words (torch)", _BAG, diagonal=True),
+    "transformer": Surrogate("tiny transformer reward model (torch)", _TRANSFORMER, diagonal=True),
 }
 QUICK: Final = tuple(name for name in SURROGATES if name not in ("characters", "transformer"))
 BASELINES: Final = tuple(name for name, surrogate in SURROGATES.items() if surrogate.baseline)

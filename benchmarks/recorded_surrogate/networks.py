@@ -1,11 +1,9 @@
-"""Two small reward models in torch, trained from nothing on the recorded pairs: no encoder is downloaded.
+"""Two small reward models in torch, trained from scratch on the recorded pairs: no encoder is downloaded.
 
-Both give one score to an (instruction, response) and take the difference between response and reference plus a bias as
-the log-odds of the verdict (Bradley and Terry). Words are hashed; log length and list of the pair are told beside the
-text, so that what they add to the length-and-list baseline is what they read.
+Each scores an (instruction, response); the difference between response and reference, plus a line in the pair's length
+and list features, is the log-odds of the verdict (Bradley and Terry). So what the networks add to the length-and-list
+baseline is what they read. Words are hashed.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
@@ -15,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...seeding import keyed_rng
-from .data import Array, Indices
-from .features import Features
+from .data import Array, Features, Indices
 
 BUCKETS: Final = 2**13
 LENGTHS: Final = {"bag": 256, "transformer": 80}
@@ -59,7 +56,7 @@ class Transformer(nn.Module):
     def forward(self, asked: Tensor, response: Tensor) -> Tensor:
         """As `Bag.forward`."""
         tokens = torch.cat([asked, response], dim=1)
-        # A text without a word would leave no key to attend to: the first place is always open.
+        # Without any word there would be no key to attend to: the first place is always open.
         hidden = (tokens == 0) & (torch.arange(tokens.shape[1]) > 0)
         states = self.layers(self.embed(tokens) + self.place, src_key_padding_mask=hidden)
         found: Tensor = self.head(_mean(states, tokens)).squeeze(1)
@@ -67,7 +64,7 @@ class Transformer(nn.Module):
 
 
 class Pairwise(nn.Module):
-    """score(response) - score(reference), plus a line in the measures of the pair."""
+    """score(response) - score(reference), plus a line in the features of the pair."""
 
     def __init__(self, encoder: str) -> None:
         super().__init__()
@@ -83,10 +80,7 @@ class Pairwise(nn.Module):
 
 
 def train(encoder: str, features: Features, rows: Indices, labels: Array, weights: Array) -> Callable[[Indices], Array]:
-    """Trains one network and returns its log-odds of rows of the features.
-
-    The draws depend on the rows alone, so a fit can be repeated to the last bit.
-    """
+    """Trains one network and returns its log-odds of rows of the features; the draws depend on the rows alone."""
     length = LENGTHS[encoder]
     asked, reference, response = (torch.from_numpy(tokens) for tokens in features.tokens(BUCKETS, length))
     line = torch.from_numpy(features.length_and_list).float()

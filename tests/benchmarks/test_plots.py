@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, write_png
-from alpacafarm_env.benchmarks.recorded_surrogate.report import draw_accuracy
-from alpacafarm_env.benchmarks.recorded_surrogate.summary import NEAR_REFERENCE
+from alpacafarm_env.benchmarks.recorded_surrogate.results import NEAR_REFERENCE, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])

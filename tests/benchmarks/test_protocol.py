@@ -3,36 +3,42 @@
 import csv
 import json
 import re
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
+from alpacafarm_env.benchmarks.harness.reward_models import fresh_instructions
 from alpacafarm_env.benchmarks.harness.stored import file_name
 from alpacafarm_env.benchmarks.harness.study import Study
-from alpacafarm_env.benchmarks.protocol import answers as protocol_answers
+from alpacafarm_env.benchmarks.protocol import answers, held_out, levels, report
 from alpacafarm_env.benchmarks.protocol import command as protocol
-from alpacafarm_env.benchmarks.protocol import sandbox as protocol_sandbox
+from alpacafarm_env.benchmarks.protocol.analysis import make_row, placed, rate_row
 from alpacafarm_env.benchmarks.protocol.command import ProtocolOptions, main, run
-from alpacafarm_env.benchmarks.protocol.figures import draw_judges, draw_live
-from alpacafarm_env.benchmarks.protocol.live import EVAL, FRESH, LIVE, questions
-from alpacafarm_env.benchmarks.protocol.report import findings
-from alpacafarm_env.benchmarks.protocol.sandbox import NO_INPUT, judge_all
-from alpacafarm_env.benchmarks.protocol.statistics import make_row, placed, rate_row
+from alpacafarm_env.benchmarks.protocol.held_out import EVAL, FRESH, LIVE, questions
+from alpacafarm_env.benchmarks.protocol.report import draw_judges, draw_live, findings
 from alpacafarm_env.errors import CheckpointError, DataError
-from alpacafarm_env.oracles.base import compare
-from alpacafarm_env.sandbox import POLICY, SANDBOX, judge
+from alpacafarm_env.oracles.registry import make_oracle
+from alpacafarm_env.sandbox import POLICY, SANDBOX
 
-SETS = (EVAL, LIVE, FRESH)
 OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best_of_4", "best_of_16"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_world():
+    """Drawing all splits anew takes seconds: other instructions that no split has stand in for an evaluation set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "generate", lambda seed: {EVAL: [*islice(fresh_instructions(SANDBOX, seed), 60)]})
+        yield
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """A study of 40 evaluation and 20 live instructions."""
+    """A study of 30 evaluation and 10 held-out instructions."""
     monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
-    for name, value in (("NUM_EVAL", (40, 40)), ("NUM_LIVE", (20, 20)), ("REPEATS", (2, 2)), ("RESAMPLES", (50, 20))):
-        monkeypatch.setattr(protocol, name, value)
+    for name, value in (("NUM_EVAL", 30), ("NUM_LIVE", 10), ("REPEATS", 2), ("RESAMPLES", 20)):
+        monkeypatch.setattr(protocol, name, (value, value))
 
 
 def table(folder):
@@ -74,8 +80,9 @@ def ranking(tmp_path):
     )
 
 
-def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ranking, capsys):
+def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ranking, capsys, monkeypatch):
     out = tmp_path / "out"
+    monkeypatch.setattr(report, "place_labels", lambda *_: None)  # seconds, and tested elsewhere
     assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
     rows = table(out)
     rates = {(row["subject"], row["other"], row["judge"]): row for row in rows if row["figure"] == "win_rate"}
@@ -108,52 +115,39 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     assert "settings" in capsys.readouterr().err
 
 
-def test_the_best_of_four_are_the_first_of_sixteen():
-    asked = questions(SANDBOX, 12, 5)
-    found = protocol_answers.answer_by_best_of_n(asked, 0)
-    assert set(found) == {"best_of_4", "best_of_16"}
+@pytest.fixture(scope="module")
+def asked():
+    return questions(12, 5)
+
+
+def test_the_best_of_four_are_the_first_of_sixteen(asked):
+    found = {(name, which): texts for name, which, texts in answers.answer_by_best_of_n(asked, 0)}
+    assert {name for name, _ in found} == {"best_of_4", "best_of_16"}
     for which, question in asked.items():
-        assert len(found["best_of_4"][which]) == len(found["best_of_16"][which]) == len(question)
-    from alpacafarm_env.oracles.registry import make_oracle
-
-    proxy = make_oracle("surrogate", dataset=SANDBOX)
-    four, sixteen = (proxy.score(asked[EVAL].instructions, found[name][EVAL]) for name in ("best_of_4", "best_of_16"))
-    assert (sixteen >= four - 1e-5).all()
-    assert sixteen.mean() > four.mean()
+        proxy = make_oracle("surrogate", dataset=SANDBOX)
+        four, sixteen = (proxy.score(question.instructions, found[f"best_of_{num}", which]) for num in (4, 16))
+        assert (sixteen >= four - 1e-5).all()
+        assert sixteen.mean() > four.mean()
 
 
-def test_seeds_are_other_answers_and_other_opinions():
-    asked = questions(SANDBOX, 30, 10)
-    habits = protocol_answers.WRITERS["crowd"]
-    first, second = (protocol_answers.answer_by_writer("crowd", habits, asked, seed)["crowd"] for seed in (0, 1))
-    assert first[EVAL] != second[EVAL]
-    found = judge_all({"crowd": {EVAL: {0: first[EVAL], 2: first[EVAL]}}}, asked, "human")[EVAL]["crowd"]
-    assert (found[0] != found[2]).any()
-    question = asked[EVAL]
-    third = compare(judge("human", 2), question.instructions, question.references, first[EVAL]).scores
-    assert (found[2] == third).all()  # the opinion of the seed, though it is the second one
+def test_answers_keep_their_seed_where_another_failed(asked):
+    kept = ("gpt4, seed 1", "gpt4, seed 2", *(f"davinci001, seed {seed}" for seed in range(3)))
+    cells = {cell.key: cell for cell in answers.cells(lambda: asked, range(3), None)}
+    rows = [row for key in kept for row in cells[f"answers of {key}"].work(print)]
+    judged = levels.judge_all(rows, asked, "human")
+    assert {name: list(seeds) for name, seeds in judged[EVAL].items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
+    (again,) = (row for row in rows if (row["generator"], row["seed"], row["set"]) == ("gpt4", 2, LIVE))
+    expected = {which: texts for _, which, texts in answers.answer_by_writer("gpt4", asked, 2)}
+    assert again["answers"] == list(expected[LIVE])
+    told = [row for row in levels.sandbox_rows(rows, asked, repeats=1, resamples=10) if row["figure"] == "told_apart"]
+    assert {row["models"] for row in told if row["subject"] == "all pairs"} == {2}  # of the two seeds that both have
 
 
-def test_answers_keep_their_seed_where_another_failed():
-    asked = questions(SANDBOX, 5, 5)
-    cells = protocol_answers.answering(protocol_answers.own(range(3)), lambda: asked)
-    kept = [
-        f"answers of {name}" for name in ("gpt4, seed 1", "gpt4, seed 2", *(f"davinci001, seed {k}" for k in range(3)))
-    ]
-    found = protocol_answers.collect(row for cell in cells if cell.key in kept for row in cell.work(print))
-    assert {name: list(sets[EVAL]) for name, sets in found.items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
-    habits = protocol_answers.WRITERS["gpt4"]
-    assert found["gpt4"][LIVE][2] == protocol_answers.answer_by_writer("gpt4", habits, asked, 2)["gpt4"][LIVE]
-    rows = protocol_sandbox.rows_of(found, asked, repeats=1, resamples=10)
-    pairs = [row for row in rows if (row["figure"], row["subject"]) == ("told_apart", "all pairs")]
-    assert {row["models"] for row in pairs} == {2}  # of the two seeds that both have
-
-
-def test_of_a_method_that_was_edited_only_the_last_version_is_taken(tmp_path):
+def test_only_the_last_version_of_an_edited_method_is_taken(tmp_path):
     text = {str(SANDBOX.instructions("eval")[0]): "x"}
     folder = write_ranking(tmp_path / "r", {"mine (00000000), seed 0": ("mine", ["simulated", "human"], 0, text)})
     write_ranking(folder, {"mine (ffffffff), seed 0": ("mine", ["simulated", "human"], 0, text)})
-    ((name, _, answer),) = protocol_answers.ranked(folder, range(1))
+    ((name, _, answer),) = answers.ranked(folder, range(1))
     assert name == "ranked mine"
     assert "ffffffff" in str(answer)
 
@@ -171,17 +165,17 @@ def test_a_folder_that_is_no_finished_ranking_is_refused(tmp_path, capsys, manif
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises((CheckpointError, DataError), match=re.escape(message)):
-        list(protocol_answers.ranked(tmp_path, range(1)))
+        list(answers.ranked(tmp_path, range(1)))
     assert main(["--out", str(tmp_path / "out"), "--ranking", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_ranking_of_fewer_instructions_is_refused_by_name(tmp_path):
-    text = str(SANDBOX.instructions("eval")[0])
+def test_a_ranking_of_fewer_instructions_is_refused_by_name(tmp_path, asked):
+    text = str(asked[EVAL].instructions[0])
     folder = write_ranking(tmp_path / "r", {"dpo, human, seed 0": ("dpo", ["human"], 0, {text: "x"})})
-    ((_, seed, answer),) = protocol_answers.ranked(folder, range(1))
-    with pytest.raises(DataError, match="expected an answer to each of 40 evaluation instructions, got none to 39"):
-        answer(questions(SANDBOX, 40, 1), seed)
+    ((_, seed, answer),) = answers.ranked(folder, range(1))
+    with pytest.raises(DataError, match="expected an answer to each of 12 evaluation instructions, got none to 11"):
+        list(answer(asked, seed))
 
 
 def test_the_place_of_a_ranking_does_not_matter_to_its_digest(tmp_path, ranking):
@@ -193,8 +187,8 @@ def test_the_place_of_a_ranking_does_not_matter_to_its_digest(tmp_path, ranking)
 
 
 def test_the_figure_tells_the_agreement_with_the_whole_evaluation_set():
-    rates = [rate_row(f"g{i}", which, np.eye(4)[i]) for i in range(3) for which in SETS]
-    told = [make_row("r2", subject, LIVE, value) for subject, value in ((EVAL, 0.25), (NO_INPUT, 0.75))]
+    rates = [rate_row(f"g{i}", which, np.eye(4)[i]) for i in range(3) for which in (EVAL, LIVE, FRESH)]
+    told = [make_row("r2", subject, LIVE, value) for subject, value in ((EVAL, 0.25), (levels.NO_INPUT, 0.75))]
     (axis,) = draw_live(frame_of(placed("live", "sandbox", "human", [*rates, *told])), "").axes
     assert axis.get_title(loc="left") == "16 simulated human raters: r² live 0.250"
 
@@ -208,20 +202,10 @@ def test_every_model_of_two_judges_is_inside_the_figure():
     assert axis.get_ylim()[0] < 1.5
 
 
-def test_sources_without_an_agreement_are_not_spoken_of():
-    def rows(value):
-        rates = [make_row("win_rate", "m", other, 50.0, standard_error=1.0, n=9) for other in ("a", "b")]
-        told = make_row("r2", "a", "the other sources", value, n=9, models=3)
-        return frame_of(placed("sources", "recorded", "gpt4", [*rates, told]))
-
-    assert findings(rows(float("nan"))) == []
-    (said,) = findings(rows(0.25))
-    assert "r² of a source with all others over 3 generators is between 0.250 (a, n = 9)" in said
-
-
-def test_sets_are_of_the_sizes_asked_for():
-    assert {which: len(question) for which, question in questions(SANDBOX, 7, 4).items()} == {
-        EVAL: 7,
-        LIVE: 4,
-        FRESH: 4,
-    }
+@pytest.mark.parametrize(("value", "num"), [(float("nan"), 0), (0.25, 1)])
+def test_sources_without_an_agreement_are_not_spoken_of(value, num):
+    rates = [make_row("win_rate", "m", other, 50.0, standard_error=1.0, n=9) for other in ("a", "b")]
+    told = make_row("r2", "a", "the other sources", value, n=9, models=3)
+    said = findings(frame_of(placed("sources", "recorded", "gpt4", [*rates, told])))
+    assert len(said) == num
+    assert all("over 3 generators is between 0.250 (a, n = 9)" in sentence for sentence in said)
