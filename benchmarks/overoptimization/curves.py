@@ -1,8 +1,6 @@
 """The rows of the over-optimization study as curves, and what is computed of one: its peak, drop, gains and fits.
 
-Errors and intervals are over seeds.
-
-Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (arXiv 2310.02743).
+Errors and intervals are over seeds. Source of the fits: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
 """
 
 import math
@@ -70,7 +68,7 @@ def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
         ordered = group.astype({column: int}).sort_values(["seed", column])
         gold = pivot(ordered, "seed", column, "gold")
         measures = {name: ordered[name].to_numpy(dtype=np.float64).reshape(gold.shape) for name in MEASURES}
-        found[str(treatment), str(method)] = Curves(gold.index.tolist(), gold.columns.tolist(), measures)
+        found[str(treatment), str(method)] = Curves(gold.index.tolist(), list(map(int, gold.columns)), measures)
     return found
 
 
@@ -100,11 +98,9 @@ def drop(gold: Array) -> Array:
 
     A maximum of noisy numbers is too high (the winner's curse), so a curve that only wobbles "falls" from its highest
     point; here the noise that chose the peak is not the noise in the gold at it. The mean is therefore right where the
-    true curve has a peak, 0 where it is flat, and at most 0 where it rises to the end.
-
-    The drops of the seeds share parts of their choice, so sd / sqrt(S) is too small where nothing falls: in simulations
-    of flat noise (14 evaluations) 2 standard errors were exceeded in 10 % of studies of 5 seeds instead of the nominal
-    6 %. With the t-interval, which `rises` asks, it is 5 % (3 seeds: 4 %, 10 seeds: 7 %).
+    true curve has a peak, 0 where it is flat, and at most 0 where it rises to the end. The seeds share parts of their
+    choice, so sd / sqrt(S) is too small where nothing falls: in simulations of flat noise 2 standard errors were
+    exceeded in 10 % of studies of 5 seeds instead of the nominal 6 %, and the t-interval of `rises` in 5 %.
     """
     return -change_after(gold, other_peaks(gold))
 

@@ -76,10 +76,7 @@ NO_LABELS: Final = Labels("", 0.0, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """One cell: a reward model, a seed's samples of the SFT policy, or PPO or best-of-n on a treatment and seed.
-
-    Picklable, so that it can be sent to a process.
-    """
+    """One cell, picklable: a reward model, a seed's samples of the SFT policy, or PPO or best-of-n on a treatment."""
 
     kind: Literal["reward_model", "samples", "ppo", "best_of_n"]
     seed: int

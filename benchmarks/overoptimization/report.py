@@ -55,7 +55,8 @@ class Measured:
 
 def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[str, list[Row]], *, quick: bool) -> None:
     """Writes everything: of each part of the study its cells, and the rows of the finished ones."""
-    (_, samples, runs), (models, _, curves) = ([parts[name] for name in PARTS] for parts in (plans, rows))
+    _, samples, runs = (plans[part] for part in PARTS)
+    models, _, curves = (rows[part] for part in PARTS)
     sizes, places = runs[0].sizes, {run.treatment.name: place for place, run in enumerate(runs)}
     curves = sorted(
         curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[POSITION[row["method"]]])
@@ -135,11 +136,8 @@ def write_page(
 
 
 def remove_earlier(out: Path) -> None:
-    """Removes what an earlier call has drawn and tabulated, perhaps of other treatments.
-
-    Where no call has left its report, files of such names are somebody else's.
-    """
-    if (out / "report.html").exists():
+    """Removes what an earlier call has drawn and tabulated, perhaps of other treatments."""
+    if (out / "report.html").exists():  # else files of such names are somebody else's
         (out / "reward_models.csv").unlink(missing_ok=True)
         for file in out.glob("*.png"):
             if OURS.fullmatch(file.stem):

@@ -185,7 +185,7 @@ def run_samples(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
     found = evaluate([instructions[i] for i in prompts], responses, judges_of(DATA, proxy=None))
     judged = {name: found.scores[name] for name in JUDGED}
     frame = pd.DataFrame({"prompt": prompts, "text": responses, **judged, "length": found.length})
-    write_rows(plan.folder / "texts.jsonl.gz", jsonable(frame).to_dict("records"))
+    write_rows(plan.folder / "texts.jsonl.gz", cast(list[Row], jsonable(frame).to_dict("records")))
     content = io.BytesIO()
     np.save(content, index, allow_pickle=False)
     write_atomic(plan.folder / "index.npy", content.getvalue())
@@ -224,9 +224,8 @@ def ppo_config(sizes: Sizes) -> agents.PPOConfig:
 def run_ppo(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
     """Trains past the peak of gold, and evaluates every few steps on one set of prompts.
 
-    Each evaluation is a file, written when it is done, and PPO keeps checkpoints: a run that was interrupted
-    continues, and its numbers are those of a run that was not. A step is evaluated before the next one is made, so of a
-    resumed run only the checkpoint's own evaluation may be missing.
+    Each evaluation is a file, and PPO keeps checkpoints: a run that was interrupted continues with equal numbers. A
+    step is evaluated before the next one is made, so a resumed run may lack the checkpoint's own evaluation only.
     """
     inputs, config, evaluated = inputs_of(plan), ppo_config(plan.sizes), plan.sizes.evaluated_steps
     agent = agents.PPO(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import gymnasium as gym
 import numpy as np
@@ -134,9 +134,10 @@ class Treatment:
 
     def reward(self, inputs: SeedInputs) -> RewardOracle:
         """The reward before `wrap`."""
+        if isinstance(self.oracle, RewardOracle) and not isinstance(self.oracle, type):
+            return self.oracle
         if self.oracle is not None:
-            ready = isinstance(self.oracle, RewardOracle) and not isinstance(self.oracle, type)
-            return self.oracle if ready else self.oracle(inputs)
+            return cast(Callable[[SeedInputs], RewardOracle], self.oracle)(inputs)
         members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(inputs.reward_models)]
         if len(members) == 1:
             return members[0]
