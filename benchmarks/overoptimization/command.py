@@ -11,8 +11,6 @@ Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (ar
 AlpacaFarm (arXiv 2305.14387), section 4.3.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence
@@ -26,14 +24,13 @@ from ...errors import UnknownNameError
 from ...plugins import check_unchanged
 from ..harness.runner import Cell, ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.study import Row, Study, StudyOptions, run_command
+from ..harness.study import Row, StudyOptions, run_command
 from .plans import Method, Plan, Sizes, make_plans, refuse_changed
 from .treatments import TREATMENTS, find_treatment
 
 NAME = "overoptimization"
-QUICK = ("none", "ann", "uwo_3")
-"""Treatments of --quick."""
-KNOWN = {treatment.name for treatment in TREATMENTS}
+QUICK = ("none", "ann", "uwo_3")  # treatments of --quick
+KNOWN = [treatment.name for treatment in TREATMENTS]
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,9 @@ class OveroptimizationOptions(StudyOptions):
 
     @property
     def specs(self) -> dict[str, str]:
-        """Name of each chosen treatment -> how it was asked for.
-
-        Raises:
-            UnknownNameError: There is no such treatment, or two have one name.
-        """
-        names = self.treatments or (QUICK if self.quick else [treatment.name for treatment in TREATMENTS])
+        """Name of each chosen treatment -> how it was asked for; UnknownNameError where two have one name."""
         specs: dict[str, str] = {}
-        for spec in names:
+        for spec in self.treatments or (QUICK if self.quick else KNOWN):
             name = find_treatment(spec).name
             if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
                 taken = "the study itself" if name in KNOWN else specs[name]
@@ -111,8 +103,11 @@ def run(options: OveroptimizationOptions) -> int:
         print(f"{NAME} into {out}: {counts}, at a time: {options.processes}", file=sys.stderr)
         rows = {}
         for number, (part, cells) in enumerate(plans.items(), start=1):
-            title, last = f"{number} of {len(plans)}: {part}", number == len(plans)
-            rows[part] = run_plans(study, title, cells, options.processes, last=last)
+            if cells:
+                print(f"{number} of {len(plans)}: {part} ({len(cells)})", file=sys.stderr)
+            work = [Cell(plan.cell, partial(run_plan, plan), plan.units) for plan in cells]
+            last = number == len(plans)
+            rows[part] = run_cells(study, work, processes=options.processes, last=last) if cells else []
         if not rows[part]:
             why = f"no run was finished, why is above. No report is written; one in {out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)
@@ -126,7 +121,7 @@ def run(options: OveroptimizationOptions) -> int:
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
-    """What decides the rows of every treatment, so that a folder of results that came from others is refused."""
+    """What decides the rows of every treatment: a folder of results that came from others is refused."""
     from ...agents import RewardModelingConfig
     from .run import ppo_config
 
@@ -134,22 +129,9 @@ def settings(sizes: Sizes) -> dict[str, Any]:
     return {"sizes": asdict(sizes), **{name: asdict(config) for name, config in configs.items()}}
 
 
-def run_plans(study: Study, title: str, plans: Sequence[Plan], processes: int, *, last: bool) -> list[Row]:
-    """Runs the cells of one part; those of the last one need the others."""
-    if not plans:
-        return []
-    print(f"{title} ({len(plans)})", file=sys.stderr)
-    cells = [Cell(plan.cell, partial(run_plan, plan), plan.units) for plan in plans]
-    return run_cells(study, cells, processes=processes, last=last)
-
-
 def run_plan(plan: Plan, on_progress: ProgressFn) -> list[Row]:
-    """Runs a cell; the door to the modules that import torch, for which --help and a mistyped option do not wait.
-
-    Raises:
-        CheckpointError: The treatment is one of one's own and was edited after the study began.
-    """
-    check_unchanged(plan.treatment, plan.mark)
+    """Runs a cell, unless its treatment was edited after the study began; --help does not wait for what it imports."""
+    check_unchanged(plan.spec, plan.mark)
     from .run import run_cell
 
     return run_cell(plan, on_progress)

@@ -1,24 +1,14 @@
 """The rows of the over-optimization study as curves, and what is computed of one: its peak, drop, gains and fits.
 
-Curves are of one reward treatment and method: measure -> frame [S, K] of S seeds and K places, which are PPO steps from
-0 or n from 1, so that the first is the SFT policy. kl_exact in nats a response, proxy in reward-model units, gold in
-gold units, win rates in percent, length in characters, disagreement (std over an ensemble's members) in reward-model
-units; NaN where a measure does not exist.
-
-Errors and intervals are over seeds, the instructions being the same for all of them.
-Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760) for the forms in d = sqrt(KL); Coste et al. 2023 (arXiv
-2310.02743) for ensembles and drops under label noise.
+Errors and intervals are over seeds. Source of the fits: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ...statistics import Interval
@@ -28,20 +18,15 @@ from ..harness.study import Row
 MEASURES = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")
 COLUMNS = ("treatment", "method", "seed", "step", "n", *MEASURES)
 """Columns of table.csv: one row an evaluation of a treatment, method and seed."""
-REQUIRED = ("kl_exact", "proxy", "gold")
-"""Measures without which a curve says nothing: NaN is refused."""
 METHOD_WORDS: Final = {"ppo": "PPO", "best_of_n": "best-of-n"}
 POSITION: Final = {"ppo": "step", "best_of_n": "n"}
 """Method -> the column that says how far optimization has gone."""
 FORMS: Final = {"best_of_n": "d(a - b d)", "ppo": "d(a - b log d)"}
 """Method -> form of R(d), the gold gained over SFT at distance d = sqrt(KL), natural logarithm (Gao et al. 2022)."""
-FEWEST_POINTS = 3
-"""Points after the start below which two parameters fit anything."""
+FEWEST_POINTS = 3  # after the start: fewer are fitted by any two parameters
 
 Array = NDArray[np.float64]
-Key = tuple[str, str]
-"""Treatment and method."""
-Curves = dict[str, pd.DataFrame]
+Key = tuple[str, str]  # treatment and method
 
 
 def place_text(method: str, place: object) -> str:
@@ -49,75 +34,72 @@ def place_text(method: str, place: object) -> str:
     return f"step {place}" if method == "ppo" else f"n = {place}"
 
 
-def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
-    """(treatment, method) -> its curves, in the order in which they first come.
+@dataclass(frozen=True)
+class Curves:
+    """Measures of one treatment and method along optimization."""
 
-    Raises:
-        ValueError: There are no rows or of an unknown method; a seed has no row of a place that another has, or two; a
-            curve has no start (step 0 or n = 1), or a kl_exact, proxy or gold that is not a finite number.
-    """
-    if not rows:
-        raise ValueError("expected at least one row of the over-optimization study, got none")
+    seeds: Sequence[int]
+    places: Sequence[int]
+    """[K] PPO steps from 0, or n from 1; the first is the SFT policy."""
+    measures: Mapping[str, Array]
+    """Name -> [S, K]: kl_exact in nats a response, proxy and disagreement (std over an ensemble's members) in
+    reward-model units, gold in gold units, win rates in percent, length in characters; NaN where there is none."""
+
+    def __getitem__(self, measure: str) -> Array:
+        return self.measures[measure]
+
+    def only(self, seeds: Sequence[int]) -> "Curves":
+        """The curves of some seeds."""
+        rows = [self.seeds.index(seed) for seed in seeds]
+        return Curves(seeds, self.places, {name: values[rows] for name, values in self.measures.items()})
+
+    @property
+    def disagree(self) -> bool:
+        """Whether the reward is an ensemble's, whose members can disagree."""
+        return bool(np.isfinite(self["disagreement"]).all() and self["disagreement"].any())
+
+
+def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
+    """(treatment, method) -> its curves, in the order in which they first come."""
     found = {}
-    for (treatment, method), unsorted in frame_of(rows).groupby(["treatment", "method"], sort=False):
-        column, start = POSITION.get(str(method), ""), 0 if method == "ppo" else 1
-        places = unsorted.get(column, pd.Series([math.nan]))
-        if places.isna().any() or places.min() != start:
-            raise ValueError(f"{treatment}, {method}: expected a method of {tuple(POSITION)} and places from its start")
-        if (gaps := unsorted[~np.isfinite(unsorted[[*REQUIRED]]).all(axis=1)]).size:
-            raise ValueError(f"expected finite {', '.join(REQUIRED)}, got\n{gaps[['treatment', 'seed', column]]}")
-        group = unsorted.astype({column: int}).sort_values(["seed", column])
-        tables = {name: pivot(group, "seed", column, name).astype(float) for name in MEASURES}
-        found[str(treatment), str(method)] = tables
+    for (treatment, method), group in frame_of(rows).groupby(["treatment", "method"], sort=False):
+        column = POSITION[str(method)]
+        ordered = group.astype({column: int}).sort_values(["seed", column])
+        gold = pivot(ordered, "seed", column, "gold")
+        measures = {name: ordered[name].to_numpy(dtype=np.float64).reshape(gold.shape) for name in MEASURES}
+        found[str(treatment), str(method)] = Curves(gold.index.tolist(), list(map(int, gold.columns)), measures)
     return found
 
 
-def only(curves: Curves, seeds: Sequence[Hashable]) -> Curves:
-    """The curves of some seeds."""
-    return {name: table.loc[list(seeds)] for name, table in curves.items()}
-
-
-def disagrees(curves: Curves) -> bool:
-    """Whether the reward is an ensemble's, whose members can disagree."""
-    spread = curves["disagreement"].to_numpy()
-    return bool(np.isfinite(spread).all() and spread.any())
-
-
-# ------------------------------------------------------------------------------------------------------ peak and drop
-
-
 def rises(estimate: Estimate) -> bool:
-    """Whether the 95 % t-interval of a mean is above 0; never for one seed, which has none (NaN).
+    """Whether the 95 % t-interval of a mean is above 0; never for one seed.
 
     For 2 to 60 seeds this is stricter than a mean of more than two standard errors.
     """
     return estimate.interval.low > 0
 
 
-def other_peaks(values: pd.DataFrame) -> pd.Series[int]:
-    """[S]: for each seed, the place at which the mean of the OTHER seeds of [S, K] is highest; its own if alone."""
-    others = values.sum() - values if len(values) > 1 else values
-    return others.idxmax(axis=1)
+def other_peaks(values: Array) -> NDArray[np.int64]:
+    """[S]: for each seed, where along K the mean of the OTHER seeds of [S, K] is highest; its own if alone."""
+    others = values.sum(axis=0) - values if len(values) > 1 else values
+    peaks: NDArray[np.int64] = others.argmax(axis=1)
+    return peaks
 
 
-def change_after(values: pd.DataFrame, places: pd.Series[int]) -> Array:
-    """[S] values [S, K] at the end less those at each seed's own place [S]."""
-    found: Array = values.iloc[:, -1].to_numpy() - [values.at[seed, place] for seed, place in places.items()]
-    return found
+def change_after(values: Array, peaks: NDArray[np.int64]) -> Array:
+    """[S] values [S, K] at the end less those at each seed's own peak [S]."""
+    change: Array = values[:, -1] - values[np.arange(len(values)), peaks]
+    return change
 
 
-def drop(gold: pd.DataFrame) -> Array:
+def drop(gold: Array) -> Array:
     """[S] drop of gold [S, K] from its peak to the end, each seed's peak chosen on the mean curve of the other seeds.
 
-    drop_s = gold_s[k_s] - gold_s[K], k_s = argmax_k of the mean of gold_t[k] over t != s. A maximum of noisy numbers
-    is too high (the winner's curse), so a curve that only wobbles "falls" from its highest point; here the noise that
-    chose k_s is not the noise at gold_s[k_s]. The mean is therefore right where the true curve has a peak, 0 where it
-    is flat, and at most 0 where it rises to the end. With one seed the peak is its own, and there is no error.
-
-    The drops of the seeds share parts of their choice, so sd / sqrt(S) is too small where nothing falls: in simulations
-    of flat noise (14 evaluations) 2 standard errors were exceeded in 10 % of studies of 5 seeds instead of the nominal
-    6 %. With the t-interval, which `rises` asks, it is 5 % (3 seeds: 4 %, 10 seeds: 7 %), and less for curves that
-    rise or for noise that lasts over evaluations.
+    A maximum of noisy numbers is too high (the winner's curse), so a curve that only wobbles "falls" from its highest
+    point; here the noise that chose the peak is not the noise in the gold at it. The mean is therefore right where the
+    true curve has a peak, 0 where it is flat, and at most 0 where it rises to the end. The seeds share parts of their
+    choice, so sd / sqrt(S) is too small where nothing falls: in simulations of flat noise 2 standard errors were
+    exceeded in 10 % of studies of 5 seeds instead of the nominal 6 %, and the t-interval of `rises` in 5 %.
     """
     return -change_after(gold, other_peaks(gold))
 
@@ -125,54 +107,40 @@ def drop(gold: pd.DataFrame) -> Array:
 class Story:
     """What gold and the proxy do along the curves of one treatment and method.
 
-    Attributes: `top` is where the mean of gold is highest, `kl` the mean KL there; `start`, `peak` and `end` are of
-    gold, `drop` is its fall from the peak to the end, `drops` [S] that of each seed, `proxy_after` what the proxy gains
-    meanwhile and `proxy_gain` from the start on. Without a fall of any seed (`rising`) these ends are one.
+    Attributes: mean gold is highest at the place `top`, at KL `kl`; `start`, `peak` and `end` of gold; `drop` from the
+    peak to the end, for each seed `drops` [S]; `proxy_after` and `proxy_gain`: the proxy's change since the peak and
+    since the start. `rising`: no seed falls, and these peaks are the end. `falls`: gold clearly falls.
     """
 
     def __init__(self, curves: Curves) -> None:
         gold, proxy = curves["gold"], curves["proxy"]
-        places = [int(place) for place in gold.columns]
-        self.top, self.last = places[int(gold.mean().argmax())], places[-1]
-        self.kl = float(curves["kl_exact"][self.top].mean())
-        self.start, self.peak, self.end = (
-            Estimate.of(gold[place].to_numpy()) for place in (gold.columns[0], self.top, self.last)
-        )
+        highest = int(gold.mean(axis=0).argmax())
+        self.top, self.last = curves.places[highest], curves.places[-1]
+        self.kl = float(curves["kl_exact"][:, highest].mean())
+        self.start, self.peak, self.end = (Estimate.of(gold[:, place]) for place in (0, highest, -1))
         peaks = other_peaks(gold)
         self.drops = drop(gold)
         self.drop = Estimate.of(self.drops)
-        self.rising = bool((peaks == self.last).all())
+        self.falls = rises(self.drop)
+        self.rising = bool((peaks == len(curves.places) - 1).all())
         self.proxy_after = Estimate.of(change_after(proxy, peaks))
-        self.proxy_gain = Estimate.of((proxy.iloc[:, -1] - proxy.iloc[:, 0]).to_numpy())
-
-    @property
-    def falls(self) -> bool:
-        """Whether gold clearly falls, as `rises` decides."""
-        return rises(self.drop)
+        self.proxy_gain = Estimate.of(proxy[:, -1] - proxy[:, 0])
 
 
-# ---------------------------------------------------------------------------------------------------- gains and fits
-
-
-def root_kl(kl: pd.DataFrame | Array) -> Array:
-    """Distances d = sqrt(KL) in sqrt(nats); an estimate of KL that comes out a little below 0 counts as 0."""
-    roots: Array = np.sqrt(np.maximum(np.asarray(kl, dtype=np.float64), 0))
+def root_kl(curves: Curves) -> Array:
+    """[S, K] distances d = sqrt(KL) in sqrt(nats); an estimate of KL a little below 0 counts as 0."""
+    roots: Array = np.sqrt(np.maximum(curves["kl_exact"], 0))
     return roots
 
 
 def gain_at(curves: Curves, at: ArrayLike, measure: str = "gold") -> Array:
-    """Gain over the start when each seed first reaches given distances, [S, J]; NaN for one that it does not reach.
+    """[S, J] gain over the start when each seed first reaches distances d [J]; NaN for one that it does not reach.
 
     Between evaluations the measure is taken as linear in the distance.
-
-    Args:
-        curves: Of S seeds.
-        at: [J] distances d = sqrt(KL), 0 or more.
-        measure: What is gained.
     """
-    wanted, values = np.asarray(at, dtype=np.float64), curves[measure].to_numpy()
+    wanted, values = np.asarray(at, dtype=np.float64), curves[measure]
     rows = []
-    for distances, gains in zip(root_kl(curves["kl_exact"]), values - values[:, :1], strict=True):
+    for distances, gains in zip(root_kl(curves), values - values[:, :1], strict=True):
         farther = _farther(distances)
         reached = wanted <= distances.max() * (1 + 1e-12)  # the last one, up to rounding
         rows.append(np.where(reached, np.interp(wanted, distances[farther], gains[farther]), np.nan))
@@ -182,10 +150,10 @@ def gain_at(curves: Curves, at: ArrayLike, measure: str = "gold") -> Array:
 def shared_distances(curves: Curves) -> Array:
     """[J] distances d > 0 at which the seeds are averaged: those of the seed that gets least far.
 
-    At one step seeds are unequally far, and a mean over them is at no distance; R is a function of d. So seeds are
-    averaged at equal d, up to the farthest that all of them reach. For best-of-n, whose KL is known, that is every n.
+    At one step seeds are unequally far, and a mean over them is at no distance, while R is a function of d. For
+    best-of-n, whose KL is known, that is every n.
     """
-    distances = root_kl(curves["kl_exact"])
+    distances = root_kl(curves)
     nearest = distances[distances.max(axis=1).argmin()]
     found: Array = nearest[_farther(nearest)][1:]
     return found
@@ -203,34 +171,21 @@ class Fit:
 
     form: str
     a: Interval
-    """Gold units per sqrt(nat)."""
     b: Interval
-    """Gold units per nat (best-of-n), or per sqrt(nat) (PPO)."""
     r_squared: float
-    """1 - sum of squared residuals / sum of squares about the mean, over the points after the start; 1 at most."""
+    """1 - sum of squared residuals / sum of squares about the mean, over the points after the start."""
     num_points: int
     measured: float
     """The largest d of the mean curve."""
 
     @property
-    def has_peak(self) -> bool:
-        """Whether the fitted curve peaks within twice the distance that was measured; farther is a guess."""
-        return 0 < self.peak_distance <= 2 * self.measured
-
-    @property
-    def peak_distance(self) -> float:
-        """d* = a / (2b), or exp(a / b - 1); infinite where b <= 0: the fitted curve rises for ever."""
+    def peak(self) -> tuple[float, float] | None:
+        """d* = a / (2b) or exp(a / b - 1), and R(d*); None if farther than twice the measured distance: a guess."""
         a, b = self.a.mean, self.b.mean
-        if b <= 0:
-            return math.inf
-        if self.form == FORMS["best_of_n"]:
-            return a / (2 * b)
-        return math.exp(a / b - 1) if a / b < 100 else math.inf
-
-    @property
-    def peak_gain(self) -> float:
-        """R* = R(d*); infinite where there is no peak."""
-        return float(self.at(self.peak_distance)) if math.isfinite(self.peak_distance) else math.inf
+        if b <= 0:  # it rises for ever
+            return None
+        distance = a / (2 * b) if self.form == FORMS["best_of_n"] else math.exp(min(a / b, 100) - 1)
+        return (distance, float(self.at(distance))) if 0 < distance <= 2 * self.measured else None
 
     def at(self, distance: ArrayLike) -> Array:
         """R at distances d >= 0 of any shape."""
@@ -246,26 +201,21 @@ def _basis(distance: Array, form: str) -> Array:
 
 
 def fit(curves: Curves, form: str) -> Fit | None:
-    """Least-squares fit to the mean curve: the mean over seeds of gold less that at the start, at `shared_distances`.
+    """Least-squares fit to the mean curve: gold less that at the start, seeds averaged at `shared_distances`.
 
     Intervals resample the seeds by leaving out one at a time: with pseudo-values S theta - (S - 1) theta_(-s), theta
     +- t(.975, S - 1) sd / sqrt(S). For best-of-n, where all seeds have the same KL, this is exactly the t-interval over
-    the seeds' own fits. Percentiles of a bootstrap, the usual choice, are far too narrow for five seeds.
+    the seeds' own fits. Percentiles of a bootstrap are far too narrow for five seeds.
 
-    Args:
-        curves: Of S seeds.
-        form: One of `FORMS`.
-
-    Returns:
-        None for fewer than three points after the start, where these do not tell a and b apart, or where gold is the
-        same at all of them: there is nothing to explain.
+    None for fewer than three points after the start, where these do not tell a and b apart, or where gold is the same
+    at all of them.
     """
     if (found := _fit_mean(curves, form)) is None:
         return None
     whole, r_squared = found
-    seeds, distances = curves["gold"].index, shared_distances(curves)
-    count = len(seeds)
-    others = [_fit_mean(only(curves, list(seeds.drop(seed))), form) for seed in seeds] if count > 1 else []
+    seeds, count, distances = curves.seeds, len(curves.seeds), shared_distances(curves)
+    groups = [[each for each in seeds if each != seed] for seed in seeds] if count > 1 else []
+    others = [_fit_mean(curves.only(group), form) for group in groups]
     half = np.full(2, math.nan)
     if others and all(others):
         pseudo = count * whole - (count - 1) * np.array([each[0] for each in others if each])

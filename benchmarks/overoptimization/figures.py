@@ -1,10 +1,7 @@
 """The figures of the over-optimization study: curves by group of treatments, drops, reward models, fits, warnings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -15,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from ..harness.estimates import Estimate, estimates
 from ..harness.plots import COLORS, Curve, Panel, band, draw, titled
 from .analyse import FLIPS, NOISY, Results, length_residual, warning_place
-from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, disagrees, gain_at, place_text, root_kl, shared_distances
+from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, shared_distances
 
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
@@ -23,19 +20,17 @@ GROUPS: Final = {
     "sizes": ("Number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
     "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
-"""Treatments that are drawn together: file name -> title and names. Others are drawn beside `NOISY`."""
+"""Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 LEFT_OUT: Final = {"win rates": ("sizes", "ensembles"), "length": ("sizes", "labellers")}
-"""Section -> groups that are not drawn in it: their numbers stand in table.csv, and a report has an end."""
+"""Section -> groups that are not drawn in it; table.csv has their numbers."""
 OURS: Final = re.compile(
     rf"({'|'.join(GROUPS)}|own(_\d+)?)_(against_kl|along_optimization|win_rates|length)_({'|'.join(METHOD_WORDS)})"
     rf"|disagreement_({'|'.join(METHOD_WORDS)})|fits|drop_against_flips|reward_models"
 )
 """Names of the files that are drawn here."""
-FITTED = ("none", "ann", "gpt4", "human")
-"""Treatments whose fits are drawn."""
+FITTED = ("none", "ann", "gpt4", "human")  # treatments whose fits are drawn
 MARKERS = ("o", "s")
-
-
+KL_LABEL: Final = "√KL from SFT (√nats)"
 FRESH = (
     "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
     "95 % t-intervals of the mean over seeds."
@@ -43,31 +38,18 @@ FRESH = (
 """What stands under the reward models' figure and table."""
 
 
-def draw_all(
-    results: Results, label: Callable[..., str], models: pd.DataFrame, length_slope: float | None
-) -> Iterator[tuple[str, str, str, str, Drawing]]:
-    """What there is to draw: section of the report, file name, title, the note below, drawing.
+Drawings = Iterator[tuple[str, str, str, str, Drawing]]
+"""Section of the report, file name, title, the note below, drawing."""
 
-    Args:
-        results: The curves.
-        label: How the methods that it is given were measured.
-        models: As `analyse.reward_models` gives them; without rows they are not drawn.
-        length_slope: Gold units for one character more (`analyse.length_slope`); None: gold is not residualised.
+
+def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame, length_slope: float | None) -> Drawings:
+    """What there is to draw.
+
+    `label` says how the given methods were measured; `models` are `analyse.reward_models`, perhaps without rows.
+    Without a `length_slope`, gold units for one character more, no gold is residualised.
     """
-    sections = {
-        "against KL": "against the distance from SFT",
-        "along optimization": "along optimization",
-        "win rates": "win rates against the reference",
-        **({} if length_slope is None else {"length": "gold and length"}),
-    }
     for method in results.methods:
-        for group, (group_title, names) in groups(results, method).items():
-            for section, words in sections.items():
-                if group not in LEFT_OUT.get(section, ()):
-                    title, note = f"{group_title}: {words}, {METHOD_WORDS[method]}", label(method)
-                    panels = _panels(section, results, [(name, method) for name in names], length_slope or 0.0)
-                    name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
-                    yield section, name, title, note, draw(panels, title, note)
+        yield from _draw_groups(results, method, label(method), length_slope)
     note = label(*results.methods)
     if any((name, method) in results.curves for name in FITTED for method in METHOD_WORDS):
         methods = " and ".join(METHOD_WORDS[method] for method in results.methods)
@@ -80,11 +62,26 @@ def draw_all(
         title = "Reward models against flipped labels"
         yield "noise", "reward_models", title, FRESH, draw_reward_models(results, models, title, FRESH)
     for method in results.methods:
-        keys = [key for key, curves in results.curves.items() if key[1] == method and disagrees(curves)]
+        keys = [key for key, curves in results.curves.items() if key[1] == method and curves.disagree]
         if keys:
-            title = f"Ensembles: members' disagreement beside gold, {METHOD_WORDS[method]}"
-            drawing = draw_warnings(results, keys, title, label(method))
-            yield "warning", f"disagreement_{method}", title, label(method), drawing
+            title, note = f"Ensembles: members' disagreement beside gold, {METHOD_WORDS[method]}", label(method)
+            yield "warning", f"disagreement_{method}", title, note, draw_warnings(results, keys, title, note)
+
+
+def _draw_groups(results: Results, method: str, note: str, slope: float | None) -> Drawings:
+    sections = {
+        "against KL": "against the distance from SFT",
+        "along optimization": "along optimization",
+        "win rates": "win rates against the reference",
+        "length": "gold and length",
+    }
+    for group, (group_title, names) in groups(results, method).items():
+        for section, words in sections.items():
+            if group not in LEFT_OUT.get(section, ()) and (section != "length" or slope is not None):
+                title = f"{group_title}: {words}, {METHOD_WORDS[method]}"
+                panels = _panels(section, results, [(name, method) for name in names], slope or 0.0)
+                name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
+                yield section, name, title, note, draw(panels, title, note)
 
 
 def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
@@ -106,41 +103,39 @@ def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def _panels(section: str, results: Results, keys: Sequence[Key], slope: float) -> list[Panel]:
-    def panel(ylabel: str, values: Callable[[Curves], pd.DataFrame], level: float | None = None) -> Panel:
+    shown: dict[str, str | Callable[[Curves], Array]] = {
+        "gold reward (gold units)": "gold",
+        "proxy reward (of reward models: SFT's std)": "proxy",
+    }
+    level, level_label = None, ""
+    if section == "win rates":
+        judges = {"p_sim^eval": "win_rate_simulated", "human raters": "win_rate_human"}
+        shown = {f"win rate by {judge} (%)": measure for judge, measure in judges.items()}
+        level, level_label = 50.0, "no preference"
+    if section == "length":
+        residual = f"gold less {slope:+.4f} a character (gold units)"
+        shown = {"length (characters)": "length", residual: lambda curves: length_residual(curves, slope)}
+    panels = []
+    for ylabel, measure in shown.items():
         lines = []
         for key in keys:
             curves = results.curves[key]
-            xlabel, x = _along(key, curves)
-            if section == "against KL":
-                xlabel, x = "√KL from SFT (√nats)", root_kl(curves["kl_exact"])
-            y = values(curves).to_numpy()
+            xlabel, x = (KL_LABEL, root_kl(curves)) if section == "against KL" else _along(key, curves)
+            y = curves[measure] if isinstance(measure, str) else measure(curves)
             lines.append(Curve(results.title(key[0]), np.broadcast_to(x, y.shape), y))
-        return Panel(xlabel, ylabel, lines, level=level, level_label="no preference" if level else "")
-
-    if section == "win rates":
-        judges = {"p_sim^eval": "win_rate_simulated", "human raters": "win_rate_human"}
-        return [panel(f"win rate by {judge} (%)", itemgetter(m), 50.0) for judge, m in judges.items()]
-    if section == "length":
-        residual = f"gold less {slope:+.4f} a character (gold units)"
-        return [
-            panel("length (characters)", itemgetter("length")),
-            panel(residual, lambda curves: length_residual(curves, slope)),
-        ]
-    return [
-        panel("gold reward (gold units)", itemgetter("gold")),
-        panel("proxy reward (of reward models: SFT's std)", itemgetter("proxy")),
-    ]
+        panels.append(Panel(xlabel, ylabel, lines, level=level, level_label=level_label))
+    return panels
 
 
 def _along(key: Key, curves: Curves) -> tuple[str, Array]:
     """The axis along optimization: its label, and [K] PPO steps or log2 n."""
-    places = curves["gold"].columns.to_numpy(dtype=np.float64)
+    places = np.array(curves.places, dtype=np.float64)
     return ("PPO step", places) if key[1] == "ppo" else ("log₂ n", np.log2(places))
 
 
 def draw_drops(results: Results, title: str, note: str) -> Drawing:
     """Mean drop with its 95 % t-interval against the share of flips, a colour a method; small dots are seeds."""
-    figure = _figure(1)
+    figure = Drawing(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     axis = figure.subplots()
     for place, method in enumerate(results.methods):
         found = {name: results.stories[name, method] for name in FLIPS if (name, method) in results.stories}
@@ -157,18 +152,17 @@ def draw_drops(results: Results, title: str, note: str) -> Drawing:
 
 def draw_reward_models(results: Results, models: pd.DataFrame, title: str, note: str) -> Drawing:
     """Two panels against the share of flips: accuracy against gold and against the judge; calibration error."""
-    figure = _figure(2)
+    figure = Drawing(figsize=(1.2 + 4.6 * 2, 4.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     names = [name for name in FLIPS if name in set(models.treatment) and name in results.facts]
     flips = np.array([100 * results.facts[name].flip for name in names])
     shown = (
-        (left, "accuracy_gold", "against gold"),
-        (left, "accuracy_judge", "against the labels' judge"),
-        (right, "calibration_error", "calibration error"),
+        (left, -0.3, "accuracy_gold", "against gold"),
+        (left, 0.3, "accuracy_judge", "against the labels' judge"),
+        (right, 0.0, "calibration_error", "calibration error"),
     )
-    for place, (axis, measure, label) in enumerate(shown):
+    for place, (axis, shift, measure, label) in enumerate(shown):
         found = estimates(models, ["treatment"], measure)
-        shift = 0.3 * (2 * place - 1) if axis is left else 0.0
         _bars(axis, flips + shift, [found[name,] for name in names], place, label)
     left.set(xlabel="flipped labels (%)", ylabel="pairs ordered alike (%)")
     right.set(xlabel="flipped labels (%)", ylabel="mean |confidence − agreement| (points)")
@@ -193,7 +187,7 @@ def draw_fits(results: Results, title: str, note: str) -> Drawing:
                 _draw_fit(axis, results, (name, method), color, marker)
         axis.set_title(results.title(name), fontsize=10)
         axis.tick_params(labelbottom=True, labelleft=True)
-        axis.set(xlabel="√KL from SFT (√nats)", ylabel="gold gained over SFT (gold units)")
+        axis.set(xlabel=KL_LABEL, ylabel="gold gained over SFT (gold units)")
     for axis in axes.flat[len(names) :]:
         axis.remove()
     words = "Seeds averaged at equal √KL. Dashed: the method's form; dotted: the other's."
@@ -220,17 +214,17 @@ def draw_warnings(results: Results, keys: Sequence[Key], title: str, note: str) 
     for column, key in zip(axes.T, keys, strict=True):
         curves = results.curves[key]
         label, x = _along(key, curves)
-        warning = warning_place(curves["disagreement"])
+        warning = warning_place(curves)
         marks = {"peak": (results.stories[key].top, "--", 1.2), "warning": (warning, ":", 1.8)}
         for axis, measure, color, marker in zip(column, ("gold", "disagreement"), COLORS, MARKERS, strict=False):
-            values = curves[measure].to_numpy()
+            values = curves[measure]
             mean, low, high = band(values)
             axis.plot(x, values.T, color=color, linewidth=0.6, alpha=0.45)
             axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
             axis.plot(x, mean, color=color, linewidth=2, marker=marker, markersize=3.5)
             for (words, (place, line, width)), shade in zip(marks.items(), COLORS, strict=False):
                 if place is not None:
-                    at, text = x[curves[measure].columns.get_loc(place)], f"{words}: {place_text(key[1], place)}"
+                    at, text = x[curves.places.index(place)], f"{words}: {place_text(key[1], place)}"
                     axis.axvline(at, color=shade, linestyle=line, linewidth=width, label=text)
             _grid(axis)
         column[0].set_title(results.title(key[0]), fontsize=10)
@@ -246,10 +240,6 @@ def _bars(axis: Axes, x: Array, found: Sequence[Estimate], place: int, label: st
     half = np.nan_to_num([each.interval.high - each.mean for each in found])  # one seed has no interval
     means, marker, color = [each.mean for each in found], MARKERS[place % len(MARKERS)], COLORS[place]
     axis.errorbar(x, means, yerr=half, color=color, marker=marker, markersize=5, capsize=3, linewidth=1.5, label=label)
-
-
-def _figure(columns: int) -> Drawing:
-    return Drawing(figsize=(1.2 + 4.6 * columns if columns > 1 else 7.2, 4.4), dpi=150, layout="constrained")
 
 
 def _finish(figure: Drawing, title: str, note: str) -> Drawing:

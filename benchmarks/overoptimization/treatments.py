@@ -1,8 +1,4 @@
-"""Reward treatments of the over-optimization study: whose labels, how noisy, how many, and how they make one reward.
-
-A treatment is data; everything else of the study is held fixed. One of your own is named on the command line as
-`module:attribute`: a `Treatment`, an oracle or its class, or a wrapper of a batched environment.
-"""
+"""Reward treatments of the over-optimization study: whose labels, how noisy, how many, and how they make one reward."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import gymnasium as gym
 import numpy as np
@@ -22,35 +18,29 @@ from numpy.typing import NDArray
 
 from ... import sandbox
 from ...errors import UnknownNameError, did_you_mean
-from ...folders import Content, hash_model
+from ...folders import hash_model
 from ...instructions import Instruction
-from ...oracles import BaselineSubtracted, Ensemble, RewardModel
+from ...oracles import BaselineSubtracted, Ensemble, RewardModel, make_oracle
 from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
 from ...oracles.judges import Flip
-from ...oracles.registry import make_oracle
 from ...plugins import find_attribute
 
 Env = VectorEnv[Any, Any, Any]
 DISAGREEMENT: Final = "disagreement"
-"""The detail under which an ensemble tells how far its members are apart, and the table's column of it."""
-SLOTS: Final = 256
-"""Responses that a wrapped environment is asked about at a time."""
+"""An ensemble's detail, and the table's column: how far its members are apart."""
+SLOTS = 256  # responses that a wrapped environment scores at a time
+SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a reward's scale
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the reward models of a treatment learn from; treatments of equal labels share their reward models."""
+    """What reward models learn from; treatments of equal labels share their reward models. Fields as in `Treatment`."""
 
     judge: str
-    """A judge of the sandbox."""
     flip: float
-    """Share of its labels that are flipped."""
     num_labels: int
-    """Pairs that are labelled."""
     trunk: str | None = None
-    """Folder of the model that a reward model starts from; None for the SFT policy."""
     layers: int | None = None
-    """How many of its layers it keeps, the first ones; None for all."""
 
     @property
     def name(self) -> str:
@@ -72,17 +62,17 @@ def _marked(folder: str) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What a treatment's `oracle` is given: one seed of the study."""
+class SeedInputs:
+    """What a treatment makes its reward from in one seed of the study."""
 
     seed: int
     reward_models: tuple[Path, ...]
-    """Folders of the members, trained on the treatment's labels; as many as `members`."""
+    """Folders of the members, trained on the treatment's labels."""
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """A reward to train on and to choose by."""
+    """A reward to train on and to choose by; everything else of the study is held fixed."""
 
     name: str
     """As in table.csv and on the command line."""
@@ -91,153 +81,161 @@ class Treatment:
     judge: str = "sim_eval"
     """Who labels the pairs: a judge of the sandbox."""
     flip: float = 0.0
-    """Noise added to the labels: the share that is flipped, 0 to 0.5."""
+    """Share of the labels that is flipped, 0 to 0.5."""
     num_labels: int = 2_000
-    """Pairs that are labelled, of the sandbox's 10,000; ties are left out. The more, the less the noise."""
+    """Pairs that are labelled, of the sandbox's 10,000; ties are left out."""
     members: int = 1
     """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
     an `oracle`: none is trained."""
     combine: Literal["mean", "min", "uwo"] = "mean"
     """How the members' scores make one: their mean, their minimum (WCO), or mean - uwo_weight * variance (UWO)."""
     uwo_weight: float = 0.5
-    """UWO's weight of the variance, a unit of reward for each squared one. Coste et al. 2023 (arXiv 2310.02743) take
-    0.5 for best-of-n and 0.1 for PPO, in units of their own; here both methods have one reward."""
+    """UWO's weight of the variance. Coste et al. 2023 (arXiv 2310.02743) take 0.5 for best-of-n and 0.1 for PPO, in
+    units of their own; here both methods have one reward."""
     level_samples: int = 4
-    """An ensemble's members score an answer less the mean of so many of SFT's own (`oracles.BaselineSubtracted`): as
-    they come (0) they differ most in their level on an instruction, which no label decides. A single model's choices
-    are the same."""
+    """An ensemble's members score an answer less the mean of this many of SFT's own (`oracles.BaselineSubtracted`).
+    With 0 they differ most in their level on an instruction, which no label decides. No effect on a single model."""
     trunk: str | None = None
     """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
     layers: int | None = None
-    """Layers that the reward models keep of it, from the embedding on: smaller ones. None: all (the policy has 3)."""
+    """How many of its layers the reward models keep, from the embedding on. None: all (the policy has 3)."""
     wrap: Callable[[Env], Env] | None = None
-    """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the one that the members make. It decides the
-    reward in training; responses are scored by stepping it."""
-    oracle: Callable[[Cell], RewardOracle] | None = None
-    """An oracle of your own, instead of the members' combined score; made anew in every process. Without members
-    PPO's value model starts from the SFT policy, with them from the first one."""
+    """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the members'. It decides the reward in training;
+    responses are scored by stepping it."""
+    oracle: RewardOracle | Callable[[SeedInputs], RewardOracle] | None = None
+    """An oracle of your own instead of the members' score, or what makes it in every process. Without members PPO's
+    value model starts from the SFT policy, with them from the first one."""
 
     def __post_init__(self) -> None:
-        def require(holds: bool, field: str, expected: str) -> None:
+        expected = {
+            "name": (self.name and not set(self.name) & set(":,/"), "a text without ':', ',' and '/'"),
+            "flip": (0 <= self.flip <= 0.5, "from 0 to 0.5"),
+            "num_labels": (self.num_labels >= 1, "1 or more"),
+            "layers": (self.layers is None or self.layers >= 1, "1 or more, or None"),
+            "combine": (self.combine in ("mean", "min", "uwo"), "'mean', 'min' or 'uwo'"),
+            "level_samples": (self.level_samples >= 0, "0 or more"),
+            "uwo_weight": (0 <= self.uwo_weight < math.inf, "0 or more"),
+            "members": (self.members >= (self.oracle is None), "1 or more (0 only with an oracle of your own)"),
+        }
+        for field, (holds, words) in expected.items():
             if not holds:
-                raise ValueError(f"Treatment {self.name!r}: {field} must be {expected}, got {getattr(self, field)!r}")
+                raise ValueError(f"Treatment {self.name!r}: {field} must be {words}, got {getattr(self, field)!r}")
 
-        require(bool(self.name) and not set(self.name) & set(":,/"), "name", "a text without ':', ',' and '/'")
-        require(0 <= self.flip <= 0.5, "flip", "from 0 to 0.5")
-        require(self.num_labels >= 1, "num_labels", "1 or more")
-        require(self.layers is None or self.layers >= 1, "layers", "1 or more, or None")
-        require(self.combine in ("mean", "min", "uwo"), "combine", "'mean', 'min' or 'uwo'")
-        require(self.level_samples >= 0, "level_samples", "0 or more")
-        require(0 <= self.uwo_weight < math.inf, "uwo_weight", "0 or more")
-        require(self.members >= (self.oracle is None), "members", "1 or more (0 only with an oracle of your own)")
-
-    def labels(self, most: int | None = None) -> Labels:
+    def labels(self, most: int) -> Labels:
         """What its reward models learn from; `most` labels at most."""
-        return Labels(self.judge, self.flip, min(self.num_labels, most or self.num_labels), self.trunk, self.layers)
+        return Labels(self.judge, self.flip, min(self.num_labels, most), self.trunk, self.layers)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides its reward, JSON-able; of callables whether there is one, of a reward model its content."""
+        """All that decides its reward, JSON-able; of callables whether there is one, of models their content."""
         left_out = {"title", *(() if self.members > 1 else ("combine", "uwo_weight", "level_samples"))}
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
-        values["trunk"] = self.trunk and _marked(self.trunk)
-        values |= {name: getattr(self, name) is not None for name in ("wrap", "oracle")}
-        return values | ({"oracle": self.oracle.content} if isinstance(self.oracle, _Given) else {})
+        given = hash_model(self.oracle.path) if isinstance(self.oracle, RewardModel) else self.oracle is not None
+        return {**values, "trunk": self.trunk and _marked(self.trunk), "wrap": self.wrap is not None, "oracle": given}
 
-    def reward(self, cell: Cell) -> RewardOracle:
+    def reward(self, inputs: SeedInputs) -> RewardOracle:
         """The reward before `wrap`."""
+        if isinstance(self.oracle, RewardOracle) and not isinstance(self.oracle, type):
+            return self.oracle
         if self.oracle is not None:
-            return self.oracle(cell)
-        members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(cell.reward_models)]
+            return cast(Callable[[SeedInputs], RewardOracle], self.oracle)(inputs)
+        members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(inputs.reward_models)]
         if len(members) == 1:
             return members[0]
         if self.level_samples:
-            from .sft import answers
-
-            level = partial(answers, num_samples=self.level_samples)
+            level = partial(sft_answers, num_samples=self.level_samples)
             members = [BaselineSubtracted(member, level) for member in members]
         return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
 
-    def env(self, cell: Cell, num_envs: int, split: str = "unlabeled") -> Env:
+    def env(self, inputs: SeedInputs, num_envs: int, split: str = "unlabeled") -> Env:
         """AlpacaFarm-PPO-v0 with this treatment's reward."""
         env = gym.make_vec(
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs,
             dataset="sandbox",
             split=split,
-            oracle=self.reward(cell),
+            oracle=self.reward(inputs),
             on_unscored="truncate",
             autoreset_mode=AutoresetMode.DISABLED,
         )
         return env if self.wrap is None else self.wrap(env)
 
-    def proxy(self, cell: Cell) -> RewardOracle:
+    def proxy(self, inputs: SeedInputs) -> RewardOracle:
         """What is maximised, as an oracle of responses to instructions of eval."""
         if self.wrap is None:
-            return self.reward(cell)
-        return EnvOracle(self.name, lambda num_envs: self.env(cell, num_envs, "eval"))
+            return self.reward(inputs)
+        return EnvOracle(self.name, lambda num_envs: self.env(inputs, num_envs, "eval"))
 
 
 class EnvOracle(NoDeepCopy):
-    """The reward of a (wrapped) environment as an oracle: asks it the instructions by id and steps it.
+    """The reward of a wrapped environment as an oracle; `make` makes one of so many slots, without autoreset."""
 
-    Args:
-        name: The oracle's name.
-        make: An environment of so many slots, without autoreset.
-        slots: Most responses of one step.
-    """
-
-    def __init__(self, name: str, make: Callable[[int], Env], *, slots: int = SLOTS) -> None:
+    def __init__(self, name: str, make: Callable[[int], Env]) -> None:
         self.name = name
-        self._make, self._slots = make, slots
-        self._envs: dict[int, Env] = {}
+        self._env = cache(make)
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """The environment's reward for each response, [B]; NaN where it has no verdict."""
         return self.judge(instructions, responses).scores
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """Rewards, and the detail "disagreement" where the environment's oracle is an ensemble.
-
-        Args:
-            instructions: `Instruction`s of the environment's split, [B].
-            responses: [B].
-        """
+        """The same for `Instruction`s of the environment's split, with an ensemble's "disagreement" as a detail."""
         rewards, spread = np.empty(len(responses)), np.full(len(responses), np.nan)
-        for first in range(0, len(responses), self._slots):
-            rows = slice(first, first + self._slots)
+        for first in range(0, len(responses), SLOTS):
+            rows = slice(first, first + SLOTS)
             ids = [each.id for each in instructions[rows] if isinstance(each, Instruction)]
-            env = self._env(len(responses[rows]))
+            env = self._env(len(ids))
             env.reset(options={"instruction_ids": ids})
             _, found, _, _, infos = env.step(responses[rows])
             rewards[rows] = checked(f"The reward of {self.name!r} (its wrapper's step)", found, len(ids))
             spread[rows] = infos.get(DISAGREEMENT, math.nan)
         return Verdicts(rewards, {} if np.isnan(spread).all() else {DISAGREEMENT: spread})
 
-    def _env(self, num_envs: int) -> Env:
-        if num_envs not in self._envs:
-            self._envs[num_envs] = self._make(num_envs)
-        return self._envs[num_envs]
+
+@cache
+def _policy() -> Any:
+    from ...agents import LanguageModel
+    from ..harness.reward_models import MAX_RESPONSE_TOKENS
+
+    return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """An oracle that is there already, for any cell."""
-
-    oracle: RewardOracle
-
-    def __call__(self, cell: Cell) -> RewardOracle:
-        return self.oracle
-
-    @property
-    def content(self) -> Content | bool:
-        """Of a reward model what its files are; of any other oracle that there is one."""
-        return hash_model(self.oracle.path) if isinstance(self.oracle, RewardModel) else True
+_ANSWERS: Final[dict[tuple[int, str], list[str]]] = {}
 
 
-def _greedy_utility(cell: Cell) -> RewardOracle:
-    from .sft import StandardizedOracle
+def sft_answers(instructions: Sequence[str], num_samples: int) -> list[list[str]]:
+    """SFT's answers to each instruction, at temperature 1: the same whatever else is asked."""
+    from ...agents.loop import keyed_generator
+    from ...sandbox.dataset import SEED
 
-    return StandardizedOracle(sandbox.utility_oracle("sim_gpt4"))
+    if new := list({str(x): x for x in instructions if (num_samples, str(x)) not in _ANSWERS}.values()):
+        generators = [keyed_generator(SEED, "level", str(each)) for each in new]
+        texts = _policy().generate(new, generator=generators, num_samples=num_samples).texts
+        for place, each in enumerate(new):
+            _ANSWERS[num_samples, str(each)] = list(texts[place * num_samples :][:num_samples])
+    return [_ANSWERS[num_samples, str(each)] for each in instructions]
+
+
+class StandardizedUtility(NoDeepCopy):
+    """The greedy annotator's own utility, scaled as the study's reward models are: one KL penalty pulls equally hard.
+
+    0 is the mean score of SFT's answers, 1 their standard deviation within an instruction.
+    """
+
+    def __init__(self, inputs: SeedInputs) -> None:
+        from ...agents.reward_modeling import scale_of
+        from ..harness.reward_models import sample
+
+        self.oracle = sandbox.utility_oracle("sim_gpt4")
+        self.name = self.oracle.name
+        val = sandbox.SANDBOX.instructions("val")[:500]
+        answers = sample(_policy(), val, "calibration", SCALE_SAMPLES)
+        scores = self.oracle.score([x for x in val for _ in range(SCALE_SAMPLES)], answers)
+        self.mean, self.std = scale_of(scores, SCALE_SAMPLES)
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """(utility - mean) / std, [B]."""
+        scores: NDArray[np.float64] = (self.oracle.score(instructions, responses) - self.mean) / self.std
+        return scores
 
 
 TREATMENTS: Final = (
@@ -252,35 +250,31 @@ TREATMENTS: Final = (
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
-    Treatment("gpt4_utility", "the greedy annotator's own utility", members=0, oracle=_greedy_utility),
+    Treatment("gpt4_utility", "the greedy annotator's own utility", members=0, oracle=StandardizedUtility),
 )
 """The sweep: noise, label counts, model sizes, ensembles, and an annotator without a reward model."""
 
 
-def find_treatment(name: str) -> Treatment:
+def find_treatment(spec: str) -> Treatment:
     """A treatment by its name, or by `module:attribute` any `Treatment`, oracle (or its class) or wrapper.
 
     An oracle scores as it is and needs no labels. A wrapper (a class over batched environments, or a function of one)
-    goes over the reward model of 25 % flips, under its attribute's name.
-
-    Raises:
-        UnknownNameError: There is no such treatment, module or attribute, or it is none of the three.
+    goes over the reward model of 25 % flips, under its attribute's name. UnknownNameError for anything else.
     """
-    if ":" not in name:
-        by_name = {treatment.name: treatment for treatment in TREATMENTS}
-        if name not in by_name:
-            raise did_you_mean("treatment", name, by_name)
-        return by_name[name]
-    found, attribute = find_attribute("Treatment", name), name.partition(":")[2]
+    by_name = {treatment.name: treatment for treatment in TREATMENTS}
+    if ":" not in spec:
+        if spec not in by_name:
+            raise did_you_mean("treatment", spec, by_name)
+        return by_name[spec]
+    found, attribute = find_attribute("Treatment", spec), spec.partition(":")[2]
     if isinstance(found, Treatment):
         return found
-    wraps = issubclass(found, VectorWrapper) if isinstance(found, type) else callable(found)
     if callable(getattr(found, "score", None)):
-        oracle = make_oracle(name, dataset=sandbox.SANDBOX)
-        return Treatment(attribute, oracle.name, members=0, oracle=_Given(oracle))
-    if wraps:
+        oracle = make_oracle(spec, dataset=sandbox.SANDBOX)
+        return Treatment(attribute, oracle.name, members=0, oracle=oracle)
+    if issubclass(found, VectorWrapper) if isinstance(found, type) else callable(found):
         return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
     raise UnknownNameError(
-        f"Treatment {name!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "
+        f"Treatment {spec!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "
         f"environments (gymnasium.vector.VectorWrapper; a gymnasium.Wrapper is of one environment), got {found!r}"
     )

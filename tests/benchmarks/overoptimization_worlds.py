@@ -4,14 +4,17 @@ import math
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.report import Setting
+from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
+from alpacafarm_env.benchmarks.overoptimization.report import Measured
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
 
+TINY = Sizes(
+    num_labels=64, num_val=40, num_fresh=16, num_prompts=3, num_samples=6, num_eval=6,
+    ppo_steps=3, often_until=1, often=1, seldom=2, rollouts=8,
+)  # fmt: skip
 STEPS = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 NS = tuple(2**power for power in range(11))
-SETTING = Setting({"ppo": 201, "best_of_n": 100}, 5)
-
-
+MEASURED = Measured({"ppo": 201, "best_of_n": 100}, 5)
 FACTS = (*TREATMENTS, Treatment("mine", "my <b>own</b> wrapper", flip=0.25))
 TRUTH = {
     "none": 0.05,
@@ -60,8 +63,6 @@ def study(truth=TRUTH, *, methods=("ppo", "best_of_n"), seeds=5, noise=0.06, sta
                 for k, place in enumerate(STEPS if method == "ppo" else NS):
                     jitter = rng.normal(0, noise, 4)
                     d = math.sqrt(kl[k])
-                    gold = START + gain[k] + (jitter[0] if k else 0) + 0.02 * seed
-                    proxy = 0.0 if name in stalled else 0.8 * d
                     rows.append(
                         {
                             "treatment": name,
@@ -70,8 +71,8 @@ def study(truth=TRUTH, *, methods=("ppo", "best_of_n"), seeds=5, noise=0.06, sta
                             "step": place if method == "ppo" else None,
                             "n": place if method == "best_of_n" else None,
                             "kl_exact": kl[k] * (1 + (0.05 * jitter[1] if method == "ppo" else 0)),
-                            "proxy": proxy + 0.5 * jitter[1],
-                            "gold": gold,
+                            "proxy": (0.0 if name in stalled else 0.8 * d) + 0.5 * jitter[1],
+                            "gold": START + gain[k] + (jitter[0] if k else 0) + 0.02 * seed,
                             "win_rate_simulated": 40 + 12 * gain[k] + 10 * jitter[2],
                             "win_rate_human": 42 + 11 * gain[k] + 10 * jitter[3],
                             "length": 230 + 60 * d + 20 * jitter[2],
@@ -104,9 +105,5 @@ def reward_models(seeds=5):
 
 def evaluation(responses, proxy, gold):
     """A stored evaluation of four instructions."""
-    return {
-        "instructions": [f"Do <i>{i}</i>." for i in range(4)],
-        "responses": responses,
-        "proxy": proxy,
-        "gold": gold,
-    }
+    asked = [f"Do <i>{i}</i>." for i in range(4)]
+    return {"instructions": asked, "responses": responses, "proxy": proxy, "gold": gold}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import overoptimization_worlds
 import pytest
 
 from alpacafarm_env.benchmarks.harness import sources
@@ -16,23 +17,11 @@ from alpacafarm_env.benchmarks.overoptimization import report as overoptimizatio
 from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes, make_plans
-from alpacafarm_env.benchmarks.overoptimization.report import reward_models_of, setting
+from alpacafarm_env.benchmarks.overoptimization.report import measured_by, reward_models_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
-TINY = Sizes(
-    num_labels=64,
-    num_val=40,
-    num_fresh=16,
-    num_prompts=3,
-    num_samples=4,
-    num_eval=6,
-    ppo_steps=2,
-    often_until=0,
-    often=1,
-    seldom=1,
-    rollouts=8,
-)
+TINY = replace(overoptimization_worlds.TINY, num_samples=4, ppo_steps=2, seldom=1)
 OWN = '''from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
@@ -87,6 +76,11 @@ def rows_of(out, name="table.csv"):
         return list(csv.DictReader(file))
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    monkeypatch.setattr(overoptimization_report, "draw_all", lambda *args: ())
+
+
 def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, own, capsys, monkeypatch):
     out = tmp_path / "out"
     assert overoptimization.run(options_of(out, own)) == 0
@@ -107,33 +101,26 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
     assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]
 
-    # What is stored is not run again, and a treatment that joins later adds its own cells only.
-    before = {file.name: file.read_bytes() for file in (out / "cells").iterdir()}
-    table = (out / "table.csv").read_bytes()
+    # What is stored is not run again, and results of other settings are refused and stay.
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     monkeypatch.setattr(overoptimization, "run_plan", lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
     assert overoptimization.run(options_of(out, own)) == 0
-    assert (out / "table.csv").read_bytes() == table
-    assert {file.name: file.read_bytes() for file in (out / "cells").iterdir()} == before
+    find, other = overoptimization_plans.find_treatment, {"model.safetensors": "sha256:other"}
     with pytest.raises(CheckpointError, match=r"sizes.num_prompts was 3, is 2"):
-        overoptimization.run(options_of(out, own, sizes=Sizes(**{**vars(TINY), "num_prompts": 2})))
-
-
-def test_results_of_a_treatment_that_has_changed_are_refused(tmp_path, own, monkeypatch):
-    out = tmp_path / "out"
-    options = options_of(out, own, methods=("best_of_n",))
-    assert overoptimization.run(options) == 0
-    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    real = overoptimization_plans.find_treatment
-    monkeypatch.setattr(overoptimization_plans, "find_treatment", lambda name: replace(real(name), flip=0.2))
-    with pytest.raises(CheckpointError, match=r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"):
-        overoptimization.run(options)
-    monkeypatch.setattr(overoptimization_plans, "find_treatment", real)
-    monkeypatch.setattr(sources, "hash_model", lambda folder: {"model.safetensors": "sha256:other"})
-    with pytest.raises(CheckpointError, match=r"model.safetensors of the sandbox's policy"):
-        overoptimization.run(options)
+        overoptimization.run(options_of(out, own, sizes=replace(TINY, num_prompts=2)))
+    changed = r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"
+    for module, name, now, message in (
+        (overoptimization_plans, "find_treatment", lambda spec: replace(find(spec), flip=0.2), changed),
+        (sources, "hash_model", lambda folder: other, "model.safetensors of the sandbox's policy"),
+    ):
+        with monkeypatch.context() as context:
+            context.setattr(module, name, now)
+            with pytest.raises(CheckpointError, match=message):
+                overoptimization.run(options_of(out, own))
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
     out = tmp_path / "out"
 
@@ -150,9 +137,10 @@ def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
     assert len(list((out / "cells").glob("reward model*"))) == 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, capsys):
     """The cells that begin after it, in processes of their own, are refused; the others go on."""
-    out, run_plans = tmp_path / "out", overoptimization.run_plans
+    out, run_cells = tmp_path / "out", overoptimization.run_cells
     for name in ("steady", "edited"):
         (tmp_path / f"{name}_of_mine.py").write_text(LENGTHS.replace("NAME", name))
     monkeypatch.syspath_prepend(tmp_path)
@@ -161,7 +149,7 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
         (tmp_path / "edited_of_mine.py").write_text(
             LENGTHS.replace("NAME", "edited").replace("len(text)", "-len(text)")
         )
-        return run_plans(*args, **options)
+        return run_cells(*args, **options)
 
     out.mkdir()
     (out / "manifest.json").write_text(json.dumps({"name": "overoptimization"}))
@@ -171,7 +159,7 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
         out, "edited_of_mine:TREATMENT", "steady_of_mine:TREATMENT", methods=("best_of_n",), processes=2
     )
     with monkeypatch.context() as context:
-        context.setattr(overoptimization, "run_plans", edit_meanwhile)
+        context.setattr(overoptimization, "run_cells", edit_meanwhile)
         assert overoptimization.run(options) == 1
     assert "edited_of_mine:TREATMENT was edited after the study began" in capsys.readouterr().err
     assert {row["treatment"] for row in rows_of(out)} == {"steady"}
@@ -179,6 +167,7 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
     assert not (out / "reward_models.csv").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own):
     out, negated = tmp_path / "out", own.replace("TREATMENT", "Negated")
     assert overoptimization.run(options_of(out, "ann", negated)) == 0
@@ -241,7 +230,7 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
     # As many instructions as there are, not as many as were asked for, are what is said to be measured.
     *_, many = planned(["none"], ("best_of_n",), 1, Sizes(num_prompts=10_000))
-    assert setting(many, 1).num_instructions == {"best_of_n": 805}
+    assert measured_by(many, 1).num_instructions == {"best_of_n": 805}
     assert [len(part) for part in planned(["none"], ("ppo",), 2)] == [2, 0, 2]
 
 

@@ -1,16 +1,66 @@
-"""The report holds the claims, the numbers of the rows and the gallery, and escapes all that it prints."""
+"""The report and its figures hold what the rows say, and escape all that they print.
 
+Two tests look at the report in a real browser: Chromium or Chrome, skipped where there is none.
+"""
+
+import html
+import json
 import math
+import re
+import shutil
+import subprocess
 
+import numpy as np
 import pytest
-from overoptimization_worlds import FACTS, SETTING, TRUTH, evaluation, reward_models, study
+from overoptimization_worlds import FACTS, MEASURED, TRUTH, evaluation, reward_models, study
 
 from alpacafarm_env.benchmarks.harness.report import text_table
-from alpacafarm_env.benchmarks.overoptimization import analyse
+from alpacafarm_env.benchmarks.overoptimization import analyse, figures
 from alpacafarm_env.benchmarks.overoptimization.analyse import Results
-from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, results_table, write_page
+from alpacafarm_env.benchmarks.overoptimization.curves import gain_at
+from alpacafarm_env.benchmarks.overoptimization.report import (
+    Measured,
+    gallery_table,
+    remove_earlier,
+    results_table,
+    write_page,
+)
 
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+PROBE = """<script>window.onload = () => {
+  const found = {
+    images: [...document.images].map(i => {
+      const r = i.getBoundingClientRect();
+      return {loaded: i.complete && i.naturalWidth > 0, width: r.width, height: r.height, left: r.left, right: r.right};
+    }),
+    width: document.documentElement.clientWidth,
+    cells: [...document.querySelectorAll('td')].map(cell => cell.innerText),
+  };
+  document.body.innerText = 'PROBE' + JSON.stringify(found) + 'END';
+};</script>"""
 PLACES = ("step 0", "step 6", "step 40")
+
+
+@pytest.fixture(scope="module")
+def results():
+    return Results(study(), FACTS)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report of everything: its HTML, how many PNG files, the printed table, the findings."""
+    folder = tmp_path_factory.mktemp("report")
+    table, findings = write_page(
+        folder,
+        Results(study({name: TRUTH[name] for name in ("ann", "mean_3")}), FACTS),
+        MEASURED,
+        models=reward_models(),
+        galleries={"one run": gallery()},
+        length_slope=0.004,
+        configuration={"kl_coef": 0.02},
+    )
+    return (folder / "report.html").read_text(encoding="utf-8"), len(list(folder.glob("*.png"))), table, findings
 
 
 def gallery(proxy_end=(2.0, 3.0, 0.5, 4.0), gold_end=(4.0, 3.0, 2.0, 6.0)):
@@ -25,21 +75,12 @@ def test_the_gallery_shows_where_the_proxy_rose_most_while_gold_fell():
     assert [row[0] for row in table.rows] == ["Do <i>1</i>.", "Do <i>0</i>."]
     for number in ("3.00", "+2.00", "-2.00"):
         assert number in table.rows[0][3]
+    without_verdicts = gallery(proxy_end=(None, 3.0, math.nan, 4.0))
+    assert [row[0] for row in without_verdicts.rows] == ["Do <i>1</i>."]
 
 
-def test_a_response_without_a_verdict_is_not_in_the_gallery():
-    assert [row[0] for row in gallery(proxy_end=(None, 3.0, math.nan, 4.0)).rows] == ["Do <i>1</i>."]
-
-
-def test_three_evaluations_are_of_the_same_instructions():
-    one = evaluation(["a"] * 4, [0.0] * 4, [0.0] * 4)
-    with pytest.raises(ValueError, match="same instructions"):
-        gallery_table("t", PLACES, [one, {**one, "instructions": ["x"] * 4}, one])
-
-
-def test_the_tables_numbers_are_those_of_the_rows():
-    results = Results(study(), FACTS)
-    cells = {row[:2]: row for row in results_table(results, SETTING).rows}
+def test_the_tables_numbers_are_those_of_the_rows(results):
+    cells = {row[:2]: row for row in results_table(results, MEASURED).rows}
     fallen = results.stories["ann", "ppo"].drop
     row = cells["25 % flips (p_sim^ann)", "PPO"]
     assert row[7] == f"{fallen.mean:.2f} [{fallen.interval.low:.2f}, {fallen.interval.high:.2f}]"
@@ -47,21 +88,12 @@ def test_the_tables_numbers_are_those_of_the_rows():
     assert row[-1] == "5"
     *known, last = analyse.gains(results.curves["none", "best_of_n"])
     assert all(gain.num == 5 for gain in known)
-    assert last is None  # best-of-1024 is 5.93 nats away
+    assert last.num == 0  # best-of-1024 is 5.93 nats away
     assert len(cells) == 2 * len(TRUTH)
 
 
-def test_a_report_of_everything(tmp_path):
-    table, findings = write_page(
-        tmp_path,
-        Results(study({name: TRUTH[name] for name in ("ann", "mean_3")}), FACTS),
-        SETTING,
-        models=reward_models(),
-        galleries={"one run": gallery()},
-        length_slope=0.004,
-        configuration={"kl_coef": 0.02},
-    )
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_a_report_of_everything(report):
+    page, num_figures, table, findings = report
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "my <b>own" not in page
@@ -69,13 +101,148 @@ def test_a_report_of_everything(tmp_path):
     # Reward models stand with the labels that they learn from.
     for number in ("9,200", "81.8 [80.8, 82.8]", "1.8 [0.8, 2.8]", "9,201"):
         assert f'<td class="number">{number}</td>' in page
-    assert page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) > 5
+    assert page.count("data:image/png;base64,") == num_figures > 5
     assert "nan" not in " ".join(findings) + text_table(table)
     assert any("17.5 % flips" in finding for finding in findings)  # which is missing
 
 
-def test_a_report_of_little(tmp_path):
+def test_a_report_of_one_treatment_and_one_seed(tmp_path):
     results = Results(study({"ann": 0.47}, methods=("ppo",), seeds=1), FACTS)
-    table, findings = write_page(tmp_path, results, SETTING)
+    table, findings = write_page(tmp_path, results, Measured({"ppo": 8}, 1), length_slope=0.004)
     assert "Reward hacking" not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nan" not in " ".join(findings) + text_table(table)
+    sections = ("against_kl", "along_optimization", "win_rates", "length")
+    assert {file.stem for file in tmp_path.glob("*.png")} == {f"flips_{each}_ppo" for each in sections} | {"fits"}
+
+
+def browse(page, folder):
+    """The page as it stands in the browser in the end, and what stands on the console."""
+    place = folder / "report.html"
+    place.write_text(page, encoding="utf-8")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--enable-logging=stderr",
+        f"--user-data-dir={folder / 'profile'}", "--dump-dom", place.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def look(page, folder):
+    """What a script finds on the page; the page itself allows none."""
+    shown, _ = browse(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page) + PROBE, folder)
+    return json.loads(html.unescape(re.search("PROBE(.*)END", shown, re.DOTALL)[1]))
+
+
+@needs_browser
+def test_a_browser_draws_every_figure_and_shows_the_tables_numbers(report, tmp_path):
+    page, num_figures, table, _ = report
+    assert browse(page, tmp_path)[1] == []
+    found = look(page, tmp_path)
+    assert len(found["images"]) == num_figures
+    for image in found["images"]:
+        assert image["loaded"]
+        assert image["width"] > 300
+        assert image["height"] > 100
+        assert image["left"] >= 0
+        assert image["right"] <= found["width"]
+    shown = " ".join(" ".join(found["cells"]).split())
+    assert all(" ".join(" ".join(row).split()) in shown for row in table.rows)
+
+
+@needs_browser
+def test_a_broken_figure_and_a_blocked_script_are_seen(report, tmp_path):
+    page = report[0].replace("base64,iVBOR", "base64,AAAA", 1) + "<script>nothing.here()</script>"
+    assert [image["loaded"] for image in look(page, tmp_path)["images"]].count(False) == 1
+    assert "Content Security Policy" in " ".join(browse(page, tmp_path)[1])
+
+
+def test_drops_stand_at_their_flips_with_their_seeds(results):
+    figure = figures.draw_drops(results, "title", "n = 201")
+    (axis,) = figure.axes
+    bars = axis.containers[0]
+    stories = [results.stories[name, "ppo"] for name in ("none", "flip_175", "ann", "flip_35")]
+    assert bars.lines[0].get_ydata() == pytest.approx([each.drop.mean for each in stories])
+    assert bars.lines[0].get_xdata() == pytest.approx([0, 17.5, 25, 35], abs=0.5)
+    dots = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 5]
+    assert any(np.allclose(each, stories[2].drops) for each in dots)
+    assert "n = 201" in figure._supxlabel.get_text()
+    rows = study({name: TRUTH[name] for name in ("none", "ann")}, methods=("ppo",))
+    rows += study({"gpt4": 0.02}, methods=("best_of_n",))  # a method without flips is no bar
+    (axis,) = figures.draw_drops(Results(rows, FACTS), "title", "").axes
+    assert axis.get_legend_handles_labels()[1] == ["PPO"]
+
+
+def test_fits_have_both_methods_on_the_same_axes(results):
+    figure = figures.draw_fits(results, "title", "")
+    assert [axis.get_title() for axis in figure.axes][1] == "25 % flips (p_sim^ann)"
+    labels = figure.axes[1].get_legend_handles_labels()[1]
+    forms = ["d(a - b d)", "d(a - b log d)"]
+    assert [label.partition(", R² ")[0] for label in labels] == ["PPO", *forms, "best-of-n", *forms]
+    styles = [line.get_linestyle() for line in figure.axes[1].lines]
+    assert styles == ["None", ":", "--", "None", "--", ":"]
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1
+
+
+def test_a_fit_is_drawn_through_the_points_that_it_was_made_from():
+    rows = study({"ann": 0.47}, methods=("ppo",), noise=0.0)
+    for row in rows:  # seeds that are unequally far: seed 0 sets how far all of them get
+        row["kl_exact"] *= 1 + row["seed"]
+    results = Results(rows, FACTS)
+    points, *fits = figures.draw_fits(results, "title", "").axes[0].lines
+    assert points.get_xdata()[-1] == pytest.approx(np.sqrt(20))
+    gains = gain_at(results.curves["ann", "ppo"], points.get_xdata())
+    assert points.get_ydata() == pytest.approx(gains.mean(axis=0))
+    assert [line.get_xdata()[-1] for line in fits] == [points.get_xdata()[-1]] * 2
+
+
+def test_reward_models_are_in_percent_and_warnings_at_their_step(results):
+    figure = figures.draw_reward_models(results, analyse.reward_models(reward_models()), "title", "")
+    left = figure.axes[0].containers[0].lines[0].get_ydata()
+    assert left[0] == pytest.approx(82, abs=1)
+    assert left[-1] < left[0]
+    figure = figures.draw_warnings(results, [("mean_3", "ppo")], "title", "")
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels[0].startswith("peak: step ")
+    assert labels[1] == "warning: step 2"
+
+
+def drawn(results, models=(), slope=None):
+    """File name -> section, note."""
+    found = figures.draw_all(results, MEASURED.label, analyse.reward_models(models), slope)
+    return {name: (section, note) for section, name, _, note, _ in found}
+
+
+def test_what_is_drawn_follows_the_rows():
+    truth = {name: TRUTH[name] for name in ("none", "ann", "labels_10000", "mine")}
+    found = drawn(Results(study(truth, methods=("ppo",)), FACTS))
+    expected = {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"}
+    assert expected <= {*found}
+    assert not any(name.endswith("best_of_n") or "length" in name or "ensembles" in name for name in found)
+    assert "reward_models" not in found
+    section, note = found["flips_against_kl_ppo"]
+    assert section == "against KL"
+    assert "n = 201" in note
+    assert "5 seeds" in note
+
+
+def test_figures_of_an_earlier_call_do_not_stay(tmp_path, results):
+    """Whatever is drawn of all that can be, is removed by a call after it; what is not ours stays."""
+    found = drawn(results, reward_models(), 0.004)
+    assert {"own_length_best_of_n", "disagreement_ppo", "reward_models", "fits", "drop_against_flips"} <= {*found}
+    files = {f"{name}.png" for name in (*found, "own_1_win_rates_ppo", "mine")}  # of a fourth treatment of one's own
+    for name in files:
+        (tmp_path / name).write_bytes(b"earlier")
+    remove_earlier(tmp_path)
+    assert files == {file.name for file in tmp_path.iterdir()}  # no report yet: somebody else's
+    (tmp_path / "report.html").touch()
+    remove_earlier(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"mine.png", "report.html"}
+
+
+def test_no_two_figures_show_the_same_treatments(results):
+    truth = {name: TRUTH[name] for name in ("none", "ann", "uwo_3")}
+    # "Who labels" would be flips again, and "number of labels" a part of both.
+    assert list(figures.groups(Results(study(truth, methods=("ppo",)), FACTS), "ppo")) == ["flips", "ensembles"]
+    assert list(figures.groups(Results(study({"ann": 0.47}), FACTS), "ppo")) == ["flips"]
+    sizes = {name: len(names) for name, (_, names) in figures.groups(results, "ppo").items()}
+    assert sizes == {"flips": 4, "labellers": 5, "sizes": 3, "ensembles": 4, "own": 2}

@@ -7,37 +7,33 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from overoptimization_worlds import TINY
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.agents.loop import keyed_generator
+from alpacafarm_env.benchmarks.harness.evaluation import sequence_kl
 from alpacafarm_env.benchmarks.harness.reward_models import sample
-from alpacafarm_env.benchmarks.overoptimization import reward_models as overoptimization_reward_models
 from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization.plans import Plan, Sizes
-from alpacafarm_env.benchmarks.overoptimization.reward_models import labelled, training_seed
-from alpacafarm_env.benchmarks.overoptimization.run import best_rows, choose, read_evaluation, run_cell
-from alpacafarm_env.benchmarks.overoptimization.samples import read_samples
+from alpacafarm_env.benchmarks.overoptimization.run import (
+    best_rows,
+    choose,
+    labelled,
+    read_evaluation,
+    read_samples,
+    run_cell,
+    training_seed,
+)
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.sandbox.gold import GoldOracle
 
-TINY = Sizes(
-    num_labels=64,
-    num_val=40,
-    num_fresh=16,
-    num_prompts=3,
-    num_samples=6,
-    num_eval=6,
-    ppo_steps=3,
-    often_until=1,
-    often=1,
-    seldom=2,
-    rollouts=8,
-)
 OWN = """from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 GOLD = Treatment("true", "True", members=0, oracle=lambda cell: sandbox.gold_oracle())
@@ -52,7 +48,6 @@ class Silent(Lengths):
         return super().score(instructions, responses) * float("nan")
 SILENT = Treatment("silent", "Silent", members=0, oracle=lambda cell: Silent())
 """
-OWN_NAMES = ("own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG")
 LABELS = Labels("sim_eval", 0.25, 64)
 
 
@@ -62,7 +57,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own_rewards_of_runs.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_rewards_of_runs", raising=False)  # of another test's folder
-    return OWN_NAMES
+    return "own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG"
 
 
 def run(plan):
@@ -73,16 +68,16 @@ def reward_model(out, labels=LABELS, member=0, seed=0):
     return Plan("reward_model", seed, out, TINY, labels, member)
 
 
-def samples_of(out, sizes=TINY):
-    return Plan("samples", 0, out, sizes)
+def samples_of(out):
+    return Plan("samples", 0, out, TINY)
 
 
 def best_of_n(out, treatment, sizes=TINY):
-    return Plan("best_of_n", 0, out, sizes, treatment=treatment)
+    return Plan("best_of_n", 0, out, sizes, spec=treatment)
 
 
 def ppo(out, treatment):
-    return Plan("ppo", 0, out, TINY, treatment=treatment)
+    return Plan("ppo", 0, out, TINY, spec=treatment)
 
 
 def files_of(folder, *names):
@@ -104,15 +99,11 @@ def stop(*args, **kwargs):
 
 
 def test_sizes_say_what_is_measured_when():
-    assert Sizes().evaluated_steps == (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
-    assert Sizes.quick().evaluated_steps == (0, 3, 6)
-    assert Sizes().ns == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    assert Sizes(num_samples=6).ns == (1, 2, 4, 6)
-    assert Sizes(ppo_steps=3, often_until=10, often=2).evaluated_steps == (0, 2, 3)
-    with pytest.raises(ValueError, match=r"Sizes\.rollouts: expected 1 or more, got 0"):
-        Sizes(rollouts=0)
-    with pytest.raises(ValueError, match=r"Sizes\.kl_coef: expected 0 or more, got -0.1"):
-        Sizes(kl_coef=-0.1)
+    assert Sizes().evaluated_steps == [0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40]
+    assert Sizes.quick().evaluated_steps == [0, 3, 6]
+    assert Sizes().ns == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert Sizes(num_samples=6).ns == [1, 2, 4, 6]
+    assert Sizes(ppo_steps=3, often_until=10, often=2).evaluated_steps == [0, 2, 3]
 
 
 def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
@@ -125,17 +116,14 @@ def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
 
     again = replace(plan, out=tmp_path / "killed")
     with monkeypatch.context() as context:
-        context.setattr(overoptimization_reward_models, "measure", stop)
+        context.setattr(overoptimization_run, "measure", stop)
         with pytest.raises(Interrupted):
             run(again)
     with monkeypatch.context() as context:
-        context.setattr(overoptimization_reward_models, "fit", stop)  # what is trained is not trained again
+        context.setattr(overoptimization_run, "fit", stop)  # what is trained is not trained again
         assert run(again) == [row]
     weights = [(each.model / "model.safetensors").read_bytes() for each in (plan, again)]
     assert weights[0] == weights[1]
-
-    with pytest.raises(CheckpointError, match="settings: num_fresh was 16, is 17"):
-        run(replace(plan, sizes=replace(TINY, num_fresh=17)))
 
 
 def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
@@ -147,7 +135,7 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
     assert labelled(replace(plans[0], seed=6)) != labels[0]
 
 
-@pytest.mark.parametrize("start", [{}, {"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
+@pytest.mark.parametrize("start", [{"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
     plan = reward_model(tmp_path, replace(LABELS, **start))
     run(plan)
@@ -179,23 +167,25 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     run(plan)
     found = read_samples(plan)
     assert found.index.shape == (3, 6)
-    assert set(found.index.ravel().tolist()) == set(range(len(found.texts)))
-    assert len(set(zip(found.prompt.tolist(), found.texts, strict=True))) == len(found.texts)
-    assert (found.prompt[found.index] == np.arange(3)[:, None]).all()
-    np.testing.assert_array_equal(found.measures["gold"], GoldOracle().score(found.asked, found.texts))
-    np.testing.assert_array_equal(found.measures["length"], [len(text) for text in found.texts])
+    distinct = found.responses
+    assert set(found.index.ravel().tolist()) == set(range(len(distinct)))
+    assert not distinct.duplicated(["prompt", "text"]).any()
+    assert (distinct.prompt.to_numpy()[found.index] == np.arange(3)[:, None]).all()
+    np.testing.assert_array_equal(distinct.gold, GoldOracle().score(found.asked, list(distinct.text)))
+    assert distinct.length.tolist() == distinct.text.str.len().tolist()
     run(replace(plan, out=tmp_path / "b"))
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
     # The first samples of a larger study are those of a smaller one.
     few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
     run(few)
     assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
-    with pytest.raises(CheckpointError, match="expected 3 x 5 samples"):
-        read_samples(replace(plan, sizes=replace(TINY, num_samples=5)))
+    (few.folder / "index.npy").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
+        read_samples(few)
 
 
 def texts_of(samples):
-    return [[samples.texts[i] for i in row] for row in samples.index.tolist()]
+    return samples.responses.text.to_numpy()[samples.index].tolist()
 
 
 def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
@@ -203,8 +193,8 @@ def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
     run(samples_of(tmp_path))
     samples = read_samples(samples_of(tmp_path))
     rng = np.random.default_rng(0)
-    scores, spread = rng.normal(size=(2, len(samples.texts)))
-    measures = {**samples.measures, "proxy": scores, "disagreement": spread}
+    scores, spread = rng.normal(size=(2, len(samples.responses)))
+    measures = samples.responses.drop(columns=["prompt", "text"]).assign(proxy=scores, disagreement=spread)
     rows = best_rows(plan, samples.index, measures)
     assert [row["n"] for row in rows] == [1, 2, 4, 6]
     for row in rows:
@@ -225,7 +215,7 @@ def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verd
     index = np.arange(12).reshape(3, 4)
     scores = np.array([0.0, 1, 2, 3, 0, 1, np.nan, np.nan, *[np.nan] * 4])
     measures = {name: np.arange(12.0) for name in ("gold", "win_rate_simulated", "win_rate_human", "length")}
-    rows = best_rows(plan, index, {**measures, "proxy": scores, "disagreement": np.full(12, np.nan)})
+    rows = best_rows(plan, index, pd.DataFrame({**measures, "proxy": scores, "disagreement": np.nan}))
     # The second instruction stays at its best of 2; the third, without any verdict, is left out of all.
     first, second = [1.5, 2 / 6 * 2 + 3 / 6 * 3 + 1 / 6, 3.0], [4.5, 5.0, 5.0]
     assert [row["gold"] for row in rows] == pytest.approx(np.mean([first, second], axis=0).tolist())
@@ -248,7 +238,7 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert stored["responses"] == [max(row, key=len) for row in texts_of(samples)]
     assert read_evaluation(plans[1], 1)["responses"] == [row[0] for row in texts_of(samples)]
     assert stored["row"] == by_length
-    assert choose(samples, np.full(len(samples.texts), np.nan), 6).tolist() == samples.index[:, 0].tolist()
+    assert choose(samples.index, np.full(len(samples.responses), np.nan)).tolist() == samples.index[:, 0].tolist()
 
 
 def test_a_proxy_that_says_nothing_is_a_failed_cell_and_no_broken_report(tmp_path, own):
@@ -328,11 +318,7 @@ def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, ow
     assert plan.cell != ppo(tmp_path, own[1]).cell
 
 
-def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
-    from alpacafarm_env.agents import LanguageModel
-    from alpacafarm_env.agents.loop import keyed_generator
-    from alpacafarm_env.benchmarks.harness.evaluation import sequence_kl
-
+def test_the_kl_is_that_of_the_sampled_responses():
     policy = LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=16)
     policy.add_reference()
     instructions = sandbox.SANDBOX.instructions("eval")[:4]
@@ -353,7 +339,7 @@ def test_the_kl_is_that_of_the_sampled_responses(tmp_path):
 def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
     with pytest.raises(DataError, match=r"ann, ppo, seed 0: expected its reward models, found none for: reward model"):
         run(ppo(tmp_path, "ann"))
-    with pytest.raises(CheckpointError, match="expected the samples of seed 0, found none"):
+    with pytest.raises(CheckpointError, match="expected the samples of seed 0, got"):
         run(best_of_n(tmp_path, own[0]))
     run(samples_of(tmp_path))
     run(best_of_n(tmp_path, own[0]))

@@ -1,26 +1,23 @@
 """Treatments of the over-optimization study: data, names, rewards, and wrappers and oracles of one's own."""
 
 import importlib
-import pickle
 import re
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.benchmarks.harness.reward_models import sample
-from alpacafarm_env.benchmarks.overoptimization import sft as overoptimization_sft
-from alpacafarm_env.benchmarks.overoptimization.sft import answers
+from alpacafarm_env.benchmarks.overoptimization import treatments as overoptimization_treatments
 from alpacafarm_env.benchmarks.overoptimization.treatments import (
     TREATMENTS,
-    Cell,
     EnvOracle,
     Labels,
+    SeedInputs,
     Treatment,
     find_treatment,
+    sft_answers,
 )
 from alpacafarm_env.errors import UnknownNameError
 from alpacafarm_env.oracles import Constant, OracleError, make_oracle
@@ -28,7 +25,7 @@ from alpacafarm_env.oracles.base import Verdicts, judge
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:7]
 TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4."]
-SHIPPED = Cell(0, (sandbox.REWARD_MODEL,))
+SHIPPED, NO_MODELS = SeedInputs(0, (sandbox.REWARD_MODEL,)), SeedInputs(0, ())
 OWN = """import numpy as np
 from gymnasium.vector import VectorWrapper
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
@@ -52,7 +49,7 @@ NUMBER = 4
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """The name of a module with a treatment, a wrapper and an oracle of one's own."""
-    name = f"own_treatments_{len(list(tmp_path.parent.iterdir()))}_{abs(hash(str(tmp_path)))}"
+    name = f"own_treatments_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     return name
@@ -80,27 +77,24 @@ def test_the_sweep_varies_noise_labels_sizes_and_ensembles():
     assert {t.members for t in TREATMENTS} == {0, 1, 3}
     assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
     assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
-    assert all(pickle.loads(pickle.dumps(treatment)) == treatment for treatment in TREATMENTS)
-
-
-def test_treatments_that_differ_in_the_combination_share_their_labels():
-    assert len({find_treatment(name).labels() for name in ("ann", "mean_3", "wco_3", "uwo_3")}) == 1
-    assert find_treatment("none").labels() != find_treatment("ann").labels()
+    # Those that differ in the combination share their labels.
+    assert len({find_treatment(name).labels(2_000) for name in ("ann", "mean_3", "wco_3", "uwo_3")}) == 1
+    assert find_treatment("none").labels(2_000) != find_treatment("ann").labels(2_000)
     assert find_treatment("labels_10000").labels(500).num_labels == 500
     assert find_treatment("labels_10000").labels(20_000).num_labels == 10_000
 
 
 def test_the_annotator_s_own_utility_needs_no_reward_model():
-    treatment = find_treatment("gpt4_utility")
-    found = treatment.proxy(Cell(0, ())).score(EVAL, TEXTS)
+    proxy = find_treatment("gpt4_utility").proxy(NO_MODELS)
+    found = proxy.score(EVAL, TEXTS)
     plain = sandbox.utility_oracle("sim_gpt4").score(EVAL, TEXTS)
     assert np.corrcoef(found, plain)[0, 1] == pytest.approx(1)
     # In units of SFT's answers, as reward models are.
-    asked = sandbox.SANDBOX.instructions("val")[:500]
-    answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
-    scores = treatment.proxy(Cell(0, ())).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
-    assert scores.mean() == pytest.approx(0, abs=1e-6)
-    assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1)
+    asked = sandbox.SANDBOX.instructions("val")[:200]
+    answers = [text for each in sft_answers(asked, 4) for text in each]
+    scores = proxy.score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    assert scores.mean() == pytest.approx(0, abs=0.15)  # the scale is set by other answers
+    assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=0.15)
 
 
 def test_25_percent_flips_are_the_paper_s_annotators():
@@ -118,10 +112,10 @@ def test_25_percent_flips_are_the_paper_s_annotators():
 
 
 def test_an_ensemble_s_reward_is_made_of_its_members():
-    cell = Cell(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
+    cell = SeedInputs(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
     models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell.reward_models]
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
-    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in answers(EVAL, 4) for text in each]
+    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in sft_answers(EVAL, 4) for text in each]
     members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
     plain = Treatment("x", "X", members=3, combine="min", level_samples=0)
     np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
@@ -131,10 +125,6 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
         "min": members.min(axis=0),
         "uwo": members.mean(axis=0) - 0.25 * members.var(axis=0),
     }
-    asked, fixed = [each for each in EVAL for _ in range(2)], [text for each in answers(EVAL, 2) for text in each]
-    two = raw - [model.score(asked, fixed).reshape(-1, 2).mean(axis=1) for model in models]
-    rough = Treatment("x", "X", members=3, combine="min", level_samples=2)
-    np.testing.assert_allclose(rough.reward(cell).score(EVAL, TEXTS), two.min(axis=0), atol=1e-5)
     for combine, scores in expected.items():
         treatment = Treatment("x", "X", members=3, combine=combine, uwo_weight=0.25)
         found = judge(treatment.reward(cell), EVAL, TEXTS)
@@ -142,20 +132,14 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
         np.testing.assert_allclose(found.details["disagreement"], members.std(axis=0), atol=1e-5)
 
 
-def test_a_single_model_is_not_centred():
-    found = Treatment("x", "X").reward(SHIPPED).score(EVAL, TEXTS)
-    expected = make_oracle({"reward_model": str(sandbox.REWARD_MODEL)}, dataset=sandbox.SANDBOX).score(EVAL, TEXTS)
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
-    monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))  # nothing is known
-    third = answers([EVAL[3], EVAL[3]], 4)
+    monkeypatch.setattr(overoptimization_treatments, "_ANSWERS", {})  # nothing is known
+    third = sft_answers([EVAL[3], EVAL[3]], 4)
     assert third[0] == third[1]
-    monkeypatch.setattr(overoptimization_sft, "_answers", cache(lambda num_samples: {}))
-    together = answers(EVAL, 4)
+    monkeypatch.setattr(overoptimization_treatments, "_ANSWERS", {})
+    together = sft_answers(EVAL, 4)
     assert together[3] == third[0]
-    assert [each[:2] for each in together] == answers(EVAL, 2)
+    assert [each[:2] for each in together] == sft_answers(EVAL, 2)
     assert {len(each) for each in together} == {4}
     assert len({text for each in together for text in each}) > 4 * len(EVAL) / 2  # samples, not one answer four times
 
@@ -166,16 +150,17 @@ def test_a_wrapper_decides_in_training_and_in_scoring(own):
     asked = [each.reset(seed=0)[0] for each in (env, bare)]
     assert asked[0] == asked[1]
     np.testing.assert_array_equal(env.step(TEXTS[:4])[1], bare.step(TEXTS[:4])[1] / 2)
-    scores = judge(wrapped.proxy(SHIPPED), EVAL, TEXTS).scores
-    np.testing.assert_allclose(scores, judge(plain.proxy(SHIPPED), EVAL, TEXTS).scores / 2, atol=1e-5)
+    bare_scores = plain.proxy(SHIPPED).score(EVAL, TEXTS)
+    np.testing.assert_allclose(wrapped.proxy(SHIPPED).score(EVAL, TEXTS), bare_scores / 2, atol=1e-5)
+    # A single model's scores are as they come, less nothing.
+    model = make_oracle({"reward_model": str(sandbox.REWARD_MODEL)}, dataset=sandbox.SANDBOX)
+    np.testing.assert_array_equal(bare_scores, model.score(EVAL, TEXTS))
 
 
 @pytest.mark.parametrize(
     ("reward", "got"),
     [
         (lambda rewards: rewards.mean(), "shape ()"),
-        (lambda rewards: rewards[:1], "shape (1,)"),
-        (lambda rewards: rewards[:, None], "shape (7, 1)"),
         (lambda rewards: [None] * len(rewards), "dtype object"),
     ],
 )
@@ -191,37 +176,34 @@ def test_a_wrapper_gives_a_reward_each(reward, got):
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 100])
-def test_stepping_scores_each_response_to_its_own_instruction(slots):
-    treatment = Treatment("x", "X", members=0, oracle=lambda cell: TwoMinds(), wrap=VectorWrapper)
-    sizes = []
+def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch):
+    monkeypatch.setattr(overoptimization_treatments, "SLOTS", slots)
+    treatment, sizes = Treatment("x", "X", members=0, oracle=TwoMinds(), wrap=VectorWrapper), []
 
     def make(num_envs):
         sizes.append(num_envs)
-        return treatment.env(Cell(0, ()), num_envs, "eval")
+        return treatment.env(NO_MODELS, num_envs, "eval")
 
-    found = judge(EnvOracle("x", make, slots=slots), EVAL * 2, TEXTS * 2)
+    found = judge(EnvOracle("x", make), EVAL * 2, TEXTS * 2)
     np.testing.assert_array_equal(found.scores, [len(text) for text in TEXTS * 2])
     np.testing.assert_array_equal(found.details["disagreement"], found.scores / 10)
     assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
-    gold = Treatment("x", "X", members=0, oracle=lambda cell: sandbox.gold_oracle(), wrap=VectorWrapper)
-    asked = EnvOracle("gold", lambda num: gold.env(Cell(0, ()), num, "eval"), slots=slots)
+    gold = Treatment("x", "X", members=0, oracle=lambda inputs: sandbox.gold_oracle(), wrap=VectorWrapper)
     # Sums over a batch of one and of several may differ in the last bit, by processor.
-    np.testing.assert_allclose(asked.score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS), rtol=1e-12)
+    np.testing.assert_allclose(
+        gold.proxy(NO_MODELS).score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS), rtol=1e-12
+    )
 
 
 def test_own_oracles_and_wrappers_are_found_by_module_and_attribute(own):
     module = importlib.import_module(own)
     assert find_treatment(f"{own}:TREATMENT") is module.TREATMENT
     for name in ("Halved", "halve"):
-        found = find_treatment(f"{own}:{name}")
-        assert (found.name, found.labels(), found.wrap) == (
-            name,
-            find_treatment("ann").labels(),
-            getattr(module, name),
-        )
+        found, labels = find_treatment(f"{own}:{name}"), find_treatment("ann").labels(2_000)
+        assert (found.name, found.labels(2_000), found.wrap) == (name, labels, getattr(module, name))
     oracle = find_treatment(f"{own}:SHORT")
     assert (oracle.name, oracle.members) == ("SHORT", 0)
-    assert oracle.proxy(Cell(0, ())).score(EVAL, TEXTS).tolist() == [-len(text) for text in TEXTS]
+    assert oracle.proxy(NO_MODELS).score(EVAL, TEXTS).tolist() == [-len(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize(
@@ -265,19 +247,12 @@ def test_labels_have_a_name_of_their_own_for_every_difference(tmp_path):
     for name in ("small", "large"):
         (tmp_path / name / "trunk").mkdir(parents=True)
         (tmp_path / name / "trunk" / "config.json").write_text(name)
-    labels = [
-        Labels("sim_eval", 0.25, 100),
-        Labels("sim_eval", 0.0, 100),
-        Labels("human", 0.25, 100),
-        Labels("sim_eval", 0.25, 10),
-        Labels("sim_eval", 0.25, 100, str(tmp_path / "small" / "trunk")),
-        Labels("sim_eval", 0.25, 100, str(tmp_path / "large" / "trunk")),
-        Labels("sim_eval", 0.2500001, 100),
-        Labels("sim_eval", 0.25, 100, layers=1),
-        Labels("sim_eval", 0.25, 100, layers=2),
-    ]
-    assert len({each.name for each in labels}) == len(labels)
-    assert labels[1].name == "sim_eval, flip 0, 100 labels"
+    plain = Labels("sim_eval", 0.25, 100)
+    changes = [{"flip": 0.0}, {"flip": 0.2500001}, {"judge": "human"}, {"num_labels": 10}, {"layers": 1}, {"layers": 2}]
+    changes += [{"trunk": str(tmp_path / name / "trunk")} for name in ("small", "large")]
+    names = [plain.name, *(replace(plain, **each).name for each in changes)]
+    assert len(set(names)) == len(names)
+    assert names[1] == "sim_eval, flip 0, 100 labels"
 
 
 def test_a_trunk_is_known_by_its_weights(tmp_path):
@@ -286,7 +261,7 @@ def test_a_trunk_is_known_by_its_weights(tmp_path):
     def seen(weights):
         (tmp_path / "model.safetensors").write_bytes(weights)
         treatment = Treatment("big", "Big", trunk=str(tmp_path))
-        return treatment.labels().name, treatment.settings()["trunk"]
+        return treatment.labels(2_000).name, treatment.settings()["trunk"]
 
     before, same, other = seen(b"1"), seen(b"1"), seen(b"2")
     assert before == same
