@@ -1,9 +1,4 @@
-"""What the win-rate curve says: the step chosen on val, and the comparison with SFT on eval.
-
-Pure functions of the rows of table.csv and val.csv; nothing here trains, draws or writes.
-"""
-
-from __future__ import annotations
+"""What the win-rate curve says: the step chosen on val and the comparison with SFT on eval, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +10,12 @@ from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
 from ..harness.estimates import Estimate
 from ..harness.frames import frame_of, pivot
 from ..harness.study import Row
+from ..harness.verdicts import Verdict
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")
-"""Columns of table.csv (eval) and val.csv: one row a seed and evaluation."""
+"""Columns of table.csv (eval) and val.csv: one row per seed and evaluation."""
 WIN_RATES = ("win_rate_simulated", "win_rate_human", "win_rate")
-"""Win rates in %, the last by a judge of one's own: a column where there is one."""
+"""Win rates in %; the last, by a judge of one's own, is a column where there is one."""
 MEASURES = (*COLUMNS[2:4], *WIN_RATES, *COLUMNS[6:])
 UNITS = {
     "proxy": "reward-model units",
@@ -29,9 +25,8 @@ UNITS = {
     "length": "characters",
     "finished": "share",
 }
-"""Unit of each measure."""
 BOUNDS = {"%": PERCENT, "share": SHARE, "characters": POSITIVE, "nats a response": POSITIVE}
-"""What the mean of a measure of this unit can be, if that is not anything."""
+"""Unit -> the range of its means, where that is bounded."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,7 @@ def choose(val: pd.DataFrame) -> Choice:
     """The step of each seed with the highest simulated win rate on val (the earliest of equals), as the paper does.
 
     Step 0 is not a candidate: it is SFT itself, and a choice that may fall back on it could never show that PPO did
-    harm. Where the level has no simulated judge, one's own decides; without that the proxy, which cannot see
-    over-optimization.
+    harm. Where the level has no simulated judge, one's own decides, else the proxy, which cannot see over-optimization.
 
     Raises:
         ValueError: No evaluation after step 0, or no measure to choose by.
@@ -109,12 +103,34 @@ def compare(curves: pd.DataFrame, choice: Choice) -> dict[str, Comparison]:
     return found
 
 
-def at_choice(curves: pd.DataFrame, measure: str, choice: Choice) -> pd.Series[float]:
+def at_choice(curves: pd.DataFrame, measure: str, choice: Choice) -> "pd.Series[float]":
     """[S]: each seed's value at its chosen step."""
     return curves[measure].loc[list(choice.steps.items())].droplevel("step")
 
 
-def _whole(values: pd.Series[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
+def _whole(values: "pd.Series[float]", bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
     """Over the seeds; without numbers where a seed has none (a mean of the others would hide it)."""
     known = values if values.notna().all() else values[:0]
     return Estimate.of(np.array(known, dtype=np.float64), bounds)
+
+
+def over_optimization(comparisons: Mapping[str, Comparison], curves: pd.DataFrame, choice: Choice) -> Verdict | None:
+    """Whether the proxy rises after the chosen step while a truth falls, by more than two standard errors.
+
+    None where there is no truth; `holds` is None where nothing follows the choice, or one seed gives no error.
+    """
+    truths = [name for name in ("gold", "win_rate_human", "win_rate") if name in comparisons]
+    if not truths or "proxy" not in comparisons:
+        return None
+    means = {name: curves[name].unstack("step").mean(skipna=False) for name in truths}
+    last = int(curves.index.get_level_values("step").max())
+    peaks = [
+        (name, int(mean.index[int(mean.argmax())]), mean.max(), mean[last], UNITS[name]) for name, mean in means.items()
+    ]
+    moves = {name: comparisons[name].after for name in ("proxy", *truths)}
+    chose_last = sum(step == last for step in choice.steps.values())
+    rises = moves["proxy"].clear and moves["proxy"].mean > 0
+    falls = any(moves[name].clear and moves[name].mean < 0 for name in truths)
+    known = chose_last < len(choice.steps) and len(choice.steps) > 1
+    numbers = {"peaks": peaks, "last": last, "moves": moves, "chose_last": chose_last, "num": len(choice.steps)}
+    return Verdict("over_optimization", (rises and falls) if known else None, numbers)
