@@ -36,7 +36,6 @@ def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[
         "summary": summary,
         "where": where,
         "quick": quick,
-        "titles": _titles(summary),
         "columns": COLUMN_WORDS,
         "clear": f"{CLEAR:g}",
         "fewest": FEWEST,
@@ -99,7 +98,7 @@ def difference_table(summary: Summary) -> Table:
 
 def reversal_table(summary: Summary) -> Table:
     """Pairs in another order than in the paper, the clear ones first."""
-    titles, rows = _titles(summary), []
+    titles, rows = summary.titles, []
     for each in (pair for pair in summary.pairs if pair["reversed"]):
         here = each["here"]
         clear = "–" if here.num < 2 else "yes" if here.clear else "no"
@@ -116,10 +115,6 @@ def _costs(summary: Summary, method: Method, feedback: str) -> list[str]:
 def _with_error(found: Estimate) -> str:
     """For instance "47.1 ± 0.4"; the mean alone for one seed."""
     return number(found.mean, "%") + (f" ± {number(found.standard_error, '%')}" if found.num > 1 else "")
-
-
-def _titles(summary: Summary) -> dict[str, str]:
-    return {method.name: method.title for method in summary.methods}
 
 
 def missing(summary: Summary) -> dict[str, list[str]]:

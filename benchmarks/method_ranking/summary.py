@@ -1,10 +1,4 @@
-"""What the ranking of methods says: means over seeds, differences to SFT, the two rankings and how well they agree.
-
-A method's simulated number is that of the model trained on simulated feedback and judged by p_sim^eval, its human
-number that of the model trained on human feedback and judged by human raters, as in the paper's Table 2.
-
-Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2.
-"""
+"""What the ranking of methods says: means over seeds, differences to SFT, the two rankings and how well they agree."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -22,7 +16,7 @@ from ..methods.methods import Method
 from ..methods.runs import COLUMNS, FEEDBACKS
 
 JUDGED_BY = {"simulated": "win_rate_simulated", "human": "win_rate_human"}
-"""Column of the paper's table -> our measure, of the models trained on that feedback."""
+"""Column of the paper's Table 2 -> our measure, of the models trained on that feedback."""
 BASELINE = "sft"
 """The method that the others start from and are compared with."""
 Credits = Mapping[tuple[str, str, int], Mapping[str, Any]]
@@ -31,14 +25,9 @@ instructions in all cells, NaN = no verdict."""
 
 
 class Summary:
-    """All that is reported of a study; cells may be missing.
+    """All that is reported of a study: the rows of table.csv and the verdicts behind them, where cells may be missing.
 
-    Args:
-        rows: Those of table.csv.
-        credits: The verdicts behind each row.
-        methods: All that were meant to run, in the order of the tables.
-        feedbacks: The kinds of feedback that were meant to run.
-        num_seeds: How many seeds were meant to run, 0 .. num_seeds - 1.
+    `methods`, in the order of the tables, `feedbacks` and `num_seeds` are those that were meant to run.
 
     Attributes:
         feedbacks: The kinds of feedback that a method did learn from: the columns that are shown.
@@ -46,8 +35,8 @@ class Summary:
         agreement: Between the simulated and the human ranking; None for fewer than three methods that have both.
         with_paper: Column -> agreement of our ranking with the published one.
         in_paper: Between the paper's two columns, over the methods here.
-        pairs: Methods whose published win rates differ: feedback; `higher` and `lower` there; `paper`, the difference
-            there in points; `here`, the same paired by seed. Clear differences first, then by the difference here.
+        pairs: Methods whose published win rates differ: `higher` and `lower` there, `paper`, the difference there in
+            points, and `here`, the same paired by seed. Clear differences first, then by the difference here.
     """
 
     def __init__(
@@ -62,6 +51,7 @@ class Summary:
         frame = frame_of(rows)
         learned = set(frame.feedback[frame.method.isin([each.name for each in methods if each.needs != "nothing"])])
         self.methods, self.num_seeds = tuple(methods), num_seeds
+        self.titles = {method.name: method.title for method in methods}
         self.asked = tuple(feedback for feedback in FEEDBACKS if feedback in feedbacks)
         self.feedbacks = tuple(feedback for feedback in self.asked if feedback in learned) or self.asked
         shown = frame[frame.feedback.isin(self.feedbacks)].astype(dict.fromkeys(COLUMNS[3:], float))

@@ -108,11 +108,7 @@ class Job:
         return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
 
     def config(self, preset: type[Config], **quick: Any) -> Config:
-        """The preset of an agent's config; in a quick run with the fields of `quick`, always with those of `changed`.
-
-        Raises:
-            DataError: See `with_options`.
-        """
+        """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
         chosen: Any = getattr(preset, self.preset)()
         config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
@@ -123,11 +119,7 @@ class Job:
         return sandbox.POLICY if self.sft == "sandbox" else self.sft
 
     def policy(self, **limits: int) -> agents.LanguageModel:
-        """A fresh copy of the SFT policy; `limits` replace `max_prompt_tokens` and the preset's `max_response_tokens`.
-
-        Raises:
-            DataError: The limits do not fit the model.
-        """
+        """A fresh copy of the SFT policy; `limits` replace its longest prompt or response."""
         import torch
         from peft import LoraConfig
 

@@ -1,7 +1,6 @@
 """One cell of the method ranking: makes the agent, trains it, lets it answer eval, and asks the judges.
 
-An agent keeps checkpoints in its cell's folder, so an interrupted cell continues; its seconds and tokens are those of
-all its calls.
+An interrupted cell continues from its checkpoints; its seconds and tokens are those of all calls.
 """
 
 import json
@@ -36,7 +35,6 @@ FEEDBACKS = ("simulated", "human")
 ANSWERED_AT_ONCE = 161
 """Instructions of eval whose answers are stored together; draws of `act` are keyed on all of them."""
 ANSWERS = {"responses": [str], "tokens": int}
-"""The shape of stored answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     In a world of processes all train and answer together; only the main one judges, writes and has rows.
 
     Raises:
-        CheckpointError: The cell's folder was made with other settings, or the method was edited after the start.
+        CheckpointError: The folder was made with other settings, or the method was edited after the start.
     """
     from ...agents.processes import Processes
 
@@ -166,13 +164,10 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 
 
-def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
+def train(actor: Any, tell_share: Callable[[float], None]) -> int:
     """Does what the agent still has to learn; returns the tokens that it sampled, by its metrics."""
-    updates, total = getattr(actor, "updates", None), getattr(actor, "num_steps", 0)
-    if updates is None:
-        return 0
-    tokens = 0.0
-    for metrics in updates():
+    tokens, total = 0.0, getattr(actor, "num_steps", 0)
+    for metrics in actor.updates() if hasattr(actor, "updates") else ():
         tokens += metrics.get("tokens", 0)
         tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
     return int(tokens)

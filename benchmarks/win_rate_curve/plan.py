@@ -92,22 +92,17 @@ class RunPlan(WinRateCurveOptions):
         """Name of the study's cell."""
         return f"seed {self.seed}"
 
-    @property
-    def run_folder(self) -> Path:
-        """The run's own folder: PPO's metrics and checkpoints, and evaluations/."""
-        return self.folder(NAME) / "runs" / f"seed-{self.seed}"
-
     def evaluation_file(self, step: int) -> Path:
         """Where the evaluation after a step is kept."""
-        return self.run_folder / "evaluations" / f"step-{step:05}.json"
+        return self.job.folder / "evaluations" / f"step-{step:05}.json"
 
     @property
     def job(self) -> Job:
-        """Data, policy and reward model."""
-        models = {"dataset": self.data, "sft": self.policy, "reward": self.reward_model, "template": self.template}
-        limits = {"preset": self.preset, "max_prompt_tokens": self.max_prompt_tokens}
-        settings: dict[str, Any] = {**models, **limits, "allow_overlap": self.allow_overlap}
-        return Job(seed=self.seed, folder=self.run_folder, **settings)
+        """Data, policy and reward model; its folder has PPO's metrics and checkpoints, and evaluations/."""
+        same = ("seed", "preset", "template", "max_prompt_tokens", "allow_overlap")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in same}
+        settings |= {"dataset": self.data, "sft": self.policy, "reward": self.reward_model}
+        return Job(folder=self.folder(NAME) / "runs" / f"seed-{self.seed}", **settings)
 
     @property
     def evaluated_steps(self) -> tuple[int, ...]:
@@ -154,8 +149,7 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
     """One plan per seed, with the numbers of instructions that there really are.
 
     Raises:
-        DataError: Own data without an own policy and reward model, whose vocabulary and world would not fit it.
-        CheckpointError: A model's name is a path to nothing.
+        DataError, CheckpointError: Own data without own models, or a model's name is a path to nothing.
     """
     models = options.policy, options.reward_model
     if options.data != "sandbox" and "sandbox" in models:

@@ -20,19 +20,8 @@ from ..harness.report import Figure, Table, sentences
 from ..harness.report_text import interval_text, number, signed
 from .plan import RunPlan
 from .runs import read_evaluation
-from .summary import BOUNDS, UNITS, WIN_RATES, Choice, Comparison, at_choice, over_optimization
+from .summary import BOUNDS, NAMES, UNITS, WIN_RATES, Choice, Comparison, at_choice, over_optimization
 
-NAMES = {
-    "proxy": "proxy reward",
-    "gold": "gold reward",
-    "win_rate_simulated": "win rate by p_sim^eval",
-    "win_rate_human": "win rate by human raters",
-    "win_rate": "win rate by the judge",
-    "kl": "KL from SFT",
-    "length": "length",
-    "finished": "finished share",
-}
-"""Measure -> what a reader calls it."""
 VERDICTS = {
     "gold": "gold {:.2f}",
     "proxy": "proxy {:.2f}",

@@ -32,12 +32,11 @@ UNKNOWN_POSITIONS = 2048
 
 
 def check_inputs(plan: RunPlan) -> None:
-    """Reads the splits and the models' configurations and measures every prompt.
+    """Reads the splits, the judge and the models' configurations, and measures every prompt.
 
     Raises:
-        DataError: A split is faulty; a prompt of val or eval, or every one of unlabeled, is too long; micro-batches are
-            too small; or the judge is none.
-        CheckpointError: Policy or reward model is not there or cannot be used.
+        DataError: One of them is faulty, a prompt is too long, or micro-batches are too small.
+        CheckpointError: A model is not there or cannot be used.
     """
     from ...agents.fitting import check_budget, prompt_lengths
 
@@ -61,14 +60,10 @@ def check_inputs(plan: RunPlan) -> None:
 
 
 def prompt_limits(plan: RunPlan) -> tuple[int, int]:
-    """The most tokens of a prompt that can be answered, and of one that is trained on.
+    """The most tokens of a prompt that can be answered, and of one that is trained on; a DataError if none fit.
 
     Policy and value model (it starts from the reward model) both read prompt and response, so the one that knows fewer
     positions decides.
-
-    Raises:
-        DataError: Prompt and response do not fit together.
-        CheckpointError: A model's configuration cannot be read.
     """
     positions = min(num_positions(str(folder)) for folder in (plan.job.policy_folder, plan.job.reward_model))
     width = plan.max_response_tokens
@@ -130,7 +125,7 @@ def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
     judges = judges_of(job.data, proxy=job.reward_spec, own=plan.judge) if world.is_main else Judges()
     # A checkpoint is written before its step is evaluated: the evaluation of a resumed step may be missing, but not
     # those before it, since checkpoints are written at evaluated steps only.
-    resumed = max(checkpoints.steps(plan.run_folder), default=0)
+    resumed = max(checkpoints.steps(plan.job.folder), default=0)
     for step in chain([resumed], (int(metrics["step"]) for metrics in agent.updates())):
         due = world.from_main(step in plan.evaluated_steps and not plan.evaluation_file(step).exists())
         done = plan.units_done(step)
@@ -146,7 +141,7 @@ def make_agent(plan: RunPlan) -> agents.PPO:
     job, config = plan.job, plan.ppo_config()
     (room, limit), env = prompt_limits(plan), job.env(config.rollout_batch_size)
     policy = job.policy(max_prompt_tokens=limit, max_response_tokens=plan.max_response_tokens)
-    agent = agents.PPO(env, policy, value_init=job.reward_model, config=config, seed=plan.seed, out=plan.run_folder)
+    agent = agents.PPO(env, policy, value_init=job.reward_model, config=config, seed=plan.seed, out=plan.job.folder)
     policy.max_prompt_tokens = room  # what training leaves out is settled; evaluations ask all
     return agent
 
@@ -190,7 +185,7 @@ def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int)
 def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
     """What `evaluate_policy` wrote; a CheckpointError if it is gone or damaged."""
     cell = cell_file(plan.folder(NAME), plan.cell)
-    remedy = f"To run the seed anew remove {plan.run_folder} and, if it is there, {cell}, and call again."
+    remedy = f"To run the seed anew remove {plan.job.folder} and, if it is there, {cell}, and call again."
     shape = {
         "rows": [dict.fromkeys(("split", "seed", "step", *MEASURES), object)],
         "unscored": dict,

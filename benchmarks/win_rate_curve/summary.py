@@ -8,7 +8,7 @@ import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
 from ..harness.estimates import Estimate
-from ..harness.frames import frame_of, pivot
+from ..harness.frames import frame_of
 from ..harness.study import Row
 from ..harness.verdicts import Verdict
 
@@ -16,15 +16,18 @@ COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_huma
 """Columns of table.csv (eval) and val.csv: one row per seed and evaluation."""
 WIN_RATES = ("win_rate_simulated", "win_rate_human", "win_rate")
 """Win rates in %; the last, by a judge of one's own, is a column where there is one."""
-MEASURES = (*COLUMNS[2:4], *WIN_RATES, *COLUMNS[6:])
-UNITS = {
-    "proxy": "reward-model units",
-    "gold": "gold units",
-    **dict.fromkeys(WIN_RATES, "%"),
-    "kl": "nats a response",
-    "length": "characters",
-    "finished": "share",
+MEASURES = {
+    "proxy": ("proxy reward", "reward-model units"),
+    "gold": ("gold reward", "gold units"),
+    "win_rate_simulated": ("win rate by p_sim^eval", "%"),
+    "win_rate_human": ("win rate by human raters", "%"),
+    "win_rate": ("win rate by the judge", "%"),
+    "kl": ("KL from SFT", "nats a response"),
+    "length": ("length", "characters"),
+    "finished": ("finished share", "share"),
 }
+"""Measure -> what a reader calls it, and its unit."""
+NAMES, UNITS = ({measure: both[i] for measure, both in MEASURES.items()} for i in (0, 1))
 BOUNDS = {"%": PERCENT, "share": SHARE, "characters": POSITIVE, "nats a response": POSITIVE}
 """Unit -> the range of its means, where that is bounded."""
 
@@ -43,6 +46,7 @@ class Comparison:
     """One measure on eval, over the seeds; estimates without numbers where a seed has none."""
 
     measure: str
+    unit: str
     sft: Estimate
     chosen: Estimate
     last: Estimate
@@ -53,23 +57,11 @@ class Comparison:
     num: int
     """Seeds that have a value at the chosen step."""
 
-    @property
-    def unit(self) -> str:
-        """Of the measure."""
-        return UNITS[self.measure]
-
 
 def curves_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """The evaluations of one split: rows (seed, step), a column for each measure of the level.
-
-    Raises:
-        ValueError: There are no rows, step 0 is missing, or a seed lacks a step that another has.
-    """
-    frame = frame_of(rows)
-    if frame.empty or 0 not in pivot(frame, "seed", "step", "step"):
-        raise ValueError(f"expected rows of every seed and step, step 0 among them, got {len(frame)} rows without it")
-    curves = frame.set_index(["seed", "step"]).sort_index().reindex(columns=list(MEASURES)).astype(float)
-    return curves.dropna(axis="columns", how="all")
+    """The evaluations of one split: rows (seed, step), a column for each measure of the level."""
+    frame = frame_of(rows).set_index(["seed", "step"]).sort_index()
+    return frame.reindex(columns=list(MEASURES)).astype(float).dropna(axis="columns", how="all")
 
 
 def choose(val: pd.DataFrame) -> Choice:
@@ -79,11 +71,9 @@ def choose(val: pd.DataFrame) -> Choice:
     harm. Where the level has no simulated judge, one's own decides, else the proxy, which cannot see over-optimization.
 
     Raises:
-        ValueError: No evaluation after step 0, or no measure to choose by.
+        ValueError: No measure to choose by.
     """
     later = val.drop(index=0, level="step")
-    if later.empty:
-        raise ValueError("expected an evaluation after step 0 to choose, got step 0 alone")
     for measure in ("win_rate_simulated", "win_rate", "proxy"):
         if measure in later and (table := later[measure].unstack("step")).notna().any(axis="columns").all():
             best = table.idxmax(axis="columns")
@@ -95,11 +85,11 @@ def compare(curves: pd.DataFrame, choice: Choice) -> dict[str, Comparison]:
     """Measure -> comparison, for each measure of the level, in the order of the table."""
     found = {}
     for name in map(str, curves.columns):
-        table, bounds = curves[name].unstack("step"), BOUNDS.get(UNITS[name], UNBOUNDED)
+        table, unit = curves[name].unstack("step"), UNITS[name]
         sft, last, picked = table[0], table.iloc[:, -1], at_choice(curves, name, choice)
-        before, after, end = (_whole(values, bounds) for values in (sft, picked, last))
+        before, after, end = (_whole(values, BOUNDS.get(unit, UNBOUNDED)) for values in (sft, picked, last))
         num = int(picked.notna().sum())
-        found[name] = Comparison(name, before, after, end, _whole(picked - sft), _whole(last - picked), num)
+        found[name] = Comparison(name, unit, before, after, end, _whole(picked - sft), _whole(last - picked), num)
     return found
 
 

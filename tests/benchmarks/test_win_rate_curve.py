@@ -120,7 +120,7 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
     plan, whole = make_plans(options)[0], tmp_path / "whole"
     told = []
     rows = runs.run_seed(plan, told.append)
-    plan.run_folder.rename(whole)
+    plan.job.folder.rename(whole)
     evaluate_policy = runs.evaluate_policy
 
     def stop(plan, agent, judges, step):
@@ -137,7 +137,7 @@ def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, t
     assert told[0].done == plan.units_done(2) - plan.num_val - plan.num_eval
     assert told[-1].done == plan.units_done(plan.steps)
     for path in sorted((whole / "evaluations").iterdir()):
-        assert (plan.run_folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+        assert (plan.job.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
