@@ -6,6 +6,7 @@ An interrupted cell continues from its checkpoints; its seconds and tokens are t
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
 from ..harness.elapsed_time import ElapsedTime
-from ..harness.evaluation import OWN_WIN_RATE, Judges, describe, evaluate, judges_of, subset
+from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
@@ -123,13 +124,8 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
         if world.is_main:
             on_progress(ProgressUpdate(plan.cell, int(done * plan.units), text))
 
-    def settle() -> None:
-        if world.is_main:
-            for folder in (plan.folder / "answers", plan.evaluation_file.parent):
-                folder.mkdir(parents=True, exist_ok=True)
-            check_settings(plan.folder, plan.settings())
-
     tell(0)
+    settle = partial(_settle, plan, main=world.is_main)
     if world.from_main((plan.folder / SETTINGS).is_file()):
         world.together(settle)
     spent = ElapsedTime(plan.folder)
@@ -155,11 +151,24 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
         return []
     spent.keep(now=True)
     settle()  # models and data are still what they were at the start
-    found = evaluate(asked, responses, judges)
+    costs = {"seconds": round(spent.seconds, 2), "tokens": max(tokens, _tokens(plan.folder)) + answered}
+    rows = _rows(plan, evaluate(asked, responses, judges), costs)
+    tell(1, f"{plan.cell}: {describe(rows[0])}")
+    return rows
+
+
+def _settle(plan: MethodPlan, *, main: bool) -> None:
+    """Makes the cell's folders, and stores its settings or compares them with those that are stored."""
+    if main:
+        for folder in (plan.folder / "answers", plan.evaluation_file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        check_settings(plan.folder, plan.settings())
+
+
+def _rows(plan: MethodPlan, found: Evaluation, costs: Row) -> list[Row]:
+    """Stores the evaluation, and returns the cell's rows."""
     write_atomic(plan.evaluation_file, json.dumps(found.per_response()) + "\n")
-    row = {"method": find_method(plan.method).name, "seed": plan.seed, **found.means()}
-    row |= {"seconds": round(spent.seconds, 2), "tokens": max(tokens, _tokens(plan.folder)) + answered}
-    tell(1, f"{plan.cell}: {describe(row)}")
+    row = {"method": find_method(plan.method).name, "seed": plan.seed, **found.means(), **costs}
     columns = COLUMNS if plan.judge is None else (*COLUMNS, OWN_WIN_RATE)
     return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,26 +125,7 @@ def write_figures(
     out: Path, curves: pd.DataFrame, val: pd.DataFrame, choice: Choice, where: Provenance
 ) -> list[Figure]:
     """Writes the PNG files into `out` and returns them with captions; what was not measured has no panel."""
-
-    def panel(*measures: str, kl: bool = False, source: pd.DataFrame = curves, split: str = "") -> Panel:
-        tables = {name: source[name].unstack("step") for name in measures}
-        first = next(iter(tables.values()))
-        x = np.broadcast_to(np.array(first.columns, dtype=np.float64), first.shape)
-        if kl:  # an estimate near 0 may be a little below it
-            x = np.sqrt(np.maximum(source["kl"].unstack("step").to_numpy(), 0))
-        won, unit = measures[0] in WIN_RATES, UNITS[measures[0]]
-        bounds = BOUNDS.get(unit, UNBOUNDED)
-        return Panel(
-            "√KL from SFT (√nats)" if kl else "PPO step",
-            f"{split}{'win rate' if won else NAMES[measures[0]]} ({unit})",
-            [Curve(NAMES[name], x, table.to_numpy(), bounds) for name, table in tables.items()],
-            level=50.0 if won else None,
-            level_label="no preference",
-            marks=() if kl else tuple(map(float, choice.steps.values())),
-            marks_label="chosen on val",
-            whole_x=not kl,
-        )
-
+    panel = partial(_panel, curves, choice)
     rewards, wins, rest = (
         [name for name in names if name in curves]
         for names in (("proxy", "gold"), WIN_RATES, ("length", "finished", "kl"))
@@ -151,7 +133,7 @@ def write_figures(
     groups = [*([name] for name in rewards), *([wins] if wins else [])]
     won = [panel(*wins)] if wins else []
     if choice.measure in WIN_RATES:
-        won.append(panel(choice.measure, source=val, split=f"val (n = {where.num_val}): "))
+        won.append(_panel(val, choice, choice.measure, split=f"val (n = {where.num_val}): "))
     drawn = {
         "proxy_and_gold": (
             "Proxy and gold reward" if len(rewards) > 1 else "Reward",
@@ -168,3 +150,23 @@ def write_figures(
             caption = f"{title}. Thin: seeds; bold: their mean; shaded: its interval. {where.label()}"
             figures.append(Figure(write_png(out / f"{name}.png", draw(panels, title, note)), caption))
     return figures
+
+
+def _panel(curves: pd.DataFrame, choice: Choice, *measures: str, kl: bool = False, split: str = "") -> Panel:
+    tables = {name: curves[name].unstack("step") for name in measures}
+    first = next(iter(tables.values()))
+    x = np.broadcast_to(np.array(first.columns, dtype=np.float64), first.shape)
+    if kl:  # an estimate near 0 may be a little below it
+        x = np.sqrt(np.maximum(curves["kl"].unstack("step").to_numpy(), 0))
+    won, unit = measures[0] in WIN_RATES, UNITS[measures[0]]
+    bounds = BOUNDS.get(unit, UNBOUNDED)
+    return Panel(
+        "√KL from SFT (√nats)" if kl else "PPO step",
+        f"{split}{'win rate' if won else NAMES[measures[0]]} ({unit})",
+        [Curve(NAMES[name], x, table.to_numpy(), bounds) for name, table in tables.items()],
+        level=50.0 if won else None,
+        level_label="no preference",
+        marks=() if kl else tuple(map(float, choice.steps.values())),
+        marks_label="chosen on val",
+        whole_x=not kl,
+    )
