@@ -4,7 +4,7 @@
 
 In the sandbox it starts from the shipped SFT policy and prints the row that the ranking of methods would have. With
 --dataset, --policy and --reward-model it runs on your own data and models; --judge then gives a win rate against the
-data's references. The answers are outputs.json in AlpacaEval's form, the references beside them references.json:
+data's references. The answers are outputs.json in AlpacaEval's form, the references references.json:
 
     python -m alpacafarm_env evaluate DIR/outputs.json --reference DIR/references.json
 
@@ -14,12 +14,11 @@ has them judged by annotators over an API.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -33,17 +32,16 @@ from .harness.evaluation import subset
 from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, clock_text
 from .harness.stored import refuse_taken, take_folder
-from .harness.study import run_command, write_csv
-from .methods.catalogue import ABLATIONS, METHODS, find_method
-from .methods.methods import Feedback
+from .harness.study import Row, run_command, write_csv
+from .methods.job import Feedback, ModelOptions, check_positive
+from .methods.methods import ABLATIONS, METHODS, find_method
 from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
-VARIANTS = f"Variants for experiments: {', '.join(method.name for method in ABLATIONS)}."
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(ModelOptions):
     """Options of a single method's training."""
 
     method: tyro.conf.Positional[str]
@@ -59,69 +57,37 @@ class TrainOptions:
     its name ends with -quick."""
     preset: Literal["sandbox", "paper"] = "sandbox"
     """Settings of the agent: for the sandbox's small policy, or AlpacaFarm's for LLaMA 7B."""
-    data: Annotated[str, tyro.conf.arg(name="dataset", aliases=["--data"])] = "sandbox"
-    """Your own data, folder or hub name; --policy is then needed too."""
-    policy: str = "sandbox"
-    """Your own SFT model to start from, folder or hub name."""
-    reward_model: str | None = None
-    """Your own reward model (sequence-classification folder) for the methods that need one."""
-    template: Literal["alpaca"] | None = None
-    """The prompt that --policy and --reward-model were trained on, in the place of what their folders say. Needed where
-    they have neither a prompt_template.json nor a tokenizer with a chat_template."""
     num_eval: int = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: int = 0
     """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights."""
-    judge: str | None = None
-    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
-    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
-    reward model held out."""
     max_prompt_tokens: int | None = None
-    """Longest prompt to train on, in tokens; longer ones are left out, with their number, and answered all the same
-    where the model can. Default: AlpacaFarm's 192."""
-    allow_overlap: bool = False
-    """Take data in which an instruction stands in two splits, or twice in one."""
+    """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the model
+    can. Default: AlpacaFarm's 192."""
     steps: int | None = None
-    """Of PPO and Quark. Default of this and the following: the preset's; which of them a method has, it says."""
+    """Of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
     epochs: int | None = None
     """Passes over the data, of methods that learn from a fixed set."""
-    learning_rate: float | None = None
-    rollout_batch_size: int | None = None
-    """Responses sampled for each step of PPO and Quark."""
-    minibatch_size: int | None = None
-    """Responses of each of their updates."""
     batch_size: int | None = None
     """Examples of an update; of best-of-n the responses sampled at once."""
     sample_batch_size: int | None = None
     """Responses that expert iteration samples at once."""
-    micro_batch_tokens: int | None = None
-    """Tokens that go through a model at once, so what memory allows; no result depends on it."""
     num_instructions: int | None = None
     """Instructions that expert iteration learns from."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
 
     def __post_init__(self) -> None:
-        if self.num_eval < 1:
-            raise ValueError(f"--num-eval: expected 1 or more, got {self.num_eval!r}")
+        check_positive(self, ("num_eval", "max_prompt_tokens", *OPTIONS))
         if self.lora < 0:
             raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
         if self.template and self.policy == "sandbox":
-            raise ValueError("--template: expected --policy beside it; the sandbox's models say their own")
-        for name in ("max_prompt_tokens", *OPTIONS):
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')}: expected a number above 0, got {value!r}")
+            raise ValueError("--template: expected --policy with it; the sandbox's models have theirs")
         if (self.data == "sandbox") != (self.policy == "sandbox"):
             raise ValueError(
                 f"--dataset and --policy: expected both or none, got {self.data!r} and {self.policy!r}; the sandbox's "
                 "policy knows the sandbox's world only"
             )
-
-    @property
-    def changed(self) -> tuple[tuple[str, float], ...]:
-        """Fields of the agent's config that are given."""
-        given = {field: getattr(self, name) for name, field in OPTIONS.items()}
-        return tuple((field, value) for field, value in given.items() if value is not None)
 
     @property
     def folder(self) -> Path:
@@ -132,68 +98,48 @@ class TrainOptions:
 
     def plan(self, reward: str | None) -> MethodPlan:
         """The cell of the ranking that this run is."""
-        return MethodPlan(
-            method=self.method,
-            feedback=self.feedback,
-            seed=self.seed,
-            out=self.folder,
-            quick=self.quick,
-            num_eval=min(
-                self.num_eval, len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
-            ),
-            preset=self.preset,
-            dataset=self.data,
-            sft=self.policy,
-            reward=reward,
-            template=self.template,
-            lora=self.lora,
-            dtype=self.dtype,
-            max_prompt_tokens=self.max_prompt_tokens,
-            changed=self.changed,
-            allow_overlap=self.allow_overlap,
-            judge=self.judge,
-        )
+        same = ("method", "feedback", "seed", "quick", "preset", "template", "lora", "dtype", "max_prompt_tokens")
+        options = {name: getattr(self, name) for name in (*same, "changed", "allow_overlap", "judge")}
+        known = len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
+        options |= {"dataset": self.data, "sft": self.policy, "reward": reward, "num_eval": min(self.num_eval, known)}
+        return MethodPlan(out=self.folder, **options)
 
 
 def run(options: TrainOptions) -> int:
     """Trains, answers, saves; prints the result and returns the exit status.
 
-    Processes that torchrun has started do it together; the main one alone judges, writes and prints.
+    Processes that torchrun has started do it together; only the main one judges, writes and prints.
     """
     refuse_taken(options.folder)
     for model in (options.policy, options.reward_model):
-        if model not in (None, "sandbox"):
+        if model != "sandbox":
             hash_model(model)  # refused before anything is written
     with take_folder(options.folder, NAME):
-        return _run(options)
+        method = find_method(options.method)
+        if options.changed and method.needs == "nothing":
+            names = ", ".join(option_of(field) for field, _ in options.changed)
+            raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
+        reward = reward_model(options) if method.needs == "reward" else None
+        if options.judge is not None and reward is not None:
+            refuse_trained_on(options.judge, hash_model(reward))
+        plan = options.plan(reward)
+        rows = run_method(plan, Progress({plan.cell: plan.units}).update)
+        if rows:  # only the main process has any
+            write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+    return 0
 
 
-def _run(options: TrainOptions) -> int:
-    from ..agents.processes import Processes
-
-    world = Processes()
-    method, out = find_method(options.method), options.folder
-    if options.changed and method.needs == "nothing":
-        names = ", ".join(option_of(field) for field, _ in options.changed)
-        raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
-    reward = reward_model(options) if method.needs == "reward" else None
-    if options.judge is not None and reward is not None:
-        refuse_trained_on(options.judge, hash_model(reward))
-    plan = options.plan(reward)
-    progress = Progress({plan.cell: plan.units})
-    rows = run_method(plan, progress.update)
-    if not world.is_main:
-        return 0
-    row = next(row for row in rows if row["feedback"] == options.feedback)
-    own = options.data != "sandbox"
+def write_results(plan: MethodPlan, row: Row) -> None:
+    """Writes table.csv, outputs.json and references.json, and prints the row and three answers."""
+    method, out, own = find_method(plan.method), plan.out, plan.dataset != "sandbox"
     write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
-    what = f"{method.name} on {options.data}" if own else f"{method.title}, {options.feedback} feedback"
-    print(f"{what}, seed {options.seed}: {clock_text(row['seconds'])}")
+    what = f"{method.name} on {plan.dataset}" if own else f"{method.title}, {plan.feedback} feedback"
+    print(f"{what}, seed {plan.seed}: {clock_text(row['seconds'])}")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:
         name, credits = judge_name(plan.judge, plan.data), answers["win_rate"]
-        print(f"  win_rate is in %, by {name} against the references of {options.data}")
+        print(f"  win_rate is in %, by {name} against the references of {plan.dataset}")
         if missing := credits.count(None):
             print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
     write_outputs(plan, answers["responses"])
@@ -202,12 +148,11 @@ def _run(options: TrainOptions) -> int:
     saved = plan.folder / "policy"
     where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
     print(f"\n{where}Answers (outputs.json), verdicts, metrics and table.csv: {out}.")
-    return 0
 
 
 def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
     """outputs.json, and references.json where the data has references: AlpacaEval's form, which `evaluate` reads."""
-    data, asked = plan.data, plan.instructions
+    data = plan.data
     found = {"outputs": (f"{find_method(plan.method).name}, {plan.labels}, seed {plan.seed}", responses)}
     if has_references(data, "eval"):
         references = data.references("eval")
@@ -216,17 +161,17 @@ def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
     for name, (generator, outputs) in found.items():
         rows = [
             {"instruction": each.instruction, "input": each.input, "output": output, "generator": generator}
-            for each, output in zip(asked, outputs, strict=True)
+            for each, output in zip(plan.instructions, outputs, strict=True)
         ]
         write_atomic(plan.out / f"{name}.json", json.dumps(rows, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def reward_model(options: TrainOptions) -> str:
-    """The reward model to learn from: the user's own; the shipped surrogate; or one trained first on human labels."""
-    if options.reward_model is not None:
+    """The reward model to learn from: the user's own, the shipped surrogate, or one trained first on human labels."""
+    if options.reward_model != "sandbox":
         return options.reward_model
     if options.data != "sandbox":
-        raise DataError(f"{options.method}: expected --reward-model beside --dataset {options.data}, got none.")
+        raise DataError(f"{options.method}: expected --reward-model with --dataset {options.data}, got none.")
     if options.feedback == "simulated" and (options.seed == 0 or options.quick):
         return str(sandbox.REWARD_MODEL)
     plan = RewardPlan(options.feedback, options.seed, options.folder, options.quick)
@@ -237,12 +182,12 @@ def reward_model(options: TrainOptions) -> str:
 
 def parse(args: Sequence[str] | None = None) -> TrainOptions:
     """Options from the command line."""
-    names = ", ".join(method.name for method in METHODS)
     given = sys.argv[1:] if args is None else list(args)
     if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
         given = [*given, "--num-eval", "201"]
-    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-    return tyro.cli(TrainOptions, prog=prog, args=given, description=f"{__doc__}\nMethods: {names}. {VARIANTS}")
+    names, variants = (", ".join(method.name for method in methods) for methods in (METHODS, ABLATIONS))
+    about = f"{__doc__}\nMethods: {names}. Variants for experiments: {variants}."
+    return tyro.cli(TrainOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=given, description=about)
 
 
 def main() -> int:

@@ -4,36 +4,36 @@
 
 All methods start from the same SFT policy and learn from the same 10k pairs of its samples: once as p_sim^ann labels
 them (25 % flips), once as human raters do. Each answers the eval instructions at temperature 0.7 (best-of-n: 1.0); the
-answers are compared with the reference's by p_sim^eval and by human raters. The table stands beside the paper's, with
+answers are compared with the reference's by p_sim^eval and by human raters. The table stands next to the paper's, with
 the rank correlation of the two columns.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any, Literal, Self
 
+import numpy as np
 import tyro
 
-from ...errors import UnknownNameError
+from ... import agents
+from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..harness.report import Provenance, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
-from ..methods.catalogue import ABLATIONS, METHODS, find_method
-from ..methods.methods import Feedback, Method
+from ..methods.job import Feedback, check_positive
+from ..methods.methods import BY_NAME, METHODS, Method, find_method
 from ..methods.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
 from .figures import write_figures
 from .report import report_values
-from .summary import BASELINE, Credits, summarize
+from .summary import BASELINE, JUDGED_BY, Credits, Summary
 
 NAME = "method_ranking"
 QUICK = (
@@ -41,7 +41,6 @@ QUICK = (
     "samples, expert iteration 400 instructions, the others learn from 2,000 of the 10,000 pairs in one epoch. The "
     "reward model of simulated feedback is the shipped one; that of human feedback is trained on 2,000 pairs."
 )
-KNOWN = {method.name for method in (*METHODS, *ABLATIONS)}
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,10 @@ class MethodRankingOptions(StudyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.quick and self.preset not in (None, "quick"):
-            raise ValueError(f"--quick: expected no other --preset beside it, got {self.preset!r}")
+            raise ValueError(f"--quick: expected no other --preset with it, got {self.preset!r}")
         if self.preset == "quick":
-            object.__setattr__(self, "quick", True)  # one flag for all that follows, the folder's name among it
-        for name, value in {"num-eval": self.num_eval, "processes": self.processes}.items():
-            if value < 1:
-                raise ValueError(f"--{name}: expected 1 or more, got {value!r}")
+            object.__setattr__(self, "quick", True)  # one flag for all that follows, such as the folder's name
+        check_positive(self, ("num_eval", "processes"))
         object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
         if self.data not in (None, "sandbox"):
             raise ValueError(
@@ -80,13 +77,8 @@ class MethodRankingOptions(StudyOptions):
             raise ValueError(f"--feedback: expected simulated, human or both, got {self.feedback!r}")
 
     @property
-    def chosen(self) -> tuple[Method, ...]:
-        """The methods, SFT among them, each once."""
-        return tuple(find_method(spec) for spec in self.specs.values())
-
-    @property
     def specs(self) -> dict[str, str]:
-        """Name of each chosen method -> how it was asked for.
+        """Name of each chosen method, SFT among them -> how it was asked for.
 
         Raises:
             UnknownNameError: Two methods have one name, or a method of one's own has the name of one of ours.
@@ -94,9 +86,14 @@ class MethodRankingOptions(StudyOptions):
         specs: dict[str, str] = {}
         for spec in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
             name = find_method(spec).name
-            if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
+            if specs.setdefault(name, spec) != spec or (spec != name and name in BY_NAME):
                 raise UnknownNameError(f"--methods {spec}: expected a name of its own, got {name!r}, which is taken.")
         return specs
+
+    @property
+    def chosen(self) -> tuple[Method, ...]:
+        """The methods of `specs`."""
+        return tuple(find_method(spec) for spec in self.specs.values())
 
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
@@ -111,13 +108,12 @@ class MethodRankingOptions(StudyOptions):
 def run(options: MethodRankingOptions) -> int:
     """Runs the study, writes its folder, prints the table and returns the exit status."""
     options.refuse_taken(NAME)
-    out = options.folder(NAME)
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
     with options.study(NAME, config, sources=sandbox_sources()) as study:
-        reward_plans, plans = make_reward_plans(options), make_plans(options)
+        reward_plans, plans = make_plans(options)
         at_a_time = min(options.processes, len(plans))
         shape = f"{len(options.specs)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
-        print(f"{NAME} into {out}: {shape}", file=sys.stderr)
+        print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
         if reward_plans:
             print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
             cells = [Cell(plan.cell, partial(run_reward_model, plan), plan.units) for plan in reward_plans]
@@ -132,41 +128,45 @@ def run(options: MethodRankingOptions) -> int:
 
 def presets() -> dict[str, dict[str, Any]]:
     """The settings of every agent, so that a folder of results that came from others is refused."""
-    from ... import agents
-
     others = ("APIPolicyConfig", "PolicyConfig")
     configs = [name for name in agents.__all__ if name.endswith("Config") and name not in others]
     return {name: asdict(getattr(agents, name).sandbox()) for name in configs}
 
 
-def make_plans(options: MethodRankingOptions) -> list[MethodPlan]:
-    """A plan a cell: method, feedback and seed; of a method that needs no feedback one a seed."""
-    out, plans = options.folder(NAME), []
-    for spec in options.specs.values():
-        needs = find_method(spec).needs
-        for seed, feedback in product(range(options.seeds), options.feedback[: 1 if needs == "nothing" else None]):
-            reward = str(RewardPlan(feedback, seed, out, options.quick).folder) if needs == "reward" else None
-            cell: dict[str, Any] = {"method": spec, "feedback": feedback, "seed": seed, "out": out, "reward": reward}
-            plans.append(MethodPlan(**cell, quick=options.quick, num_eval=options.num_eval))
-    return plans
+def make_plans(options: MethodRankingOptions) -> tuple[list[RewardPlan], list[MethodPlan]]:
+    """The reward models that the methods need; and the cells, one per seed of a method that needs no feedback."""
+    common: dict[str, Any] = {"out": options.folder(NAME), "quick": options.quick}
+    cells = list(product(range(options.seeds), options.feedback))
+    rewards, plans = [RewardPlan(feedback, seed, **common) for seed, feedback in cells], []
+    for spec, method in zip(options.specs.values(), options.chosen, strict=True):
+        for each in rewards:
+            if method.needs != "nothing" or each.feedback == options.feedback[0]:
+                cell = {"method": spec, "feedback": each.feedback, "seed": each.seed, **common}
+                reward = str(each.folder) if method.needs == "reward" else None
+                plans.append(MethodPlan(**cell, num_eval=options.num_eval, reward=reward))
+    return rewards if any(method.needs == "reward" for method in options.chosen) else [], plans
 
 
-def make_reward_plans(options: MethodRankingOptions) -> list[RewardPlan]:
-    """The reward models that the chosen methods need."""
-    if all(method.needs != "reward" for method in options.chosen):
-        return []
-    out, quick = options.folder(NAME), options.quick
-    return [RewardPlan(feedback, seed, out, quick) for seed in range(options.seeds) for feedback in options.feedback]
+def read_credits(plans: Sequence[MethodPlan], rows: Sequence[Row]) -> Credits:
+    """The judges' verdicts on each answer of finished cells.
 
-
-def read_credits(plans: Sequence[MethodPlan]) -> Credits:
-    """The judges' verdicts on each answer of finished cells."""
-    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    Raises:
+        CheckpointError: They are gone or damaged, or are not those of the rows.
+    """
+    found, by_cell = {}, {(row["method"], row["feedback"], row["seed"]): row for row in rows}
     for plan in plans:
         remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
         content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
         for feedback in plan.columns:
-            found[find_method(plan.method).name, feedback, plan.seed] = content
+            key = find_method(plan.method).name, feedback, plan.seed
+            for measure in JUDGED_BY.values():
+                credits, expected = np.array(content[measure], dtype=np.float64), by_cell[key][measure]
+                if len(credits) != plan.num_eval or abs(100 * np.nanmean(credits) - expected) > 0.01:
+                    raise CheckpointError(
+                        f"{plan.evaluation_file}: expected {plan.num_eval} verdicts of mean {measure} = {expected}, "
+                        f"got others. {remedy}"
+                    )
+            found[key] = content
     return found
 
 
@@ -185,9 +185,10 @@ def write_results(study: Study, options: MethodRankingOptions, plans: Sequence[M
         num_eval=options.num_eval,
         num_seeds=options.seeds,
         temperature=0.7,
-        temperature_note=", best-of-n 1" if any(m.name.startswith("best_of") for m in methods) else "",
+        temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
-    summary = summarize(rows, read_credits(plans), methods, feedbacks=options.feedback, num_seeds=options.seeds)
+    credits = read_credits(plans, rows)
+    summary = Summary(rows, credits, methods, feedbacks=options.feedback, num_seeds=options.seeds)
     values = report_values(summary, where, QUICK if options.quick else "")
     values["figures"] = write_figures(study.out, summary, where)
     values["settings"] = settings_table({**study.config["presets"], **versions()})

@@ -1,9 +1,7 @@
 """The two figures of the method ranking: win rates with intervals, and human against simulated win rates."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,21 +23,20 @@ WORDS = {
 def write_figures(out: Path, summary: Summary, where: Provenance) -> list[Figure]:
     """Writes win_rates.png and human_against_simulated.png and returns them with captions.
 
-    The second needs three methods that have both win rates: with fewer it is not drawn, and one that an earlier call
-    left there is removed.
+    With fewer than three methods that have both win rates the second is not drawn, and one of an earlier call removed.
     """
-    note = f"{where.label()} {where.judges()}"
-    bars = _by_seeds(summary, "with 95 % t-intervals over seeds")
-    best = (
-        f"Win rate of every method, best {summary.feedbacks[0]} one on top, {bars}. Hollow diamonds: the paper's win "
-    )
-    figures = {"win_rates": (draw_win_rates, f"{best}rates, of LLaMA 7B against Davinci003; other models and judges.")}
+    best = f"Win rate of every method, best {summary.feedbacks[0]} one on top"
+    diamonds = "Hollow diamonds: the paper's win rates, of LLaMA 7B against Davinci003; other models and judges"
+    figures = {"win_rates": (draw_win_rates, f"{best}, {_bars(summary, 'with 95 % t-intervals')}. {diamonds}.")}
     if len(summary.with_both()) < FEWEST:
         (out / "human_against_simulated.png").unlink(missing_ok=True)
     else:
-        bars = _by_seeds(summary, "bars are one standard error over seeds")
-        caption = f"Human against simulated win rate, one point a method; {bars}, the dashed line is equality."
-        figures["human_against_simulated"] = (draw_scatter, caption)
+        what, bars = (
+            "Human against simulated win rate, one point a method",
+            _bars(summary, "bars are one standard error"),
+        )
+        figures["human_against_simulated"] = (draw_scatter, f"{what}; {bars}, the dashed line is equality.")
+    note = f"{where.label()} {where.judges()}"
     return [
         Figure(write_png(out / f"{name}.png", draw(summary, note)), f"{caption} {where.label()}")
         for name, (draw, caption) in figures.items()
@@ -47,7 +44,7 @@ def write_figures(out: Path, summary: Summary, where: Provenance) -> list[Figure
 
 
 def draw_win_rates(summary: Summary, note: str) -> Drawing:
-    """A row a method, the best of the first column on top: means with 95 % t-intervals, and the published values."""
+    """A row per method, the best of the first column on top: means with 95 % t-intervals, and the published values."""
     measured = {name for feedback in FEEDBACKS for name in summary.column(feedback)}
     shown = [method for method in summary.in_order() if method.name in measured]
     figure = Drawing(figsize=(9.4, 2.0 + 0.4 * len(shown)), dpi=150, layout="constrained")
@@ -55,43 +52,33 @@ def draw_win_rates(summary: Summary, note: str) -> Drawing:
     places = np.arange(len(shown), dtype=np.float64)[::-1]
     for feedback in summary.feedbacks:
         index = FEEDBACKS.index(feedback)
-        shift = (0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0
+        color, y = COLORS[index], places + ((0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0)
         found = [summary.win_rate(method.name, feedback).interval for method in shown]
         means, low, high = np.array([(each.mean, each.low, each.high) for each in found]).reshape(-1, 3).T
-        axis.errorbar(
-            means,
-            places + shift,
-            xerr=np.nan_to_num([means - low, high - means]),
-            fmt="os"[index],
-            color=COLORS[index],
-            markersize=4.5,
-            elinewidth=1.2,
-            capsize=2.5,
-            label=WORDS[feedback],
-        )
-        axis.plot(
-            np.array([method.paper[index] for method in shown], dtype=np.float64),
-            places + shift,
-            "D",
-            markerfacecolor="none",
-            markeredgecolor=COLORS[index],
-            markersize=5,
-            alpha=0.75,
-            label=f"the paper's {feedback} win rate (LLaMA 7B)",
-        )
+        error = np.nan_to_num([means - low, high - means])
+        bars: dict[str, Any] = {
+            "fmt": "os"[index],
+            "markersize": 4.5,
+            "elinewidth": 1.2,
+            "capsize": 2.5,
+            "label": WORDS[feedback],
+        }
+        axis.errorbar(means, y, xerr=error, color=color, **bars)
+        paper = np.array([method.paper[index] for method in shown], dtype=np.float64)
+        hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": color, "markersize": 5, "alpha": 0.75}
+        axis.plot(paper, y, "D", label=f"the paper's {feedback} win rate (LLaMA 7B)", **hollow)
     axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_yticks(places, [method.title for method in shown], fontsize=9)
     axis.set(xlim=(0, 100), ylim=(-0.7, len(shown) - 0.3), xlabel="win rate against the reference (%)")
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
-    bars = _by_seeds(summary, "bars are 95 % t-intervals over seeds")
-    titled(figure, f"Win rates of {len(shown)} methods; {bars}", note)
+    titled(figure, f"Win rates of {len(shown)} methods; {_bars(summary, 'bars are 95 % t-intervals')}", note)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, frameon=False)
     return figure
 
 
 def draw_scatter(summary: Summary, note: str) -> Drawing:
-    """A point a method: human against simulated win rate, bars of one standard error, labels beside the points."""
+    """A point per method: human against simulated win rate, bars of one standard error, labels next to the points."""
     both = summary.with_both()
     figure = Drawing(figsize=(8.2, 7.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # measures text
@@ -100,24 +87,18 @@ def draw_scatter(summary: Summary, note: str) -> Drawing:
     errors = np.nan_to_num([(one.standard_error, two.standard_error) for one, two in both.values()])
     (x, y), (dx, dy) = means.T, errors.T
     axis.errorbar(x, y, xerr=dx, yerr=dy, fmt="o", color=COLORS[0], ecolor="#8fb8d6", markersize=5)
-    low, high = _limits([means - errors, means + errors])
+    ends = np.array([means - errors, means + errors])
+    margin = 0.12 * max(float(np.ptp(ends)), 10.0)  # room for labels on all sides, within [0, 100] and some
+    low, high = max(-3.0, float(ends.min()) - margin), min(103.0, float(ends.max()) + margin)
     axis.plot([low, high], [low, high], color="#bbbbbb", linestyle="--", linewidth=1, zorder=0)
     simulated, human = (f"{WORDS[feedback]} (%)" for feedback in FEEDBACKS)
     axis.set(xlabel=simulated, ylabel=human, aspect="equal", xlim=(low, high), ylim=(low, high))
     axis.grid(color="#eeeeee")
     axis.set_axisbelow(True)
-    told = _by_seeds(summary, "bars are one standard error over seeds")
-    titled(figure, f"Human against simulated win rate; {told}", note)
+    titled(figure, f"Human against simulated win rate; {_bars(summary, 'bars are one standard error')}", note)
     place_labels(figure, axis, both)
     return figure
 
 
-def _by_seeds(summary: Summary, words: str) -> str:
-    """What is said of the bars: one seed has none."""
-    return words if len(summary.seeds) > 1 else "one seed, no bars"
-
-
-def _limits(ends: Sequence[np.typing.NDArray[np.float64]]) -> tuple[float, float]:
-    """Room for labels on all sides, within [0, 100] and some."""
-    spread = max(float(np.ptp(ends)), 10.0)
-    return max(-3.0, float(np.min(ends)) - 0.12 * spread), min(103.0, float(np.max(ends)) + 0.12 * spread)
+def _bars(summary: Summary, words: str) -> str:
+    return f"{words} over seeds" if len(summary.seeds) > 1 else "one seed, no bars"

@@ -1,14 +1,12 @@
 """One cell of the method ranking: makes the agent, trains it, lets it answer eval, and asks the judges.
 
-An agent keeps checkpoints in its cell's folder, so a cell that was interrupted continues; its seconds and tokens are
-those of all its calls.
+An interrupted cell continues from its checkpoints; its seconds and tokens are those of all calls.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +17,29 @@ from ...folders import hash_model
 from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
-from ..harness.evaluation import OWN_WIN_RATE, Judges, describe, evaluate, judges_of, subset
+from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
 from ..harness.stored import SETTINGS, ElapsedTime, check_settings, file_name, read_stored
 from ..harness.study import Row
-from .catalogue import find_method
-from .methods import Actor, Feedback, Job
+from .job import Feedback, Job
+from .methods import Actor, find_method
 
 VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
 """What is measured of each answer."""
 COLUMNS = ("method", "feedback", "seed", "win_rate_simulated", "win_rate_human", "gold", "length", "seconds", "tokens")
-"""Columns of table.csv: one row a method, feedback and seed."""
+"""Columns of table.csv: one row per method, feedback and seed."""
 FEEDBACKS = ("simulated", "human")
 """Whose labels a method was trained on; also the two columns of the paper's Table 2."""
 ANSWERED_AT_ONCE = 161
-"""Instructions of eval answered, and their answers stored, in one go; draws of `act` are keyed on them all."""
+"""Instructions of eval whose answers are stored together; draws of `act` are keyed on all of them."""
 ANSWERS = {"responses": [str], "tokens": int}
-"""What is kept of answers, and its shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPlan(Job):
-    """All that decides one cell; picklable, so that it can be sent to a process."""
+    """All that decides one cell; picklable, to be sent to a process."""
 
     method: str
     """Name, or module:attribute."""
@@ -54,7 +51,7 @@ class MethodPlan(Job):
     folder: Path = field(init=False)
     """The cell's own within `out`, for checkpoints."""
     mark: str = field(init=False)
-    """Of a method of one's own, as it was loaded where the plan was made."""
+    """Marks the source of a method of one's own, as loaded where the plan was made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mark", source_mark(self.method))
@@ -62,19 +59,19 @@ class MethodPlan(Job):
 
     @property
     def cell(self) -> str:
-        """Name of the study's cell. A method without feedback has one cell for both."""
+        """Name of the study's cell; a method that needs no feedback has one cell for both."""
         method = find_method(self.method)
         middle = "" if method.needs == "nothing" else f"{self.labels}, "
         return f"{method.name}{self.mark}, {middle}seed {self.seed}"
 
     @property
     def labels(self) -> str:
-        """Whose labels the method learns from: a feedback of the sandbox, or those that one's own data has."""
+        """Whose labels the method learns from: a feedback of the sandbox, or those of one's own data."""
         return self.feedback if self.dataset == "sandbox" else "own labels"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The feedbacks whose rows it is: of a method that needs none both."""
+        """The feedbacks for which the cell has a row."""
         return FEEDBACKS if find_method(self.method).needs == "nothing" else (self.feedback,)
 
     @property
@@ -84,7 +81,7 @@ class MethodPlan(Job):
 
     @property
     def evaluation_file(self) -> Path:
-        """Where the answers and verdicts are kept."""
+        """Where answers and verdicts are kept."""
         return self.out / "evaluations" / f"{file_name(self.cell)}.json"
 
     @property
@@ -94,25 +91,27 @@ class MethodPlan(Job):
         return [found[index] for index in subset(len(found), self.num_eval)]
 
     def settings(self) -> dict[str, Any]:
-        """What decides the cell's rows, JSON-able: a folder that was made with other settings is refused."""
-        left_out = {"out", "folder", "mark", "allow_overlap"} | {"dataset", "sft", "reward", "judge"}  # by content
+        """What decides the cell's rows, JSON-able; data and models by their content."""
+        left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward"}
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
-        models = {"policy": sandbox.POLICY if self.sft == "sandbox" else self.sft, "reward_model": self.reward}
-        made_from = {name: hash_model(folder) for name, folder in models.items() if folder is not None}
         found["changed"] = {name: value for name, value in self.changed if name != "micro_batch_tokens"}
+        found["judge"] = judge_settings(self.judge)
+        found["dataset"] = data_content(self.dataset, allow_overlap=self.allow_overlap)
+        found["policy"] = hash_model(self.policy_folder)
+        if self.reward is not None:
+            found["reward_model"] = hash_model(self.reward_model)
         if self.judge is not None:
-            made_from |= {"--judge": judge_content(self.judge)}
-        data = data_content(self.dataset, allow_overlap=self.allow_overlap)
-        return {**found, "judge": judge_settings(self.judge), "dataset": data, **made_from}
+            found["--judge"] = judge_content(self.judge)
+        return found
 
 
 def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
-    """Trains and evaluates; one row of `COLUMNS`, or one a feedback for a method that needs none.
+    """Trains and evaluates; one row of `COLUMNS`, or one per feedback for a method that needs none.
 
-    In a world of processes all train and answer together; the main one alone judges, writes and has rows.
+    In a world of processes all train and answer together; only the main one judges, writes and has rows.
 
     Raises:
-        CheckpointError: The cell's folder was made with other settings, or the method was edited after the start.
+        CheckpointError: The folder was made with other settings, or the method was edited after the start.
     """
     from ...agents.processes import Processes
 
@@ -125,67 +124,68 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
             on_progress(ProgressUpdate(plan.cell, int(done * plan.units), text))
 
     tell(0)
-    method, begun = find_method(plan.method), (plan.folder / SETTINGS).is_file()
+    settle = partial(_settle, plan, main=world.is_main)
+    if world.from_main((plan.folder / SETTINGS).is_file()):
+        world.together(settle)
+    spent = ElapsedTime(plan.folder)
+    judges = judges_of(plan.data, proxy=None, own=plan.judge) if world.is_main else Judges()
+    actor = find_method(plan.method).make(plan)
+    longest = longest_asked(actor, plan.instructions)
+    world.together(settle)  # settings that were refused until here leave the folder to others
+    learning = 0.9 if hasattr(actor, "updates") else 0.0
 
-    def prepare() -> None:
-        for each in (plan.folder / "answers", plan.evaluation_file.parent):
-            each.mkdir(parents=True, exist_ok=True)
-        check_settings(plan.folder, plan.settings())
-
-    world.together(lambda: prepare() if world.is_main else None)
-    spent, instructions = ElapsedTime(plan.folder), plan.instructions
-    try:
-        judges = judges_of(plan.data, proxy=None, own=plan.judge) if world.is_main else Judges()
-        actor = method.make(plan)
-        longest = longest_asked(actor, instructions)
-    except BaseException:
-        if world.is_main and not begun:  # nothing was done by these settings: others may take the folder
-            (plan.folder / SETTINGS).unlink(missing_ok=True)
-        raise
-    learns = hasattr(actor, "updates")
-
-    def progress(training: float, answering: float) -> None:
+    def progress(done: float) -> None:
         if world.is_main:
             spent.keep()
-        tell(0.9 * training + 0.1 * answering if learns else answering)
+        tell(done)
 
-    tokens = train(actor, lambda share: progress(share, 0.0))
-    if learns and hasattr(actor, "save") and world.is_main:
+    tokens = train(actor, lambda share: progress(learning * share))
+    if learning and hasattr(actor, "save") and world.is_main:
         actor.save(plan.folder / "policy")
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
-    responses, answered = answer(actor, instructions, plan.folder / "answers", lambda share: progress(1.0, share))
+    files, asked = plan.folder / "answers", plan.instructions
+    responses, answered = answer(actor, asked, files, lambda done: progress(learning + (1 - learning) * done))
     if not world.is_main:
         return []
     spent.keep(now=True)
-    check_settings(plan.folder, plan.settings())  # models and data are still what they were at the start
-    found = evaluate(instructions, responses, judges)
+    settle()  # models and data are still what they were at the start
+    costs = {"seconds": round(spent.seconds, 2), "tokens": max(tokens, _tokens(plan.folder)) + answered}
+    rows = _rows(plan, evaluate(asked, responses, judges), costs)
+    tell(1, f"{plan.cell}: {describe(rows[0])}")
+    return rows
+
+
+def _settle(plan: MethodPlan, *, main: bool) -> None:
+    """Makes the cell's folders, and stores its settings or compares them with those that are stored."""
+    if main:
+        for folder in (plan.folder / "answers", plan.evaluation_file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        check_settings(plan.folder, plan.settings())
+
+
+def _rows(plan: MethodPlan, found: Evaluation, costs: Row) -> list[Row]:
+    """Stores the evaluation, and returns the cell's rows."""
     write_atomic(plan.evaluation_file, json.dumps(found.per_response()) + "\n")
-    own = () if plan.judge is None else (OWN_WIN_RATE,)
-    measured = {name: found.means()[name] for name in (*VERDICTS, "length", *own)}
-    sampled = max(tokens, _tokens(plan.folder)) + answered
-    row = {"method": method.name, "seed": plan.seed, **measured, "seconds": round(spent.seconds, 2), "tokens": sampled}
-    tell(1, f"{plan.cell}: {describe(row)}")
-    return [{name: {**row, "feedback": feedback}[name] for name in (*COLUMNS, *own)} for feedback in plan.columns]
+    row = {"method": find_method(plan.method).name, "seed": plan.seed, **found.means(), **costs}
+    columns = COLUMNS if plan.judge is None else (*COLUMNS, OWN_WIN_RATE)
+    return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 
 
-def train(actor: Actor, tell_share: Callable[[float], None]) -> int:
-    """Does what the agent still has to learn; returns the tokens that its metrics say it sampled."""
-    updates, total = getattr(actor, "updates", None), getattr(actor, "num_steps", 0)
-    if updates is None:
-        return 0
-    tokens = 0.0
-    for metrics in updates():
+def train(actor: Any, tell_share: Callable[[float], None]) -> int:
+    """Does what the agent still has to learn; returns the tokens that it sampled, by its metrics."""
+    tokens, total = 0.0, getattr(actor, "num_steps", 0)
+    for metrics in actor.updates() if hasattr(actor, "updates") else ():
         tokens += metrics.get("tokens", 0)
         tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
     return int(tokens)
 
 
 def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
-    """Tokens of the longest prompt to answer; 0 for what has no policy. Training may leave out what is answered here.
+    """Tokens of the longest prompt to answer, which training may have left out; 0 for an actor without a policy.
 
     Raises:
-        DataError: The policy's positions do not hold a prompt beside a response.
+        DataError: A prompt and a response do not fit the policy's positions.
     """
     policy: Any = getattr(actor, "policy", None)
     if not hasattr(policy, "max_response_tokens"):
@@ -198,8 +198,8 @@ def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     if too_long := [length for length in lengths if length > room]:
         raise DataError(
-            f"{len(too_long)} of {len(lengths)} prompts of eval do not fit the policy beside a response of {width} "
-            f"tokens, the longest has {max(too_long)} and there is room for {room:g}. Leave them out of the data (a "
+            f"{len(too_long)} of {len(lengths)} prompts of eval do not fit the policy with a response of {width} "
+            f"tokens: the longest has {max(too_long)}, and there is room for {room:g}. Leave them out of the data (a "
             "prompt is never cut)."
         )
     return max(lengths)
@@ -208,11 +208,10 @@ def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
 def answer(
     actor: Actor, instructions: Sequence[Instruction], folder: Path, tell_share: Callable[[float], None]
 ) -> tuple[tuple[str, ...], int]:
-    """One response an instruction and the tokens sampled for all; what an earlier call has stored is not asked again.
+    """One response per instruction and the tokens sampled for all; answers stored by an earlier call are kept.
 
-    Processes of a world share the files that are missing; a response is the same whichever gives it. Best-of-n says
-    itself how many instructions it works on at a time: 161 times 1024 samples of a large model would be hours between
-    two files.
+    Processes of a world share the missing files; a response does not depend on which one gives it. Best-of-n has its
+    own number of instructions to a file: 161 times 1024 samples of a large model would take hours.
     """
     from ...agents.processes import Processes
 
@@ -245,9 +244,6 @@ def respond(actor: Actor, instructions: Sequence[Instruction]) -> dict[str, Any]
     return {"responses": found, "tokens": getattr(actor, "num_tokens", 0) - before}
 
 
-# -------------------------------------------------------------------------------------------------------- reward models
-
-
 @dataclass(frozen=True)
 class RewardPlan:
     """The reward model of one feedback and seed."""
@@ -266,7 +262,7 @@ class RewardPlan:
 
     @property
     def folder(self) -> Path:
-        """Where the reward model is; of a quick study's simulated feedback the shipped one."""
+        """Where the reward model is: the shipped one for simulated feedback in a quick study."""
         if self.quick and self.feedback == "simulated":
             return sandbox.REWARD_MODEL
         name = f"{self.feedback}-seed-{self.seed}" + ("-quick" if self.quick else "")
@@ -300,6 +296,6 @@ def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
 
 
 def _tokens(folder: Path) -> int:
-    """What a run has sampled by its metrics.jsonl, those of earlier calls included."""
+    """What a run has sampled by its metrics.jsonl, in all calls."""
     lines = [line for file in folder.rglob("metrics.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
     return int(sum(json.loads(line).get("tokens") or 0 for line in lines))

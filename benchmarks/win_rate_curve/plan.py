@@ -4,61 +4,48 @@
 
 Trains PPO on AlpacaFarm-PPO-v0 with several seeds. Every few steps the policy answers val and eval instructions, and
 the answers are scored: proxy (the reward model trained on), gold (the sandbox's true reward), win rate against the
-reference by p_sim^eval and by human raters, KL from SFT, length, share finished. As in the paper, the step that is
-reported is chosen on val by the simulated win rate and measured on eval; the whole curve is shown.
+reference by p_sim^eval and by human raters, KL from SFT, length, share finished. As in the paper, the reported step is
+chosen on val by the simulated win rate and measured on eval; the whole curve is shown.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
 """
 
-from __future__ import annotations
-
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import tyro
 
-from ... import agents, sandbox
-from ...data import Dataset, load_dataset
-from ...folders import hash_model
+from ... import agents
+from ...errors import DataError
+from ...folders import check_model, hash_model
 from ..harness.agent_options import with_options
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.sources import Sources, data_content
 from ..harness.study import StudyOptions
+from ..methods.job import Job, ModelOptions, check_positive
 
 NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
 DECIDING = ("steps", "evaluate_every", "num_val", "num_eval", "temperature", "preset", "max_prompt_tokens", "template")
 """Options that decide the rows of every seed."""
-CHANGES = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "learning_rate")
-"""Options that replace a field of the preset."""
 
 
 @dataclass(frozen=True)
-class WinRateCurveOptions(StudyOptions):
+class WinRateCurveOptions(ModelOptions, StudyOptions):
     """Options of the win-rate curve. With --quick the defaults of seeds, steps and sizes are smaller."""
 
     seeds: int = 4
     """Number of independent runs: seeds 0 .. N-1."""
-    data: Annotated[str | None, tyro.conf.arg(name="dataset", aliases=["--data"])] = None
-    """Your own data (folder or hub name) instead of the sandbox; --policy and --reward-model are then needed too."""
-    policy: str | None = None
-    """Your own SFT model (folder or hub name) to start from and to measure KL against. Default: the sandbox's."""
-    reward_model: str | None = None
-    """Your own reward model (sequence-classification folder) to train on. Default: the sandbox's surrogate."""
-    template: Literal["alpaca"] | None = None
-    """The prompt that your own --policy and --reward-model were trained on, in the place of what their folders say.
-    Needed where they have neither a prompt_template.json nor a tokenizer with a chat_template."""
     preset: Literal["sandbox", "paper"] | None = None
     """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
     else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
     max_prompt_tokens: int | None = None
-    """Longest prompt to train on, in tokens; longer ones are left out, with their number, and answered all the same
-    where the models can. Default: the positions of the models less the longest response."""
+    """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the models
+    can. Default: the positions of the models less the longest response."""
     steps: int = 30
     """PPO steps of each run."""
     evaluate_every: int = 5
@@ -67,20 +54,6 @@ class WinRateCurveOptions(StudyOptions):
     """Instructions of val answered at each evaluation; they choose the step."""
     num_eval: int = 805
     """Instructions of eval answered at each evaluation; they are what is reported."""
-    judge: str | None = None
-    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
-    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
-    reward model held out."""
-    allow_overlap: bool = False
-    """Take data in which an instruction stands in two splits, or twice in one."""
-    rollout_batch_size: int | None = None
-    """Responses sampled for each PPO step. Default: the preset's (sandbox 128, paper 512)."""
-    minibatch_size: int | None = None
-    """Responses of each of PPO's updates. Default: the preset's."""
-    micro_batch_tokens: int | None = None
-    """Tokens that go through a model at once, so what memory allows; no result depends on it. Default: the preset's."""
-    learning_rate: float | None = None
-    """PPO's. Default: the preset's."""
     temperature: float = 0.7
     """Sampling temperature of evaluated responses (the paper's)."""
     processes: int = 2
@@ -88,25 +61,16 @@ class WinRateCurveOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("steps", "evaluate_every", "num_val", "num_eval", "processes", "max_prompt_tokens", *CHANGES[:3])
-        for name in counts:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value!r}")
-        for name in ("learning_rate", "temperature"):
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')}: expected a finite number above 0, got {value!r}")
-        if self.template and not (self.own_policy or self.reward_model):
-            raise ValueError("--template: expected --policy or --reward-model beside it; the sandbox's say their own")
-        if self.preset == "paper" and not self.own_policy:
+        sizes = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "max_prompt_tokens", "learning_rate")
+        counts = ("steps", "evaluate_every", "num_val", "num_eval", "processes")
+        check_positive(self, (*counts, *sizes, "temperature"))
+        if self.template and self.policy == self.reward_model == "sandbox":
+            raise ValueError("--template: expected --policy or --reward-model with it; the sandbox's have theirs")
+        if self.preset == "paper" and self.policy == "sandbox":
             raise ValueError(
-                "--preset paper: expected --policy beside it, got none; its responses of up to 300 tokens do not fit "
-                "the 256 positions of the sandbox's policy. Give your own --policy, or leave --preset out"
+                "--preset paper: expected --policy with it, got none; its responses of up to 300 tokens do not fit the "
+                "256 positions of the sandbox's policy. Give your own --policy, or leave --preset out"
             )
-
-    @property
-    def own_policy(self) -> bool:
-        """Whether PPO starts from the user's own model and not from the sandbox's."""
-        return self.policy not in (None, "sandbox")
 
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
@@ -119,7 +83,7 @@ class WinRateCurveOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class RunPlan(WinRateCurveOptions):
-    """One seed's run: the options, all of them settled, and the seed; picklable, to be sent to a process."""
+    """One seed's run: the settled options and the seed; picklable, to be sent to a process."""
 
     seed: int = 0
 
@@ -128,37 +92,17 @@ class RunPlan(WinRateCurveOptions):
         """Name of the study's cell."""
         return f"seed {self.seed}"
 
-    @property
-    def run_folder(self) -> Path:
-        """The run's own folder: PPO's metrics and checkpoints, and evaluations/."""
-        return self.folder(NAME) / "runs" / f"seed-{self.seed}"
-
     def evaluation_file(self, step: int) -> Path:
         """Where the evaluation after a step is kept."""
-        return self.run_folder / "evaluations" / f"step-{step:05}.json"
+        return self.job.folder / "evaluations" / f"step-{step:05}.json"
 
     @property
-    def dataset(self) -> Dataset:
-        """The data."""
-        return load_dataset(self.data or "sandbox", allow_overlap=self.allow_overlap)
-
-    @property
-    def proxy(self) -> str | dict[str, str]:
-        """The training reward, as an oracle's specification."""
-        named = {"template": self.template} if self.template else {}
-        return "surrogate" if self.reward_model == "sandbox" else {"reward_model": str(self.reward_model), **named}
-
-    @property
-    def policy_template(self) -> str | None:
-        """Name of the policy's template, None for what its folder says."""
-        return self.template if self.own_policy else None
-
-    @property
-    def model_folders(self) -> tuple[str, str]:
-        """Where policy and reward model are."""
-        shipped = ((self.policy, sandbox.POLICY), (self.reward_model, sandbox.REWARD_MODEL))
-        policy, reward_model = (str(folder if name == "sandbox" else name) for name, folder in shipped)
-        return policy, reward_model
+    def job(self) -> Job:
+        """Data, policy and reward model; its folder has PPO's metrics and checkpoints, and evaluations/."""
+        same = ("seed", "preset", "template", "max_prompt_tokens", "allow_overlap")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in same}
+        settings |= {"dataset": self.data, "sft": self.policy, "reward": self.reward_model}
+        return Job(folder=self.folder(NAME) / "runs" / f"seed-{self.seed}", **settings)
 
     @property
     def evaluated_steps(self) -> tuple[int, ...]:
@@ -171,43 +115,53 @@ class RunPlan(WinRateCurveOptions):
         return self.ppo_config().max_response_tokens or 300
 
     def ppo_config(self) -> agents.PPOConfig:
-        """The preset with this plan's steps, and checkpoints at evaluated steps only."""
+        """The preset with the given options, and checkpoints at evaluated steps only."""
         preset = agents.PPOConfig.paper() if self.preset == "paper" else agents.PPOConfig.sandbox()
-        changed = tuple((name, value) for name in CHANGES if (value := getattr(self, name)) is not None)
-        return with_options(replace(preset, total_steps=self.steps, save_every=self.evaluate_every), changed)
+        return with_options(replace(preset, save_every=self.evaluate_every), self.changed)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the rows of every seed beside `sources`, JSON-able: a folder of other values is refused."""
+        """What decides the rows of every seed besides `sources`, JSON-able."""
         options = {name: getattr(self, name) for name in DECIDING}
         ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name != "micro_batch_tokens"}
         return {**options, "judge": judge_settings(self.judge), "ppo": ppo}
 
     @property
     def sources(self) -> Sources:
-        """Data and models, by the options that name them; where they lie does not matter."""
-        policy, reward_model = self.model_folders
+        """Data and models, by the options that name them."""
         return {
-            "--dataset": partial(data_content, self.data or "sandbox", allow_overlap=self.allow_overlap),
-            "--policy": partial(hash_model, policy),
-            "--reward-model": partial(hash_model, reward_model),
+            "--dataset": partial(data_content, self.data, allow_overlap=self.allow_overlap),
+            "--policy": partial(hash_model, self.job.policy_folder),
+            "--reward-model": partial(hash_model, self.job.reward_model),
             **({} if self.judge is None else {"--judge": partial(judge_content, self.judge)}),
         }
 
-    @property
-    def units(self) -> int:
-        """Units of work for the progress report, see `units_done`."""
-        return self.units_done(self.steps)
-
-    @property
-    def evaluation_units(self) -> int:
-        """Those of one evaluation."""
-        return self.num_val + self.num_eval
-
     def units_done(self, step: int) -> int:
-        """Units done once `step` steps and their evaluations are.
+        """Units of work, for the progress report, that are done after `step` steps and their evaluations.
 
-        An evaluation counts one a response. A step counts two, for it samples and then learns: measured, 2.7 in the
-        sandbox and 1.3 with a policy of 1 M parameters and a reward model for a judge.
+        A response of an evaluation counts one. One of a step counts two, for it is also learned from: measured, 2.7 in
+        the sandbox and 1.3 with a policy of 1 M parameters and a reward model as the judge.
         """
         evaluations = sum(evaluated <= step for evaluated in self.evaluated_steps)
-        return 2 * step * self.ppo_config().rollout_batch_size + evaluations * self.evaluation_units
+        return 2 * step * self.ppo_config().rollout_batch_size + evaluations * (self.num_val + self.num_eval)
+
+
+def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
+    """One plan per seed, with the numbers of instructions that there really are.
+
+    Raises:
+        DataError, CheckpointError: Own data without own models, or a model's name is a path to nothing.
+    """
+    models = options.policy, options.reward_model
+    if options.data != "sandbox" and "sandbox" in models:
+        raise DataError(
+            f"--dataset {options.data}: expected --policy and --reward-model with it, got policy {options.policy!r} "
+            f"and reward model {options.reward_model!r}; the sandbox's small models know only the sandbox's world"
+        )
+    for model in models:
+        if model != "sandbox":
+            check_model(model)
+    preset = options.preset or ("sandbox" if options.policy == "sandbox" else "paper")
+    plan = RunPlan(**{**vars(options), "preset": preset})
+    sizes = {f"num_{split}": len(plan.job.data.instructions(split)) for split in SPLITS}
+    known = {name: min(getattr(options, name), size) for name, size in sizes.items()}
+    return [replace(plan, **known, seed=seed) for seed in range(options.seeds)]

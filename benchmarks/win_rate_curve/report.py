@@ -1,33 +1,39 @@
-"""The win-rate curve for people: figures, tables and findings, computed from the rows; the words are templates."""
+"""The win-rate curve for people: tables, sample responses, findings and figures; the words are templates."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ...data import Dataset
+from ...oracles.base import judge
+from ...oracles.registry import make_oracle
 from ...statistics import UNBOUNDED
+from ..harness.evaluation import missing_at, subset
+from ..harness.own_judge import has_references
 from ..harness.plots import Curve, Panel, draw, write_png
-from ..harness.report import Figure, Provenance, Table, Verdict, interval_text, number, sentences, signed
-from .summary import BOUNDS, UNITS, WIN_RATES, Choice, Comparison, at_choice
+from ..harness.report import Figure, Provenance, Table, interval_text, number, sentences, signed
+from .plan import RunPlan
+from .runs import read_evaluation
+from .summary import BOUNDS, NAMES, UNITS, WIN_RATES, Choice, Comparison, at_choice, over_optimization
 
-NAMES = {
-    "proxy": "proxy reward",
-    "gold": "gold reward",
-    "win_rate_simulated": "win rate by p_sim^eval",
-    "win_rate_human": "win rate by human raters",
-    "win_rate": "win rate by the judge",
-    "kl": "KL from SFT",
-    "length": "length",
-    "finished": "finished share",
+VERDICTS = {
+    "gold": "gold {:.2f}",
+    "proxy": "proxy {:.2f}",
+    "win_rate_simulated": "win by p_sim^eval {:.2g}",
+    "win_rate_human": "win by human raters {:.2g}",
+    "win_rate": "win by the judge {:.2g}",
 }
-"""Measure -> what a reader calls it."""
+"""How a verdict on one response reads."""
+NUM_SAMPLES = 6
 
 
 def summary_table(comparisons: Mapping[str, Comparison]) -> Table:
-    """SFT, chosen step, last step and the paired difference, one row a measure."""
+    """SFT, chosen step, last step and the paired difference, one row per measure."""
     rows = []
     for name, row in comparisons.items():
         means = (interval_text(each.interval, row.unit) for each in (row.sft, row.chosen, row.last))
@@ -39,15 +45,58 @@ def summary_table(comparisons: Mapping[str, Comparison]) -> Table:
 
 def run_table(curves: pd.DataFrame, val: pd.DataFrame, choice: Choice) -> Table:
     """The chosen step of every seed, with its values on val and eval."""
-    shown = [name for name in ("proxy", "gold", *WIN_RATES, "kl") if name in curves]
-    named = {f"val: {NAMES[choice.measure]}": (val, choice.measure)}
-    named |= {f"eval: {NAMES[name]}": (curves, name) for name in shown}
-    columns = [
-        [number(value, UNITS[name]) for value in at_choice(source, name, choice)] for source, name in named.values()
-    ]
-    steps = [(str(seed), str(step)) for seed, step in choice.steps.items()]
-    rows = [(*which, *values) for which, *values in zip(steps, *columns, strict=True)]
-    return Table(("seed", "chosen step", *named), rows)
+    table = pd.DataFrame({"seed": map(str, choice.steps), "chosen step": map(str, choice.steps.values())})
+    shown = [("val", val, choice.measure)]
+    shown += [("eval", curves, name) for name in ("proxy", "gold", *WIN_RATES, "kl") if name in curves]
+    for split, source, name in shown:
+        table[f"{split}: {NAMES[name]}"] = [number(x, UNITS[name]) for x in at_choice(source, name, choice)]
+    return Table(tuple(map(str, table)), table.to_numpy().tolist())
+
+
+def samples_table(plan: RunPlan, step: int) -> Table:
+    """Some eval instructions of one run with the responses at step 0 and at `step`, and the reference if there is one.
+
+    They are spread evenly over those evaluated, whatever the result.
+    """
+    dataset, evaluations = plan.job.data, [read_evaluation(plan, number)["eval"] for number in (0, step)]
+    rows = subset(len(evaluations[0]["instructions"]), NUM_SAMPLES)
+    instructions = [evaluations[0]["instructions"][row] for row in rows]
+    columns = {
+        "instruction": instructions,
+        "SFT (step 0)": describe_responses(dataset, evaluations[0], rows),
+        f"PPO (step {step})": describe_responses(dataset, evaluations[1], rows),
+    }
+    if has_references(dataset, "eval"):
+        to_beat = dict(zip(map(str, dataset.instructions("eval")), dataset.references("eval"), strict=True))
+        columns["reference"] = [to_beat[instruction] for instruction in instructions]
+    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
+
+
+def describe_responses(dataset: Dataset, found: Mapping[str, Any], rows: Sequence[int]) -> list[str]:
+    """The chosen responses of an evaluation file's "eval" part, each with its scores and what gold is made of."""
+    instructions, responses = ([found[key][row] for row in rows] for key in ("instructions", "responses"))
+    parts: dict[str, Any] = {}
+    if "gold" not in missing_at(dataset.level):
+        details = judge(make_oracle("gold", dataset=dataset), instructions, responses).details
+        parts = {name: values for name, values in details.items() if np.issubdtype(values.dtype, np.number)}
+    texts = []
+    for place, (row, response) in enumerate(zip(rows, responses, strict=True)):
+        ending = "" if found["finished"][row] else " [cut at the length limit]"
+        said = {text: found[name][row] for name, text in VERDICTS.items() if name in found}
+        scores = "; ".join(text.format(value) for text, value in said.items() if value is not None)
+        gold = ", ".join(f"{name} {values[place]:.2g}" for name, values in parts.items())
+        texts.append("\n\n".join(text for text in (response + ending, scores, gold) if text))
+    return texts
+
+
+def unscored(plans: Sequence[RunPlan], level: str) -> dict[str, int]:
+    """Measure -> evaluated responses without a verdict, of the judges that the level has."""
+    counts: Counter[str] = Counter()
+    for plan in plans:
+        for step in plan.evaluated_steps:
+            for found in read_evaluation(plan, step)["unscored"].values():
+                counts.update(found)
+    return {name: count for name, count in counts.items() if count and name not in missing_at(level)}
 
 
 def findings(
@@ -58,11 +107,10 @@ def findings(
     unscored: Mapping[str, int],
 ) -> list[str]:
     """What the numbers say, in the sentences of findings.txt.j2."""
-    told = [comparisons[name] for name in (*WIN_RATES, "gold", "proxy") if name in comparisons]
     return sentences(
         "win_rate_curve/findings.txt.j2",
         choice=choice,
-        changes=told,
+        changes=[comparisons[name] for name in (*WIN_RATES, "gold", "proxy") if name in comparisons],
         length=comparisons["length"],
         optimized=over_optimization(comparisons, curves, choice),
         where=where,
@@ -71,80 +119,52 @@ def findings(
     )
 
 
-def over_optimization(comparisons: Mapping[str, Comparison], curves: pd.DataFrame, choice: Choice) -> Verdict | None:
-    """Whether the proxy rises after the chosen step while a truth falls, by more than two standard errors.
-
-    None where there is no truth; `holds` is None where nothing follows the choice, or one seed gives no error.
-    """
-    truths = [name for name in ("gold", "win_rate_human", "win_rate") if name in comparisons]
-    if not truths or "proxy" not in comparisons:
-        return None
-    last = int(curves.index.get_level_values("step").max())
-    means = {name: curves[name].unstack("step").mean(skipna=False) for name in truths}
-    peaks = [
-        (name, int(mean.index[int(mean.argmax())]), mean.max(), mean[last], UNITS[name]) for name, mean in means.items()
-    ]
-    moves = {name: comparisons[name].after for name in ("proxy", *truths)}
-    chose_last = sum(step == last for step in choice.steps.values())
-    rises = moves["proxy"].clear and moves["proxy"].mean > 0
-    falls = any(moves[name].clear and moves[name].mean < 0 for name in truths)
-    known = chose_last < len(choice.steps) and len(choice.steps) > 1
-    numbers = {"peaks": peaks, "last": last, "moves": moves, "chose_last": chose_last, "num": len(choice.steps)}
-    return Verdict("over_optimization", (rises and falls) if known else None, numbers)
-
-
 def write_figures(
     out: Path, curves: pd.DataFrame, val: pd.DataFrame, choice: Choice, where: Provenance
 ) -> list[Figure]:
-    """Writes the PNG files into `out` and returns them with captions."""
-    figures = []
-    for name, (title, panels) in _figures(curves, val, choice, where.num_val).items():
-        data = write_png(out / f"{name}.png", draw(panels, title, f"{where.label()} {where.judges()}"))
-        caption = f"{title}. Thin: seeds; bold: their mean; shaded: its interval. {where.label()}"
-        figures.append(Figure(data, caption))
+    """Writes the PNG files into `out` and returns them with captions; what was not measured has no panel."""
+    panel = partial(_panel, curves, choice)
+    rewards, wins, rest = (
+        [name for name in names if name in curves]
+        for names in (("proxy", "gold"), WIN_RATES, ("length", "finished", "kl"))
+    )
+    groups = [*([name] for name in rewards), *([wins] if wins else [])]
+    won = [panel(*wins)] if wins else []
+    if choice.measure in WIN_RATES:
+        won.append(_panel(val, choice, choice.measure, split=f"val (n = {where.num_val}): "))
+    drawn = {
+        "proxy_and_gold": (
+            "Proxy and gold reward" if len(rewards) > 1 else "Reward",
+            [panel(name) for name in rewards],
+        ),
+        "win_rates": ("Win rate against the reference", won),
+        "against_kl": ("Rewards and win rates" if wins else "Reward", [panel(*names, kl=True) for names in groups]),
+        "length_and_finished": ("Length, finished share and KL", [panel(name) for name in rest]),
+    }
+    figures, note = [], f"{where.label()} {where.judges()}"
+    for name, (subject, panels) in drawn.items():
+        if panels:
+            title = f"{subject} {'against the distance from SFT' if name == 'against_kl' else 'during PPO'}"
+            caption = f"{title}. Thin: seeds; bold: their mean; shaded: its interval. {where.label()}"
+            figures.append(Figure(write_png(out / f"{name}.png", draw(panels, title, note)), caption))
     return figures
 
 
-def _figures(
-    curves: pd.DataFrame, val: pd.DataFrame, choice: Choice, num_val: int
-) -> dict[str, tuple[str, list[Panel]]]:
-    """File name -> title and panels; what was not measured here has none."""
-
-    def panel(*measures: str, kl: bool = False, source: pd.DataFrame = curves, split: str = "") -> Panel:
-        tables = {name: source[name].unstack("step") for name in measures}
-        first = next(iter(tables.values()))
-        x = np.broadcast_to(np.array(first.columns, dtype=np.float64), first.shape)
-        if kl:  # an estimate near 0 may come out a little below it
-            x = np.sqrt(np.maximum(source["kl"].unstack("step").to_numpy(), 0))
-        won, unit = measures[0] in WIN_RATES, UNITS[measures[0]]
-        bounds = BOUNDS.get(unit, UNBOUNDED)
-        return Panel(
-            "√KL from SFT (√nats)" if kl else "PPO step",
-            f"{split}{'win rate' if won else NAMES[measures[0]]} ({unit})",
-            [Curve(NAMES[name], x, table.to_numpy(), bounds) for name, table in tables.items()],
-            level=50.0 if won else None,
-            level_label="no preference",
-            marks=() if kl else tuple(map(float, choice.steps.values())),
-            marks_label="chosen on val",
-            whole_x=not kl,
-        )
-
-    rewards, wins = ([name for name in names if name in curves] for names in (("proxy", "gold"), WIN_RATES))
-    measured: list[Sequence[str]] = [*([name] for name in rewards), *([wins] if wins else [])]
-    on_val = [panel(choice.measure, source=val, split=f"val (n = {num_val}): ")] if choice.measure in WIN_RATES else []
-    found = {
-        "proxy_and_gold": (
-            "Proxy and gold reward during PPO" if len(rewards) > 1 else "Reward during PPO",
-            [panel(name) for name in rewards],
-        ),
-        "win_rates": ("Win rate against the reference during PPO", [*([panel(*wins)] if wins else []), *on_val]),
-        "against_kl": (
-            f"{'Rewards and win rates' if wins else 'Reward'} against the distance from SFT",
-            [panel(*names, kl=True) for names in measured],
-        ),
-        "length_and_finished": (
-            "Length, finished share and KL during PPO",
-            [panel(name) for name in ("length", "finished", "kl") if name in curves],
-        ),
-    }
-    return {name: (title, panels) for name, (title, panels) in found.items() if panels}
+def _panel(curves: pd.DataFrame, choice: Choice, *measures: str, kl: bool = False, split: str = "") -> Panel:
+    tables = {name: curves[name].unstack("step") for name in measures}
+    first = next(iter(tables.values()))
+    x = np.broadcast_to(np.array(first.columns, dtype=np.float64), first.shape)
+    if kl:  # an estimate near 0 may be a little below it
+        x = np.sqrt(np.maximum(curves["kl"].unstack("step").to_numpy(), 0))
+    won, unit = measures[0] in WIN_RATES, UNITS[measures[0]]
+    bounds = BOUNDS.get(unit, UNBOUNDED)
+    return Panel(
+        "√KL from SFT (√nats)" if kl else "PPO step",
+        f"{split}{'win rate' if won else NAMES[measures[0]]} ({unit})",
+        [Curve(NAMES[name], x, table.to_numpy(), bounds) for name, table in tables.items()],
+        level=50.0 if won else None,
+        level_label="no preference",
+        marks=() if kl else tuple(map(float, choice.steps.values())),
+        marks_label="chosen on val",
+        whole_x=not kl,
+    )

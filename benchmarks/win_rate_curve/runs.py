@@ -1,7 +1,7 @@
 """One seed of the win-rate curve: trains PPO and, every few steps, evaluates the policy on val and eval.
 
-Each evaluation is a file of the run's folder, written when it is done; PPO keeps a checkpoint at the same steps. A run
-that was interrupted therefore continues where it stopped, and its numbers are those of a run that was not.
+Each evaluation is a file of the run's folder, and PPO keeps a checkpoint at the same steps, so an interrupted run
+continues where it stopped, with the same numbers. What a user brings is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -10,27 +10,109 @@ import json
 import math
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.vector import AutoresetMode
-
-from ... import agents
+from ... import agents, pretrained
+from ...chat_templates import load_template
 from ...data.files import write_atomic
+from ...errors import DataError
+from ...folders import check_model
 from ..harness.evaluation import Judges, answer, describe, evaluate, judges_of, sequence_kl, subset
-from ..harness.own_judge import has_references
+from ..harness.own_judge import has_references, make_own_judge, refuse_trained_on
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row
-from .inputs import prompt_limit, prompt_room
 from .plan import NAME, SPLITS, RunPlan
 from .summary import MEASURES
+
+UNKNOWN_POSITIONS = 2048
+"""Taken for a model whose configuration does not say how many positions it knows."""
+
+
+def check_inputs(plan: RunPlan) -> None:
+    """Reads the splits, the judge and the models' configurations, and measures every prompt.
+
+    Raises:
+        DataError: One of them is faulty, a prompt is too long, or micro-batches are too small.
+        CheckpointError: A model is not there or cannot be used.
+    """
+    from ...agents.fitting import check_budget, prompt_lengths
+
+    job, folder = plan.job, str(plan.job.policy_folder)
+    instructions = {split: job.data.instructions(split) for split in ("unlabeled", *SPLITS)}
+    plan.sources["--policy"]()  # fetches it if it is on the hub
+    job.oracle()
+    if plan.judge is not None:
+        make_own_judge(plan.judge, job.data)
+        refuse_trained_on(plan.judge, plan.sources["--reward-model"]())
+    tokenizer = load_tokenizer(folder)
+    room, limit = prompt_limits(plan)
+    template = load_template(folder, tokenizer, None if plan.policy == "sandbox" else plan.template)
+    lengths = {split: prompt_lengths(tokenizer, template, asked) for split, asked in instructions.items()}
+    for split in SPLITS:
+        _check_prompts(plan, split, lengths[split], room)
+    if not (trained := [length for length in lengths["unlabeled"] if length <= limit]):
+        _check_prompts(plan, "unlabeled", lengths["unlabeled"], limit)  # PPO leaves out some by itself, with a warning
+    longest = max(trained) + plan.max_response_tokens
+    check_budget(plan.ppo_config().micro_batch_tokens, longest, who="--micro-batch-tokens")
+
+
+def prompt_limits(plan: RunPlan) -> tuple[int, int]:
+    """The most tokens of a prompt that can be answered, and of one that is trained on; a DataError if none fit.
+
+    Policy and value model (it starts from the reward model) both read prompt and response, so the one that knows fewer
+    positions decides.
+    """
+    positions = min(num_positions(str(folder)) for folder in (plan.job.policy_folder, plan.job.reward_model))
+    width = plan.max_response_tokens
+    room = positions - width
+    if room < 1:
+        raise DataError(
+            f"--policy and --reward-model: expected more than {width} positions, the longest response of --preset "
+            f"{plan.preset}, got {positions} (max_position_embeddings); choose another --preset or larger models"
+        )
+    limit = plan.max_prompt_tokens or room
+    if limit > room:
+        raise DataError(
+            f"--max-prompt-tokens: expected at most {room} (the models' positions, less {width} of the longest "
+            f"response), got {limit}"
+        )
+    return room, limit
+
+
+def num_positions(folder: str) -> int:
+    """Positions that a model knows, by its configuration (of a LoRA adapter: its base model's)."""
+    is_adapter = (Path(folder) / "adapter_config.json").is_file()
+    config = pretrained.load_config(pretrained.adapter_base(folder) if is_adapter else folder).get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or UNKNOWN_POSITIONS)
+
+
+def load_tokenizer(folder: str) -> Any:
+    """The policy's tokenizer, whose end-of-sequence and padding tokens must differ."""
+    from ...agents.language_model import check_special_tokens
+
+    check_model(folder)
+    tokenizer = pretrained.load_tokenizer(folder)
+    with pretrained.reading(folder, "a language model's tokenizer"):
+        check_special_tokens(tokenizer)
+    return tokenizer
+
+
+def _check_prompts(plan: RunPlan, split: str, lengths: list[int], limit: int) -> None:
+    if too_long := [length for length in lengths if length > limit]:
+        raise DataError(
+            f"{plan.data}: expected prompts of at most {limit} tokens, but {len(too_long)} of {len(lengths)} in "
+            f"{split} have more, the longest {max(too_long)}. Leave them out of the data (a prompt is never cut), or "
+            "take models of more positions or, to train on them, a larger --max-prompt-tokens; the default is the "
+            "models' positions less the longest response"
+        )
 
 
 def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains and evaluates; rows of `COLUMNS` and "split", for val and eval at each evaluated step.
 
-    In a world of processes all train and answer together; the main one alone judges, writes and has rows.
+    In a world of processes all train and answer together; only the main one judges, writes and has rows.
     """
     from ...agents import checkpoints
     from ...agents.processes import Processes
@@ -38,61 +120,46 @@ def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
     quiet()
     world = Processes()
     plan.evaluation_file(0).parent.mkdir(parents=True, exist_ok=True)
-    agent = make_agent(plan)
-    judges = judges_of(plan.dataset, proxy=plan.proxy, own=plan.judge) if world.is_main else Judges()
-    # A checkpoint is written before its step is evaluated, so the evaluation of a resumed step may be missing still;
-    # those before it are not, since checkpoints are written at evaluated steps only.
-    resumed = max(checkpoints.steps(plan.run_folder), default=0)
+    agent, job = make_agent(plan), plan.job
+    judges = judges_of(job.data, proxy=job.reward_spec, own=plan.judge) if world.is_main else Judges()
+    # A checkpoint is written before its step is evaluated: the evaluation of a resumed step may be missing, but not
+    # those before it, since checkpoints are written at evaluated steps only.
+    resumed = max(checkpoints.steps(plan.job.folder), default=0)
     for step in chain([resumed], (int(metrics["step"]) for metrics in agent.updates())):
         due = world.from_main(step in plan.evaluated_steps and not plan.evaluation_file(step).exists())
-        on_progress(ProgressUpdate(plan.cell, plan.units_done(step) - due * plan.evaluation_units))
+        done = plan.units_done(step)
+        on_progress(ProgressUpdate(plan.cell, done - due * (plan.num_val + plan.num_eval)))
         if due:
-            on_progress(ProgressUpdate(plan.cell, plan.units_done(step), evaluate_policy(plan, agent, judges, step)))
+            on_progress(ProgressUpdate(plan.cell, done, evaluate_policy(plan, agent, judges, step)))
     steps = plan.evaluated_steps if world.is_main else ()
     return [row for step in steps for row in read_evaluation(plan, step)["rows"]]
 
 
 def make_agent(plan: RunPlan) -> agents.PPO:
     """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
-    from ...agents.processes import Processes, default_device
-
-    config = plan.ppo_config()
-    env = gym.make_vec(
-        "AlpacaFarm-PPO-v0",
-        num_envs=config.rollout_batch_size // Processes().count,
-        dataset=plan.dataset,
-        oracle=plan.proxy,
-        autoreset_mode=AutoresetMode.DISABLED,
-    )
-    folder, reward_model = plan.model_folders
-    policy = agents.LanguageModel.from_pretrained(
-        folder,
-        device=default_device(),
-        template=plan.policy_template,
-        max_prompt_tokens=prompt_limit(plan),
-        max_response_tokens=plan.max_response_tokens,
-    )
-    agent = agents.PPO(env, policy, value_init=reward_model, config=config, seed=plan.seed, out=plan.run_folder)
-    policy.max_prompt_tokens = prompt_room(plan)  # what training leaves out is settled; evaluations ask all
+    job, config = plan.job, plan.ppo_config()
+    (room, limit), env = prompt_limits(plan), job.env(config.rollout_batch_size)
+    policy = job.policy(max_prompt_tokens=limit, max_response_tokens=plan.max_response_tokens)
+    agent = agents.PPO(env, policy, value_init=job.reward_model, config=config, seed=plan.seed, out=plan.job.folder)
+    policy.max_prompt_tokens = room  # what training leaves out is settled; evaluations ask all
     return agent
 
 
 def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int) -> str:
     """Evaluates on val and eval, writes the evaluation's file and returns a line about eval for the progress report.
 
-    Each process answers its share; the main one alone judges and writes, the others return no line.
+    Each process answers its share; only the main one judges and writes, the others return no line.
     """
     import torch
 
     from ...agents.processes import Processes
 
-    world = Processes(agent.policy.device)
-    dataset = plan.dataset
+    world, dataset = Processes(agent.policy.device), plan.job.data
     rows: list[Row] = []
     unscored: dict[str, dict[str, int]] = {}
-    for split, wanted in zip(SPLITS, (plan.num_val, plan.num_eval), strict=True):
+    for split in SPLITS:
         instructions = dataset.instructions(split)
-        chosen = [instructions[index] for index in subset(len(instructions), wanted)]
+        chosen = [instructions[index] for index in subset(len(instructions), getattr(plan, f"num_{split}"))]
         mine = slice(world.rank, None, world.count)
         rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature, rows=mine)
         kl = sequence_kl(agent.policy, rollouts, plan.temperature)
@@ -115,13 +182,9 @@ def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int)
 
 
 def read_evaluation(plan: RunPlan, step: int) -> dict[str, Any]:
-    """What `evaluate_policy` wrote.
-
-    Raises:
-        CheckpointError: It is gone or damaged.
-    """
+    """What `evaluate_policy` wrote; a CheckpointError if it is gone or damaged."""
     cell = cell_file(plan.folder(NAME), plan.cell)
-    remedy = f"To run the seed anew remove {plan.run_folder} and, if it is there, {cell}, and call again."
+    remedy = f"To run the seed anew remove {plan.job.folder} and, if it is there, {cell}, and call again."
     shape = {
         "rows": [dict.fromkeys(("split", "seed", "step", *MEASURES), object)],
         "unscored": dict,

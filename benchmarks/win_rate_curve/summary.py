@@ -1,9 +1,4 @@
-"""What the win-rate curve says: the step chosen on val, and the comparison with SFT on eval.
-
-Pure functions of the rows of table.csv and val.csv; nothing here trains, draws or writes.
-"""
-
-from __future__ import annotations
+"""What the win-rate curve says: the step chosen on val and the comparison with SFT on eval, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,25 +7,28 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
-from ..harness.estimates import Estimate, frame_of, pivot
+from ..harness.estimates import Estimate, frame_of
+from ..harness.report import Verdict
 from ..harness.study import Row
 
 COLUMNS = ("seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished")
-"""Columns of table.csv (eval) and val.csv: one row a seed and evaluation."""
+"""Columns of table.csv (eval) and val.csv: one row per seed and evaluation."""
 WIN_RATES = ("win_rate_simulated", "win_rate_human", "win_rate")
-"""Win rates in %, the last by a judge of one's own: a column where there is one."""
-MEASURES = (*COLUMNS[2:4], *WIN_RATES, *COLUMNS[6:])
-UNITS = {
-    "proxy": "reward-model units",
-    "gold": "gold units",
-    **dict.fromkeys(WIN_RATES, "%"),
-    "kl": "nats a response",
-    "length": "characters",
-    "finished": "share",
+"""Win rates in %; the last, by a judge of one's own, is a column where there is one."""
+MEASURES = {
+    "proxy": ("proxy reward", "reward-model units"),
+    "gold": ("gold reward", "gold units"),
+    "win_rate_simulated": ("win rate by p_sim^eval", "%"),
+    "win_rate_human": ("win rate by human raters", "%"),
+    "win_rate": ("win rate by the judge", "%"),
+    "kl": ("KL from SFT", "nats a response"),
+    "length": ("length", "characters"),
+    "finished": ("finished share", "share"),
 }
-"""Unit of each measure."""
+"""Measure -> what a reader calls it, and its unit."""
+NAMES, UNITS = ({measure: both[i] for measure, both in MEASURES.items()} for i in (0, 1))
 BOUNDS = {"%": PERCENT, "share": SHARE, "characters": POSITIVE, "nats a response": POSITIVE}
-"""What the mean of a measure of this unit can be, if that is not anything."""
+"""Unit -> the range of its means, where that is bounded."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Comparison:
     """One measure on eval, over the seeds; estimates without numbers where a seed has none."""
 
     measure: str
+    unit: str
     sft: Estimate
     chosen: Estimate
     last: Estimate
@@ -57,38 +56,23 @@ class Comparison:
     num: int
     """Seeds that have a value at the chosen step."""
 
-    @property
-    def unit(self) -> str:
-        """Of the measure."""
-        return UNITS[self.measure]
-
 
 def curves_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """The evaluations of one split: rows (seed, step), a column for each measure of the level.
-
-    Raises:
-        ValueError: There are no rows, step 0 is missing, or a seed lacks a step that another has.
-    """
-    frame = frame_of(rows)
-    if frame.empty or 0 not in pivot(frame, "seed", "step", "step"):
-        raise ValueError(f"expected rows of every seed and step, step 0 among them, got {len(frame)} rows without it")
-    curves = frame.set_index(["seed", "step"]).sort_index().reindex(columns=list(MEASURES)).astype(float)
-    return curves.dropna(axis="columns", how="all")
+    """The evaluations of one split: rows (seed, step), a column for each measure of the level."""
+    frame = frame_of(rows).set_index(["seed", "step"]).sort_index()
+    return frame.reindex(columns=list(MEASURES)).astype(float).dropna(axis="columns", how="all")
 
 
 def choose(val: pd.DataFrame) -> Choice:
     """The step of each seed with the highest simulated win rate on val (the earliest of equals), as the paper does.
 
     Step 0 is not a candidate: it is SFT itself, and a choice that may fall back on it could never show that PPO did
-    harm. Where the level has no simulated judge, one's own decides; without that the proxy, which cannot see
-    over-optimization.
+    harm. Where the level has no simulated judge, one's own decides, else the proxy, which cannot see over-optimization.
 
     Raises:
-        ValueError: No evaluation after step 0, or no measure to choose by.
+        ValueError: No measure to choose by.
     """
     later = val.drop(index=0, level="step")
-    if later.empty:
-        raise ValueError("expected an evaluation after step 0 to choose, got step 0 alone")
     for measure in ("win_rate_simulated", "win_rate", "proxy"):
         if measure in later and (table := later[measure].unstack("step")).notna().any(axis="columns").all():
             best = table.idxmax(axis="columns")
@@ -100,20 +84,42 @@ def compare(curves: pd.DataFrame, choice: Choice) -> dict[str, Comparison]:
     """Measure -> comparison, for each measure of the level, in the order of the table."""
     found = {}
     for name in map(str, curves.columns):
-        table, bounds = curves[name].unstack("step"), BOUNDS.get(UNITS[name], UNBOUNDED)
+        table, unit = curves[name].unstack("step"), UNITS[name]
         sft, last, picked = table[0], table.iloc[:, -1], at_choice(curves, name, choice)
-        before, after, end = (_whole(values, bounds) for values in (sft, picked, last))
+        before, after, end = (_whole(values, BOUNDS.get(unit, UNBOUNDED)) for values in (sft, picked, last))
         num = int(picked.notna().sum())
-        found[name] = Comparison(name, before, after, end, _whole(picked - sft), _whole(last - picked), num)
+        found[name] = Comparison(name, unit, before, after, end, _whole(picked - sft), _whole(last - picked), num)
     return found
 
 
-def at_choice(curves: pd.DataFrame, measure: str, choice: Choice) -> pd.Series[float]:
+def at_choice(curves: pd.DataFrame, measure: str, choice: Choice) -> "pd.Series[float]":
     """[S]: each seed's value at its chosen step."""
     return curves[measure].loc[list(choice.steps.items())].droplevel("step")
 
 
-def _whole(values: pd.Series[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
+def _whole(values: "pd.Series[float]", bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
     """Over the seeds; without numbers where a seed has none (a mean of the others would hide it)."""
     known = values if values.notna().all() else values[:0]
     return Estimate.of(np.array(known, dtype=np.float64), bounds)
+
+
+def over_optimization(comparisons: Mapping[str, Comparison], curves: pd.DataFrame, choice: Choice) -> Verdict | None:
+    """Whether the proxy rises after the chosen step while a truth falls, by more than two standard errors.
+
+    None where there is no truth; `holds` is None where nothing follows the choice, or one seed gives no error.
+    """
+    truths = [name for name in ("gold", "win_rate_human", "win_rate") if name in comparisons]
+    if not truths or "proxy" not in comparisons:
+        return None
+    means = {name: curves[name].unstack("step").mean(skipna=False) for name in truths}
+    last = int(curves.index.get_level_values("step").max())
+    peaks = [
+        (name, int(mean.index[int(mean.argmax())]), mean.max(), mean[last], UNITS[name]) for name, mean in means.items()
+    ]
+    moves = {name: comparisons[name].after for name in ("proxy", *truths)}
+    chose_last = sum(step == last for step in choice.steps.values())
+    rises = moves["proxy"].clear and moves["proxy"].mean > 0
+    falls = any(moves[name].clear and moves[name].mean < 0 for name in truths)
+    known = chose_last < len(choice.steps) and len(choice.steps) > 1
+    numbers = {"peaks": peaks, "last": last, "moves": moves, "chose_last": chose_last, "num": len(choice.steps)}
+    return Verdict("over_optimization", (rises and falls) if known else None, numbers)

@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alpacafarm_env.benchmarks.method_ranking.summary import Summary
+from alpacafarm_env.benchmarks.methods.methods import Method, make_feedme
+
 JUDGES = ("win_rate_simulated", "win_rate_human")
 NUM = 100
 """Instructions; a win rate is then a whole number of percent."""
+SMALL = Method("small", "Small", lambda job: make_feedme(job, lambda job: job.preferences()[:256]), "preferences")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Facts:
         return self.name.upper()
 
 
-def study(wins, *, methods=None, lengths=None, num=NUM):
+def study(wins, lengths=None):
     """Rows and credits of {method: [(simulated, human) a seed]}: whole percent, the same under both feedbacks.
 
     A seed that is None has failed. `lengths`: method -> one number a seed.
@@ -36,7 +40,7 @@ def study(wins, *, methods=None, lengths=None, num=NUM):
                 if values is None:
                     continue
                 verdicts = {
-                    judge: (np.arange(num) * 37 % num < value * num / 100).astype(float)
+                    judge: (np.arange(NUM) * 37 % NUM < value).astype(float)
                     for judge, value in zip(JUDGES, values, strict=True)
                 }
                 credits[name, feedback, seed] = verdicts
@@ -44,4 +48,12 @@ def study(wins, *, methods=None, lengths=None, num=NUM):
                 means = {judge: 100 * verdicts[judge].mean() for judge in JUDGES}
                 costs = {"gold": values[1] / 10, "length": length, "seconds": 12.5, "tokens": 1000}
                 rows.append({"method": name, "feedback": feedback, "seed": seed, **means, **costs})
-    return rows, credits, methods or [Facts(name) for name in wins]
+    return rows, credits
+
+
+def summarize(wins, methods=None, *, lengths=None, only=None, **options):
+    """The summary of a made-up study; `only`: what a row must be."""
+    rows, credits = study(wins, lengths)
+    rows = [row for row in rows if only is None or only(row)]
+    num_seeds = max(len(seeds) for seeds in wins.values())
+    return Summary(rows, credits, methods or [Facts(name) for name in wins], num_seeds=num_seeds, **options)

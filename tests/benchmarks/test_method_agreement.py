@@ -16,27 +16,34 @@ from alpacafarm_env.benchmarks.harness.estimates import (
     percentiles,
     spearman_rows,
 )
+from alpacafarm_env.seeding import keyed_rng
 
 
 @pytest.mark.parametrize("levels", [4, 1000])  # with many ties, and with hardly any
 def test_rows_of_coefficients_are_those_of_scipy(levels):
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, levels, (2, 50, 9)).astype(float)
+    x, y = np.random.default_rng(0).integers(0, levels, (2, 50, 9)).astype(float)
     rho = [stats.spearmanr(a, b).statistic for a, b in zip(x, y, strict=True)]
     tau = [stats.kendalltau(a, b, variant="b").statistic for a, b in zip(x, y, strict=True)]
     assert spearman_rows(x, y) == pytest.approx(rho)
     assert kendall_rows(x, y) == pytest.approx(tau)
+    assert [correlation("spearman", a, b) for a, b in zip(x, y, strict=True)] == pytest.approx(rho)
+    assert [correlation("kendall", a, b) for a, b in zip(x, y, strict=True)] == pytest.approx(tau)
+    pearson = [stats.pearsonr(a, b).statistic for a, b in zip(x, y, strict=True)]
+    assert pearson_rows(x, y) == pytest.approx(pearson)
+    assert correlation("r2", x[0], y[0]) == pytest.approx(pearson[0] ** 2)
 
 
-def test_correlations_are_scipys_and_nan_for_a_constant():
-    x, y = np.random.default_rng(0).normal(size=(2, 20))
-    assert correlation("r2", x, y) == pytest.approx(stats.pearsonr(x, y).statistic ** 2)
-    assert correlation("spearman", x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert correlation("kendall", x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
-    assert math.isnan(correlation("r2", np.ones(20), y))
-    rows = pearson_rows(np.stack([x, np.ones(20)]), np.stack([y, y]))
-    assert rows[0] == pytest.approx(stats.pearsonr(x, y).statistic)
-    assert math.isnan(rows[1])
+def test_a_constant_has_no_correlation():
+    x, y = np.array([[1.0, 1, 1], [1, 2, 3]]), np.array([[1.0, 2, 3], [3, 2, 1]])
+    for rows in (spearman_rows, kendall_rows, pearson_rows):
+        assert np.isnan(rows(x, y)).tolist() == [True, False]
+    crumbs = np.full((1, 3), 0.1)  # its mean is rounded up
+    assert crumbs.mean() != 0.1
+    assert np.isnan(pearson_rows(crumbs, y[:1])).all()
+    assert math.isnan(correlation("r2", x[0], y[0]))
+    found = agreement({"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
+    assert math.isnan(found.spearman.value)
+    assert math.isnan(found.kendall.value)
 
 
 def test_percentiles_are_of_what_is_known():
@@ -46,21 +53,7 @@ def test_percentiles_are_of_what_is_known():
     assert np.isnan(percentiles(values[-1:], (1, 2, 3))).tolist() == [True] * 3
 
 
-def test_a_constant_row_has_no_correlation():
-    x, y = np.array([[1.0, 1, 1], [1, 2, 3]]), np.array([[1.0, 2, 3], [3, 2, 1]])
-    assert np.isnan(spearman_rows(x, y)).tolist() == [True, False]
-    assert np.isnan(kendall_rows(x, y)).tolist() == [True, False]
-    crumbs = np.full((1, 3), 0.1)  # its mean is rounded up
-    assert crumbs.mean() != 0.1
-    assert np.isnan(pearson_rows(crumbs, y[:1])).all()
-    found = agreement({"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 3.0})
-    assert math.isnan(found.spearman.value)
-    assert math.isnan(found.kendall.value)
-
-
 def test_a_resample_is_the_mean_of_the_drawn_seeds_on_the_drawn_instructions():
-    from alpacafarm_env.seeding import keyed_rng
-
     credits = np.random.default_rng(1).random((2, 30))
     credits[0, 3] = np.nan
     found = Bootstrap.of({"m": list(credits)}, seed=5, num=40).win_rates["m"]
@@ -74,8 +67,7 @@ def test_a_resample_is_the_mean_of_the_drawn_seeds_on_the_drawn_instructions():
 
 
 def test_methods_share_the_drawn_instructions_but_not_the_seeds():
-    rng = np.random.default_rng(2)
-    one = (rng.random(400) < 0.5).astype(float)
+    one = (np.random.default_rng(2).random(400) < 0.5).astype(float)
     found = Bootstrap.of({"a": [one] * 3, "b": [one] * 3}, seed=0).win_rates
     assert found["a"] == pytest.approx(found["b"])  # equal seeds: only instructions vary, and they are the same
     assert found["a"].std() == pytest.approx(100 * one.std() / math.sqrt(400), rel=0.1)
@@ -83,32 +75,24 @@ def test_methods_share_the_drawn_instructions_but_not_the_seeds():
     found = Bootstrap.of({"a": seeds, "b": seeds}, seed=0).win_rates  # only seeds vary, each method's by themselves
     assert abs(np.corrcoef(found["a"], found["b"])[0, 1]) < 0.1
     assert found["a"].std() == pytest.approx(100 * np.std([0, 0.5, 1]) / math.sqrt(3), rel=0.1)
+    # A method without feedback gets the same draw in both rankings.
+    assert found["b"].tolist() == Bootstrap.of({"b": seeds}, seed=0).win_rates["b"].tolist()
+    assert found["b"].tolist() != Bootstrap.of({"b": seeds}, seed=4).win_rates["b"].tolist()
 
 
-def test_a_method_without_feedback_gets_the_same_draw_in_both_rankings():
-    seeds = [np.full(50, level) for level in (0.1, 0.2, 0.9)]
-    first = Bootstrap.of({"a": seeds, "b": seeds}, seed=3)
-    second = Bootstrap.of({"b": seeds}, seed=3)
-    assert first.win_rates["b"].tolist() == second.win_rates["b"].tolist()
-    assert first.win_rates["b"].tolist() != Bootstrap.of({"b": seeds}, seed=4).win_rates["b"].tolist()
-
-
-def test_an_interval_holds_all_resamples_of_an_order_that_noise_cannot_change():
+def test_an_interval_is_as_wide_as_the_order_is_uncertain():
     levels = {"a": 0.9, "b": 0.5, "c": 0.1, "d": 0.3}
     sure = Bootstrap.of({name: [np.full(20, level)] for name, level in levels.items()}, seed=0)
     found = agreement(levels, levels, sure, sure)
     assert (found.spearman.value, found.spearman.low, found.spearman.high) == pytest.approx((1, 1, 1))
     assert (found.kendall.value, found.kendall.low, found.kendall.high) == pytest.approx((1, 1, 1))
 
-
-def test_an_uncertain_order_gets_a_wide_interval():
     rng = np.random.default_rng(0)
-    names = "abcdef"
-    credits = {name: [(rng.random(100) < 0.5).astype(float) for _ in range(3)] for name in names}
-    means = {name: float(np.mean(credits[name])) for name in names}
-    published = dict(zip(names, range(6), strict=True))
+    credits = {name: [(rng.random(100) < 0.5).astype(float) for _ in range(3)] for name in "abcdef"}
+    means = {name: float(np.mean(credits[name])) for name in credits}
+    published = dict(zip(credits, range(6), strict=True))
     found = agreement(means, published, Bootstrap.of(credits, seed=0))
-    assert found.methods == tuple(names)
+    assert found.methods == tuple(credits)
     assert found.spearman.low < found.spearman.value < found.spearman.high
     assert found.spearman.high - found.spearman.low > 0.5
     assert agreement(means, published).spearman.value == found.spearman.value

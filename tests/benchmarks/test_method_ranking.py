@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from alpacafarm_env.benchmarks.harness.stored import check_settings
-from alpacafarm_env.benchmarks.method_ranking import command as method_ranking
+from alpacafarm_env.benchmarks.method_ranking import command
 from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
-from alpacafarm_env.benchmarks.methods.catalogue import METHODS, find_method
+from alpacafarm_env.benchmarks.methods.methods import METHODS, find_method
 from alpacafarm_env.benchmarks.methods.runs import COLUMNS, answer
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
@@ -27,9 +27,9 @@ METHOD = Method({name!r}, "Mine", make_sft, "nothing")
 ONLY_ASKED = ("gpt4", "chatgpt", "davinci001")
 
 
-def ranking(out, *methods, **changes):
-    options = {"out": out, "methods": methods, "quick": True, "seeds": 1, "num_eval": 60}
-    return MethodRankingOptions(**{**options, "processes": 1, **changes})
+def rank(out, *methods, num_eval=20, **changes):
+    options = {"quick": True, "seeds": 1, "processes": 1, **changes}
+    return command.run(MethodRankingOptions(out=out, methods=methods, num_eval=num_eval, **options))
 
 
 def rows_of(out):
@@ -38,7 +38,7 @@ def rows_of(out):
 
 
 def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
-    assert method_ranking.run(ranking(tmp_path, *ONLY_ASKED, seeds=2)) == 0
+    assert rank(tmp_path, *ONLY_ASKED, seeds=2, num_eval=60) == 0
     rows = rows_of(tmp_path)
     assert tuple(rows[0]) == COLUMNS
     assert {(row["method"], row["feedback"], row["seed"]) for row in rows} == {
@@ -59,27 +59,28 @@ def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
     assert json.loads((tmp_path / "manifest.json").read_text())["complete"]
 
 
-def test_a_finished_cell_is_not_run_again(tmp_path, capsys, monkeypatch):
-    assert method_ranking.run(ranking(tmp_path, "gpt4")) == 0
+def test_a_finished_cell_is_not_run_again_nor_taken_with_other_verdicts(tmp_path, capsys, monkeypatch):
+    assert rank(tmp_path, "gpt4") == 0
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
-    asked = []
-    run_method = method_ranking.run_method
-    monkeypatch.setattr(
-        method_ranking, "run_method", lambda plan, tell: asked.append(plan.cell) or run_method(plan, tell)
-    )
-    assert method_ranking.run(ranking(tmp_path, "gpt4", "chatgpt")) == 0
-    assert asked == ["chatgpt, seed 0"]
+    asked, run_method = [], command.run_method
+    monkeypatch.setattr(command, "run_method", lambda plan, tell: asked.append(plan.cell) or run_method(plan, tell))
+    assert rank(tmp_path, "gpt4", "davinci001") == 0
+    assert asked == ["davinci001, seed 0"]
     after = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     assert {name: after[name] for name in before} == before
+    answers = [tmp_path / "evaluations" / f"{method}, seed 0.json" for method in ("gpt4", "davinci001")]
+    answers[0].write_bytes(answers[1].read_bytes())
+    with pytest.raises(CheckpointError, match="gpt4, seed 0.json: expected 20 verdicts of mean win_rate_simulated"):
+        rank(tmp_path, "gpt4", "davinci001")
 
 
-def rank(out):
-    method_ranking.run(ranking(out, "sft", "binary_feedme", "dpo", feedback=("simulated",), processes=2))
+def rank_three(out, processes=1):
+    rank(out, "sft", "method_worlds:SMALL", "gpt4", feedback=("simulated",), processes=processes)
 
 
 def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = multiprocessing.get_context("spawn").Process(target=rank, args=(killed,))
+    process = multiprocessing.get_context("spawn").Process(target=rank_three, args=(killed, 2))
     process.start()
     cells = killed / "cells"
     while not (cells.is_dir() and any(cells.glob("*.json"))):  # the first of three is stored, two are under way
@@ -89,11 +90,11 @@ def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys)
     process.join()
     stored = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in cells.glob("*.json")}
     assert 1 <= len(stored) < 3
-    rank(killed)
+    rank_three(killed)
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in stored} == stored
-    rank(whole)
+    rank_three(whole)
     found, expected = ([{**row, "seconds": ""} for row in rows_of(out)] for out in (killed, whole))
-    assert len(found) == 4  # SFT stands in both feedbacks
+    assert len(found) == 5  # SFT and GPT-4 stand in both feedbacks
     assert found == expected
 
 
@@ -101,18 +102,14 @@ def test_a_method_that_was_edited_is_another_one(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = OWN.format(name="mine")
     (tmp_path / "mine.py").write_text(source)
-    assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
+    assert rank(tmp_path / "out", "mine:METHOD") == 0
     (tmp_path / "mine.py").write_text(source + "# edited\n")
     monkeypatch.delitem(sys.modules, "mine")  # as another call
-    assert method_ranking.run(ranking(tmp_path / "out", "mine:METHOD")) == 0
+    assert rank(tmp_path / "out", "mine:METHOD") == 0
     assert len([file for file in (tmp_path / "out" / "cells").iterdir() if "mine" in file.name]) == 2
-
-
-def test_a_name_is_taken_once(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "taken.py").write_text(OWN.format(name="ppo"))
     with pytest.raises(ValueError, match="got 'ppo', which is taken"):
-        method_ranking.run(ranking(tmp_path / "out", "taken:METHOD"))
+        rank(tmp_path / "out", "taken:METHOD")
 
 
 @pytest.mark.parametrize(
@@ -126,22 +123,6 @@ def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, content
         find_method(f"own_{len(content)}:METHOD")
 
 
-def test_a_method_without_a_module_is_told():
-    with pytest.raises(UnknownNameError, match="expected module:attribute"):
-        find_method(":METHOD")
-
-
-def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_path):
-    class Silent:
-        def act(self, instructions):
-            return ("one",)
-
-    instructions = tuple(Instruction(text) for text in "ab")
-    with pytest.raises(ValueError, match="Silent.act: expected a response to each of 2 instructions, got 1"):
-        answer(Silent(), instructions, tmp_path, lambda share: None)
-    assert not list(tmp_path.iterdir())
-
-
 def test_other_settings_of_a_cell_are_refused(tmp_path):
     check_settings(tmp_path, {"seed": 0, "reward": "a"})
     check_settings(tmp_path, {"seed": 0, "reward": "a"})
@@ -149,18 +130,21 @@ def test_other_settings_of_a_cell_are_refused(tmp_path):
         check_settings(tmp_path, {"seed": 0, "reward": "b"})
 
 
+class Asked:
+    """An agent that answers in capitals, two instructions at a time."""
+
+    instructions_at_once, num_tokens = 2, 0
+
+    def __init__(self):
+        self.calls = []
+
+    def act(self, instructions):
+        self.calls.append(tuple(instructions))
+        self.num_tokens += 10 * len(instructions)
+        return tuple(text.upper() for text in instructions if text != "silence")
+
+
 def test_best_of_n_is_not_asked_again_for_what_it_has_answered(tmp_path):
-    class Asked:
-        instructions_at_once, num_tokens = 2, 0
-
-        def __init__(self):
-            self.calls = []
-
-        def act(self, instructions):
-            self.calls.append(tuple(instructions))
-            self.num_tokens += 10 * len(instructions)
-            return tuple(text.upper() for text in instructions)
-
     instructions, shares = tuple(Instruction(text) for text in "abcde"), []
     first, again = Asked(), Asked()
     expected = (("A", "B", "C", "D", "E"), 50)
@@ -171,13 +155,20 @@ def test_best_of_n_is_not_asked_again_for_what_it_has_answered(tmp_path):
     assert again.calls == [("c", "d")]
 
 
+def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_path):
+    instructions = tuple(Instruction(text) for text in ("a", "silence"))
+    with pytest.raises(ValueError, match="Asked.act: expected a response to each of 2 instructions, got 1"):
+        answer(Asked(), instructions, tmp_path, lambda share: None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_readmes_agent_is_ranked(tmp_path, capsys, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "METHOD = Method(" in block]
     (tmp_path / "reinforce.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "out"
-    assert method_ranking.run(ranking(out, "reinforce:METHOD", feedback=("simulated",))) == 0
+    assert rank(out, "reinforce:METHOD", feedback=("simulated",)) == 0
     row = next(row for row in rows_of(out) if row["method"] == "reinforce")
     assert float(row["tokens"]) > 64 * 10
     assert 0 <= float(row["win_rate_human"]) <= 100
@@ -188,17 +179,18 @@ def test_the_readmes_agent_is_ranked(tmp_path, capsys, monkeypatch):
     [
         ({"num_eval": 0}, "--num-eval: expected 1 or more, got 0"),
         ({"processes": 0}, "--processes: expected 1 or more"),
-        ({"quick": True, "preset": "full"}, "--quick: expected no other --preset beside it, got 'full'"),
+        ({"quick": True, "preset": "full"}, "--quick: expected no other --preset"),
         ({"data": "my_data"}, "--data: expected none"),
         ({"feedback": ()}, "--feedback: expected"),
         ({"methods": ("pp0",)}, "Did you mean 'ppo'"),
+        ({"methods": (":METHOD",)}, "expected module:attribute"),
         ({"methods": ("no_such_module:METHOD",)}, "expected module:attribute that can be imported"),
         ({"methods": ("alpacafarm_env.errors:DataError",)}, "expected a Method, got type"),
     ],
 )
 def test_bad_options_are_named(tmp_path, changes, expected):
     with pytest.raises(ValueError, match=re.escape(expected)):
-        method_ranking.run(MethodRankingOptions(**{"out": tmp_path, **changes}))
+        command.run(MethodRankingOptions(**{"out": tmp_path, **changes}))
 
 
 def test_quick_changes_the_defaults_that_are_not_given():

@@ -1,14 +1,16 @@
-"""The ranking in tables and words: what they say is what the made-up numbers say."""
+"""What the ranking says in numbers, tables and words, from made-up rows whose answers are computed by hand."""
 
+import math
 from html import unescape
 
+import numpy as np
 import pytest
-from method_worlds import Facts, study
+from method_worlds import Facts, summarize
 
+from alpacafarm_env.benchmarks.harness.estimates import Estimate
 from alpacafarm_env.benchmarks.harness.report import Provenance, render, text_table
 from alpacafarm_env.benchmarks.method_ranking.figures import write_figures
 from alpacafarm_env.benchmarks.method_ranking.report import report_values
-from alpacafarm_env.benchmarks.method_ranking.summary import summarize
 
 WINS = {
     "gpt4": [(80, 70), (80, 71), (80, 69)],
@@ -29,133 +31,209 @@ WHERE = Provenance("sandbox", "sandbox", "sandbox", "surrogate", 200, 805, 3, 0.
 
 
 def told(wins=WINS, methods=METHODS, **options):
-    return " ".join(report_values(summarize(*study(wins, methods=methods, **options)), WHERE)["findings"])
+    return " ".join(report_values(summarize(wins, methods, **options), WHERE)["findings"])
 
 
-def page_of(rows, credits, methods, folder, *, where=WHERE, **options):
+def page_of(summary, folder, where=WHERE):
     """The tables and findings of a study, and the page that they fill."""
-    values = report_values(summarize(rows, credits, methods, **options), where)
-    values["figures"] = write_figures(folder, values["summary"], where)
+    values = report_values(summary, where)
+    values["figures"] = write_figures(folder, summary, where)
     shown = {**values, "settings": values["ranking"], "title": "Ranking"}
     return values, unescape(render("method_ranking/report.html.j2", **shown))
+
+
+def of(feedback):
+    """Picks the rows of a study of one feedback: methods that need none stand in both columns."""
+    return lambda row: row["feedback"] == feedback or row["method"] in ("gpt4", "chatgpt", "sft")
 
 
 def columns(table, *places):
     return [tuple(row[place] for place in places) for row in table.rows]
 
 
-def test_the_table_stands_beside_the_papers(tmp_path):
-    values, page = page_of(*study(WINS, methods=METHODS, lengths=LENGTHS), tmp_path)
-    table = values["ranking"]
-    cells = {row[0]: row[1:] for row in table.rows}
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_an_estimate_is_mean_standard_error_and_t_interval():
+    found = Estimate.of(np.array([1.0, np.nan, 2.0, 3.0]))
+    assert (found.mean, found.num, found.clear) == (2, 3, True)
+    assert found.standard_error == pytest.approx(1 / math.sqrt(3))
+    assert found.interval.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)  # t(0.975, 2)
+    assert found.ratio == pytest.approx(2 * math.sqrt(3))
+    # Mean 2 and standard error 1 are exactly at the bound, which is not more than two.
+    assert [Estimate.of(np.array([low, 3.0])).clear for low in (1.0, 1.01)] == [False, True]
+    one, none, equal = (Estimate.of(np.array(values)) for values in ([5.0, np.nan], [np.nan], [0.1] * 3))
+    assert (one.mean, one.num, one.clear) == (5, 1, False)
+    assert (none.num, none.clear) == (0, False)
+    assert (equal.standard_error, equal.clear) == (0, True)
+    assert all(map(math.isnan, (one.standard_error, none.mean, equal.ratio)))
+    assert not Estimate.of(np.zeros(3)).clear
+
+
+def test_differences_are_paired_by_seed_and_rankings_compared():
+    summary = summarize({name: WINS[name] for name in ("sft", "ppo", "dpo", "quark")})
+    found = summary.difference("win_rate_simulated", "ppo", "simulated")
+    assert (found.mean, found.num) == (pytest.approx(22), 3)  # 60-40, 66-42, 60-38: 20, 24, 22
+    assert found.standard_error == pytest.approx(2 / math.sqrt(3))
+    assert not summary.lead("dpo", "simulated").clear  # 10, 2, 3: mean 5, sd 4.36, error 2.52
+    assert summary.mean("win_rate_human", "ppo", "human").mean == pytest.approx(57)
+    assert list(summary.column("simulated")) == ["ppo", "dpo", "sft", "quark"]
+    assert list(summary.column("human")) == ["ppo", "quark", "sft", "dpo"]
+    # Ranks 1 2 3 4 against 1 4 3 2: 1 - 6 (0 + 4 + 0 + 4) / 60 = 0.2; pairs: 3 agree, 3 differ.
+    assert summary.agreement.spearman.value == pytest.approx(0.2)
+    assert summary.agreement.kendall.value == pytest.approx(0)
+    assert summary.agreement.spearman.low <= 0.2 <= summary.agreement.spearman.high
+    # Nothing published is nothing compared.
+    assert (summary.with_paper, summary.in_paper, summary.pairs) == ({"simulated": None, "human": None}, None, [])
+
+
+def test_each_column_is_of_its_own_feedback():
+    """The human number is that of the run trained on human labels, not of the other one judged by humans."""
+    wins = {**WINS, "other": [(1, 90)] * 3}
+    summary = summarize(wins, only=lambda row: (row["method"], row["feedback"]) not in {("other", "simulated")})
+    assert "other" not in summary.column("simulated")
+    assert next(iter(summary.column("human"))) == "other"
+
+
+def test_order_against_the_paper():
+    paper = {"sft": (40.0, 30.0), "ppo": (50.0, 50.0), "dpo": (39.0, None), "quark": (40.0, 20.0)}
+    wins = {name: WINS[name] for name in paper} | {"quark": [(41, 50), (42, 50), (43, 50)]}
+    summary = summarize(wins, [Facts(*each) for each in paper.items()])
+    names = ("feedback", "higher", "lower")
+    found = {tuple(pair[name] for name in names): pair for pair in summary.pairs if pair["reversed"]}
+    # Simulated: dpo is above quark and sft here, below in the paper; quark and sft are equal there, so have no order.
+    assert set(found) == {("simulated", "sft", "dpo"), ("simulated", "quark", "dpo"), ("human", "sft", "quark")}
+    quark = found["human", "sft", "quark"]
+    # 44-50, 40-50, 42-50: -6, -10, -8.
+    assert (quark["paper"], quark["here"].mean) == (10, pytest.approx(-8))
+    assert quark["here"].clear
+    assert not found["simulated", "sft", "dpo"]["here"].clear
+    assert summary.with_paper["human"].methods == ("ppo", "quark", "sft")
+    # Here ppo > quark > sft, there ppo > sft > quark.
+    assert summary.with_paper["human"].spearman.value == pytest.approx(0.5)
+    assert summary.in_paper.methods == ("sft", "ppo", "quark")
+    # Of the simulated column's six pairs sft and quark have no order.
+    assert [pair["feedback"] for pair in summary.pairs] == ["simulated"] * 5 + ["human"] * 3
+
+
+def test_length_ratio_is_the_mean_of_the_seeds_ratios():
+    found = summarize(WINS, lengths={"sft": [100.0, 50.0, 200.0], "ppo": [200.0, 150.0, 400.0]}).length_ratio(
+        "ppo", "simulated"
+    )
+    assert (found.mean, found.standard_error, found.num) == (pytest.approx(7 / 3), pytest.approx(1 / 3), 3)
+
+
+def test_failed_seeds_are_left_out_and_counted():
+    wins = {"sft": WINS["sft"], "ppo": [(60, 55), None, (64, 59)], "dpo": [None, (44, 40), None], "quark": [None] * 3}
+    summary = summarize(wins)
+    assert summary.mean("gold", "ppo", "simulated").num == 2
+    found = summary.lead("ppo", "simulated")  # 60-40, 64-38
+    assert (found.mean, found.num) == (pytest.approx(23), 2)
+    assert summary.lead("ppo", "simulated", "dpo").num == 0
+    assert list(summary.column("simulated")) == ["ppo", "dpo", "sft"]
+    assert summary.agreement.methods == ("ppo", "dpo", "sft")
+    # Under one feedback only.
+    gone = ("ppo", "human", 1)
+    summary = summarize(WINS, only=lambda row: (row["method"], row["feedback"], row["seed"]) != gone)
+    assert [summary.mean("gold", "ppo", feedback).num for feedback in ("simulated", "human")] == [3, 2]
+    assert len(summary.agreement.methods) == 5
+
+
+def test_a_column_without_trained_methods_is_not_ranked():
+    untrained = [Facts(name, needs="nothing") for name in ("sft", "gpt4", "dpo")]
+    wins = {method.name: WINS[method.name] for method in untrained}
+    for feedbacks in (("simulated",), ("simulated", "human")):
+        summary = summarize(
+            {**wins, "ppo": WINS["ppo"]},
+            [*untrained, Facts("ppo")],
+            only=lambda row: (row["method"], row["feedback"]) != ("ppo", "human"),
+            feedbacks=feedbacks,
+        )
+        assert (summary.asked, summary.feedbacks) == (feedbacks, ("simulated",))
+        assert list(summary.column("human")) == []
+        assert summary.agreement is None
+    # Where no method learns from feedback both judges rank the same models.
+    summary = summarize(wins, untrained)
+    assert summary.feedbacks == ("simulated", "human")
+    assert len(summary.agreement.methods) == 3
+
+
+# ---------------------------------------------------------------------------------------------------- tables and words
+
+
+def test_the_tables_stand_beside_the_papers(tmp_path):
+    values, page = page_of(summarize(WINS, METHODS, lengths=LENGTHS), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["human_against_simulated.png", "win_rates.png"]
+    assert page.count("data:image/png;base64,") == 2
+    cells = {row[0]: row[1:] for row in values["ranking"].rows}
     assert list(cells) == ["GPT4", "PPO", "DPO", "SFT", "QUARK"]
     # sd(60, 66, 60) / sqrt(3) = 2; sd(55, 59, 57) / sqrt(3) = 1.15.
     assert cells["PPO"] == ("62.0 ± 2.0", "46.8", "57.0 ± 1.2", "55.1", "5.70", "230", "12", "1000", "3")
     assert cells["DPO"][2:4] == ("41.0 ± 1.0", "–")
-    for fact in (
-        "simulation",
-        "n = 805",
-        "3 seeds",
-        "0.7",
-        "p_sim^eval",
-        "human raters",
-        "Davinci003",
-        "GPT4: stand-in",
-    ):
-        assert fact in page
-    assert text_table(table).splitlines()[0].split() == (
+    facts = "simulation", "n = 805", "3 seeds", "0.7", "p_sim^eval", "human raters", "Davinci003", "GPT4: stand-in"
+    assert [fact for fact in facts if fact not in page] == []
+    assert text_table(values["ranking"]).splitlines()[0].split() == (
         ["method", "simulated,", "%", "paper", "human,", "%", "paper", "gold", "length", "seconds", "tokens", "n"]
     )
-
-
-def test_differences_and_reversals_stand_in_tables(tmp_path):
-    values, page = page_of(*study(WINS, methods=METHODS, lengths=LENGTHS), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["human_against_simulated.png", "win_rates.png"]
-    assert page.count("data:image/png;base64,") == 2
     differences = {row[:2]: row[2:] for row in values["differences"].rows}
     assert differences["PPO", "simulated"] == ("+22.0", "1.15", "+19.1", "+1.50", "0.23", "2.30 [2.05, 2.55]", "3")
     assert ("SFT", "human") not in differences
     assert values["reversals"].rows == [("human", "SFT", "QUARK", "+34.3", "-8.0", "1.15", "yes", "3")]
     kinds = columns(values["crossed"], 0, 1)
-    assert ("GPT4", "none") in kinds
-    assert ("PPO", "human") in kinds
-    assert ("GPT4", "human") not in kinds
+    assert [kind for kind in kinds if kind[0] in ("GPT4", "PPO")] == (
+        [("GPT4", "none"), ("PPO", "simulated"), ("PPO", "human")]
+    )
     assert all(sentence in page for sentence in values["findings"])
+    assert "PPO 2.30 [2.05, 2.55] and 2.30 [2.05, 2.55] (the paper's PPO: 2.3)" in " ".join(values["findings"])
 
 
 def test_methods_are_sorted_by_two_standard_errors_from_sft():
-    sentences = report_values(summarize(*study(WINS, methods=METHODS)), WHERE)["findings"]
+    sentences = report_values(summarize(WINS, METHODS), WHERE)["findings"]
     simulated, human = (line for line in sentences if line.startswith("Win rate in points over SFT"))
     # PPO +22 ± 1.2; DPO +5 ± 2.5 (10, 2, 3); QUARK -19 ± 0.6 (-20, -20, -17: ± 1.0).
-    assert (
-        "clearly above (more than 2 standard errors): PPO (+22.0 ± 1.2); clearly below: QUARK (-19.0 ± 1.0)"
-        in simulated
-    )
+    above = "clearly above (more than 2 standard errors):"
+    assert f"{above} PPO (+22.0 ± 1.2); clearly below: QUARK (-19.0 ± 1.0)" in simulated
     assert simulated.endswith("not clearly apart: DPO (+5.0 ± 2.5).")
     # 11, 19, 15 and 6, 10, 8 over SFT; DPO -1, 0, -2.
-    assert "above (more than 2 standard errors): PPO (+15.0 ± 2.3), QUARK (+8.0 ± 1.2); not" in human
+    assert f"{above} PPO (+15.0 ± 2.3), QUARK (+8.0 ± 1.2); not" in human
     assert "GPT4" not in simulated + human
 
 
-def test_the_first_is_the_best_of_the_trained_ones():
+def test_the_first_of_the_trained_ones_and_how_the_rankings_agree():
     text = told()
     assert "First among the trained methods in the simulated column: PPO (62.0 ± 2.0 %), clearly before DPO" in text
     assert "First among the trained methods in the human column: PPO (57.0 ± 1.2 %), clearly before QUARK (50.0" in text
     close = {**WINS, "dpo": [(61, 43), (67, 40), (56, 40)]}
     assert "simulated column: PPO (62.0 ± 2.0 %), not clearly before DPO (61.3 ± 3.2 %)" in told(close)
-
-
-def test_correlations_stand_with_their_intervals_and_the_papers():
-    text = told()
     # Simulated gpt4 ppo dpo sft quark; human gpt4 ppo quark sft dpo: 1 - 6 * (4 + 4) / 120 = 0.6.
     assert "Rankings, simulated and human, here: Spearman 0.60 [" in text
     assert "over 5 methods (the paper: Spearman 0.98)." in text
     assert "human, here and in the paper: Spearman 0.80 [" in text
-
-
-def test_where_the_order_differs_from_the_papers():
-    text = told()
     # PPO and DPO are equal there, 46.8: of the ten pairs nine have an order.
     assert "Order in the simulated column: 0 of 9 pairs of methods differ from the paper, 0 of them clearly" in text
-    assert (
-        "Order in the human column: 1 of 6 pairs of methods differ from the paper, 1 of them clearly (more than 2 "
-        "standard errors): QUARK above SFT by 8.0 ± 1.2 points (there 34.3 below)." in text
-    )
-
-
-def test_lengths_stand_beside_the_papers():
-    assert "PPO 2.30 [2.05, 2.55] and 2.30 [2.05, 2.55] (the paper's PPO: 2.3)" in told(lengths=LENGTHS)
+    human = "Order in the human column: 1 of 6 pairs of methods differ from the paper, 1 of them clearly (more than 2"
+    assert f"{human} standard errors): QUARK above SFT by 8.0 ± 1.2 points (there 34.3 below)." in text
 
 
 def test_failed_cells_are_named():
     text = told({**WINS, "ppo": [(60, 55), None, (64, 59)], "dpo": [None] * 3})
-    assert (
-        "seeds found: PPO (simulated) 2 of 3, DPO (simulated) 0 of 3, PPO (human) 2 of 3, DPO (human) 0 of 3." in text
-    )
+    counts = "PPO (simulated) 2 of 3, DPO (simulated) 0 of 3, PPO (human) 2 of 3, DPO (human) 0 of 3."
+    assert f"seeds found: {counts}" in text
     assert "Not all cells" not in told()
     assert "nan" not in text
-
-
-def test_a_pair_without_a_common_seed_is_not_counted():
+    # A method that needs no feedback is missing once.
+    assert "seeds found: GPT4 2 of 3." in told({**WINS, "gpt4": [(80, 70), None, (80, 69)]})
+    # A pair without a common seed is not counted: nine pairs have an order there, DPO and QUARK share no seed here.
     text = told({**WINS, "quark": [(20, 50), None, None], "dpo": [None, (44, 40), (41, 40)]})
-    # Nine pairs have an order there; DPO and QUARK share no seed here.
     assert "Order in the simulated column: 0 of 8 pairs" in text
-
-
-def only(feedback, rows, methods=METHODS):
-    """The rows of a study of one feedback: methods that need none stand in both columns."""
-    needs = {method.name: method.needs for method in methods}
-    return [row for row in rows if row["feedback"] == feedback or needs[row["method"]] == "nothing"]
 
 
 @pytest.mark.parametrize(("here", "other"), [("simulated", "human"), ("human", "simulated")])
 def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(tmp_path, here, other):
-    chatgpt = Facts("chatgpt", (61.4, 52.9), "nothing", trained=False)
-    methods, wins = [*METHODS, chatgpt], {**WINS, "chatgpt": [(70, 60)] * 3}
-    rows, credits, _ = study(wins)
     (tmp_path / "human_against_simulated.png").write_bytes(b"of an earlier call")
-    rows = only(here, rows, methods)
-    values, page = page_of(rows, credits, methods, tmp_path, feedbacks=(here,), num_seeds=3)
+    chatgpt = Facts("chatgpt", (61.4, 52.9), "nothing", trained=False)
+    wins = {**WINS, "chatgpt": [(70, 60)] * 3}
+    values, page = page_of(summarize(wins, [*METHODS, chatgpt], only=of(here), feedbacks=(here,)), tmp_path)
     text = " ".join(values["findings"])
     for absent in ("Not all cells", "failed", "simulated and human, here", f"{other} column", "nan"):
         assert absent not in text
@@ -172,29 +250,21 @@ def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(tmp_path, here, ot
     assert page.count("data:image/png;base64,") == 1
 
 
-def test_columns_and_seeds_that_failed_are_told_and_not_ranked(tmp_path):
-    rows, credits, methods = study(WINS, methods=METHODS)
-    values, _ = page_of(only("simulated", rows), credits, methods, tmp_path, num_seeds=3)
+def test_columns_and_seeds_that_failed_are_told_and_not_ranked():
+    values = report_values(summarize(WINS, METHODS, only=of("simulated")), WHERE)
     assert "Every cell trained on human feedback failed." in values["findings"]
     assert "human, %" not in values["ranking"].header
     assert "Not all cells" not in " ".join(values["findings"])
-    values, _ = page_of(only("", rows), credits, methods, tmp_path)
-    assert "Every cell trained on simulated or human feedback failed." in values["findings"]
+    assert "Every cell trained on simulated or human feedback failed." in told(only=of(""))
     wins = {name: [None, *seeds[:2], None] for name, seeds in WINS.items()}
-    wins["ppo"] = [None, (60, 55), None, None]
-    values, _ = page_of(*study(wins, methods=METHODS), tmp_path, num_seeds=4)
-    assert "Every cell of seeds 0, 3 failed." in values["findings"]
+    text = told({**wins, "ppo": [None, (60, 55), None, None]})
+    assert "Every cell of seeds 0, 3 failed." in text
     # What failed with its whole seed is not told once more of every method.
-    assert "Not all cells are there; seeds found: PPO (simulated) 1 of 4, PPO (human) 1 of 4." in values["findings"]
-
-
-def test_a_method_that_needs_no_feedback_is_missing_once():
-    assert "seeds found: GPT4 2 of 3." in told({**WINS, "gpt4": [(80, 70), None, (80, 69)]})
+    assert "Not all cells are there; seeds found: PPO (simulated) 1 of 4, PPO (human) 1 of 4." in text
 
 
 def test_two_methods_are_not_drawn_against_each_other(tmp_path):
-    methods = [METHODS[1], METHODS[3]]
-    values, page = page_of(*study({"ppo": WINS["ppo"], "sft": WINS["sft"]}, methods=methods), tmp_path)
+    values, page = page_of(summarize({name: WINS[name] for name in ("ppo", "sft")}), tmp_path)
     assert "Human is not drawn against simulated: 2 methods have both win rates, fewer than 3." in page
     assert not values["agreements"]
     assert "Agreement of the rankings" not in page
@@ -202,8 +272,7 @@ def test_two_methods_are_not_drawn_against_each_other(tmp_path):
 
 
 def test_one_seed_has_no_errors_and_nothing_is_clear(tmp_path):
-    wins = {name: seeds[:1] for name, seeds in WINS.items()}
-    values, _ = page_of(*study(wins, methods=METHODS), tmp_path)
+    values, _ = page_of(summarize({name: seeds[:1] for name, seeds in WINS.items()}, METHODS), tmp_path)
     text = " ".join(values["findings"])
     assert "PPO (60.0 %), before DPO (50.0 %), by one seed." in text
     assert "PPO (+20.0), DPO (+10.0), QUARK (-20.0)." in text
@@ -212,9 +281,7 @@ def test_one_seed_has_no_errors_and_nothing_is_clear(tmp_path):
         assert wrong not in text
     assert values["reversals"].rows[0][5:] == ("–", "–", "1")
     assert all("one seed, no bars" in figure.caption for figure in values["figures"])
-
-
-def test_a_method_of_one_seed_among_others_has_no_verdict():
+    # Nor has a method of one seed among others of more.
     text = told({**WINS, "dpo": [(50, 43), None, None]})
     assert "with one seed, so without an error: DPO (+10.0)." in text
     assert "not clearly apart: DPO" not in text
@@ -222,16 +289,14 @@ def test_a_method_of_one_seed_among_others_has_no_verdict():
 
 def test_without_sft_nothing_is_compared_with_it(tmp_path):
     wins = {name: seeds for name, seeds in WINS.items() if name != "sft"}
-    methods = [method for method in METHODS if method.name != "sft"]
-    values, page = page_of(*study(wins, methods=methods), tmp_path)
+    values, page = page_of(summarize(wins, [method for method in METHODS if method.name != "sft"]), tmp_path)
     assert not values["differences"].rows
     assert "over SFT" not in " ".join(values["findings"])
     assert "Difference to SFT" not in page
 
 
-@pytest.mark.parametrize("level", ["recorded", "live"])
-def test_only_the_sandbox_is_called_a_simulation(tmp_path, level):
-    where = Provenance(level, "mine", "policy", "rm", 200, 805, 3, 0.7)
-    _, page = page_of(*study(WINS, methods=METHODS), tmp_path, where=where)
+def test_only_the_sandbox_is_called_a_simulation(tmp_path):
+    where = Provenance("recorded", "mine", "policy", "rm", 200, 805, 3, 0.7)
+    _, page = page_of(summarize(WINS, METHODS), tmp_path, where)
     assert "simulation" not in page
-    assert f"Level: {level}" in page
+    assert "Level: recorded" in page

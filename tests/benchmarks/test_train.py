@@ -1,67 +1,61 @@
-"""The command that trains one method."""
+"""The command that trains one method, in the sandbox and on a user's own data and models."""
 
 import csv
 import json
+import math
 import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods.catalogue import find_method
-from alpacafarm_env.benchmarks.methods.methods import Job
+from alpacafarm_env.benchmarks.harness import evaluation
+from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.methods.methods import find_method
 from alpacafarm_env.benchmarks.methods.runs import MethodPlan, run_method
 from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.folders import claim
+from alpacafarm_env.oracles.base import Constant
 
 
-def test_it_trains_answers_saves_and_resumes(tmp_path, capsys):
-    arguments = ["binary_feedme", "--quick", "--out", str(tmp_path), "--num-eval", "40"]
-    assert train.run(train.parse(arguments)) == 0
-    shown = capsys.readouterr().out
-    assert "Binary FeedME, simulated feedback, seed 0" in shown
-    with (tmp_path / "table.csv").open(newline="") as file:
+@pytest.fixture
+def own(own_data, own_models, tmp_path):
+    """Runs a method with these options on tiny models and data."""
+    policy, reward_model = map(str, own_models)
+    models = ["--policy", policy, "--reward-model", reward_model]
+    given = [*models, "--dataset", str(own_data), "--out", str(tmp_path / "out"), "--quick", "--num-eval", "5"]
+    return lambda method, *options: train.run(train.parse([method, *given, *map(str, options)]))
+
+
+def row_of(folder):
+    with (folder / "table.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert (row["method"], row["feedback"], row["seed"]) == ("binary_feedme", "simulated", "0")
-    run = tmp_path / "runs" / "binary_feedme, simulated, seed 0"
-    answers = json.loads((tmp_path / "evaluations" / "binary_feedme, simulated, seed 0.json").read_text())
+    return row
+
+
+# --------------------------------------------------------------------------------------------------------- the sandbox
+
+
+def test_it_trains_answers_saves_and_resumes(tmp_path, capsys, monkeypatch):
+    pairs = Job.preferences
+    monkeypatch.setattr(Job, "preferences", lambda job: pairs(job)[:640])
+    arguments = ["dpo", "--quick", "--out", str(tmp_path), "--num-eval", "40"]
+    assert train.run(train.parse(arguments)) == 0
+    assert "DPO, simulated feedback, seed 0" in capsys.readouterr().out
+    row = row_of(tmp_path)
+    assert (row["method"], row["feedback"], row["seed"]) == ("dpo", "simulated", "0")
+    run, stored = (tmp_path / name / "dpo, simulated, seed 0" for name in ("runs", "evaluations"))
+    answers = json.loads(stored.with_suffix(".json").read_text())
     assert len(answers["responses"]) == 40
     trained = LanguageModel.from_pretrained(run / "policy", max_response_tokens=64)
     assert trained.encode_prompts(["Name a tree"])
     steps = (run / "metrics.jsonl").read_text()
     assert train.run(train.parse(arguments)) == 0  # nothing is left to train; it answers and says so again
     assert (run / "metrics.jsonl").read_text() == steps
-    assert json.loads((tmp_path / "evaluations" / "binary_feedme, simulated, seed 0.json").read_text()) == answers
-
-
-@pytest.mark.parametrize("changed", ["policy", "reward_model"])
-def test_answers_of_another_model_are_never_taken_for_this_one_s(tmp_path, own_data, own_models, changed):
-    folders = {path.name: shutil.copytree(path, tmp_path / path.name) for path in own_models}
-    options = ["--policy", str(folders["policy"]), "--reward-model", str(folders["reward_model"])]
-    given = ["best_of_16", *options, "--dataset", str(own_data), "--num-eval", "2", "--out", str(tmp_path / "out")]
-    assert train.run(train.parse(given)) == 0
-    weights = load_file(folders[changed] / "model.safetensors")
-    save_file({name: -value for name, value in weights.items()}, folders[changed] / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"{changed}.model.safetensors"):
-        train.run(train.parse(given))
-
-
-def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_data, own_models):
-    policy, reward_model = map(str, own_models)
-    job = Job(seed=0, folder=tmp_path, quick=True, dataset=str(own_data), sft=policy, reward=reward_model)
-    assert len(find_method("expert_iteration").make(job).instructions) == 16
-
-
-def test_the_number_of_instructions_is_that_which_there_is(tmp_path):
-    options = [train.parse(["sft", "--out", str(tmp_path), "--num-eval", number]) for number in ("805", "100000")]
-    assert [each.plan(None).num_eval for each in options] == [805, 805]
-
-
-def test_a_negative_rank_is_refused_in_words(capsys):
-    with pytest.raises(SystemExit) as ended:
-        train.parse(["dpo", "--lora", "-1"])
-    assert ended.value.code == 2
-    assert "--lora" in capsys.readouterr().err
+    assert json.loads(stored.with_suffix(".json").read_text()) == answers
 
 
 def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):
@@ -89,9 +83,8 @@ def test_what_a_method_cannot_do_it_says(tmp_path, method, changes, expected):
 
 
 def test_labels_follow_feedback_and_seed(tmp_path):
-    jobs = [
-        Job(seed=seed, folder=tmp_path, feedback=feedback) for feedback in ("simulated", "human") for seed in (0, 1)
-    ]
+    kinds = [(feedback, seed) for feedback in ("simulated", "human") for seed in (0, 1)]
+    jobs = [Job(seed=seed, folder=tmp_path, feedback=feedback) for feedback, seed in kinds]
     labels = [tuple(pair.preference for pair in job.preferences()) for job in jobs]
     for i, first in enumerate(labels):
         for second in labels[:i]:
@@ -103,21 +96,142 @@ def test_labels_follow_feedback_and_seed(tmp_path):
     ("arguments", "expected"),
     [
         (["dpo", "--num-eval", "0"], "--num-eval: expected 1 or more"),
+        (["dpo", "--lora", "-1"], "--lora"),
         (["dpo", "--policy", "/some/where"], "--dataset and --policy: expected both or none"),
     ],
 )
 def test_bad_options_are_named(arguments, expected, capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         train.parse(arguments)
+    assert ended.value.code == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+def test_the_number_of_instructions_is_that_which_there_is(tmp_path):
+    options = [train.parse(["sft", "--out", str(tmp_path), "--num-eval", number]) for number in ("805", "100000")]
+    assert [each.plan(None).num_eval for each in options] == [805, 805]
+
+
+def test_a_file_in_the_place_of_the_folder_and_an_unknown_method_are_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="--out: expected a folder to write into"):
         train.run(train.parse(["gpt4", "--quick", "--out", str(tmp_path / "file")]))
-
-
-def test_an_unknown_method_is_named(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'ppo'"):
-        train.run(train.parse(["pppo", "--out", str(tmp_path)]))
+        train.run(train.parse(["pppo", "--out", str(tmp_path / "out")]))
+
+
+# ------------------------------------------------------------------------------------------- one's own data and models
+
+
+def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_path, monkeypatch, capsys):
+    assert own("sft") == 0
+    told = capsys.readouterr().out
+    assert "simulated" not in told
+    assert "10k" not in told
+    outputs, references = (tmp_path / "out" / f"{name}.json" for name in ("outputs", "references"))
+    rows = json.loads(outputs.read_text(), parse_constant=pytest.fail)
+    assert len(rows) == 5
+    assert set(rows[0]) == {"instruction", "input", "output", "generator"}
+    assert rows[0]["input"] == "line 0"
+    assert "line 0" not in rows[0]["instruction"]
+    monkeypatch.setenv("ALPACAFARM_LEDGER", str(tmp_path / "own.sqlite"))
+    with JudgeServer(anyway=True) as server:
+        asked = ["--reference", str(references), "--base-url", server.base_url, "--models", "sandbox"]
+        assert main(["evaluate", str(outputs), *asked]) == 0
+    assert "sft" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", ["policy", "reward_model"])
+def test_answers_of_another_model_are_never_taken_for_this_one_s(own, own_models, tmp_path, changed):
+    folders = {path.name: shutil.copytree(path, tmp_path / path.name) for path in own_models}
+    options = ["--policy", folders["policy"], "--reward-model", folders["reward_model"]]
+    assert own("best_of_16", *options) == 0
+    weights = load_file(folders[changed] / "model.safetensors")
+    save_file({name: -value for name, value in weights.items()}, folders[changed] / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{changed}.model.safetensors"):
+        own("best_of_16", *options)
+
+
+def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
+    assert own("sft", "--judge", json.dumps({"name": "constant", "value": 1.0})) == 0
+    assert "constant" in capsys.readouterr().out
+    row = row_of(tmp_path / "out")
+    assert (row["win_rate"], row["feedback"]) == ("50.0", "own")
+    with pytest.raises(CheckpointError, match="judge"):
+        own("sft")
+
+
+def test_responses_without_a_verdict_are_counted(own, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "make_own_judge", lambda *_, **__: Constant(math.nan))
+    assert own("sft", "--judge", "constant") == 0
+    assert "5 of 5" in capsys.readouterr().out
+
+
+def test_the_reward_model_trained_on_is_not_held_out(own, own_models, tmp_path):
+    with pytest.raises(DataError, match="held out"):
+        own("best_of_n", "--judge", json.dumps({"reward_model": str(own_models[1])}))
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_batch_sizes_and_steps_are_options_and_long_prompts_left_out_and_answered(own, tmp_path):
+    sizes = ["--rollout-batch-size", 8, "--minibatch-size", 4, "--micro-batch-tokens", 512, "--learning-rate", 1e-4]
+    with pytest.warns(UserWarning, match="left out of training"):
+        assert own("quark", *sizes, "--steps", 1, "--max-prompt-tokens", 40) == 0
+    (metrics,) = (tmp_path / "out").rglob("metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 1
+    assert len(json.loads((tmp_path / "out" / "outputs.json").read_text())) == 5
+
+
+def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_data, own_models):
+    policy, reward_model = map(str, own_models)
+    job = Job(seed=0, folder=tmp_path, quick=True, dataset=str(own_data), sft=policy, reward=reward_model)
+    assert len(find_method("expert_iteration").make(job).instructions) == 16
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("sft", "--steps", 100_000),
+        ("quark", "--epochs", 100_000),
+        ("best_of_n", "--learning-rate", 100_000),
+        ("ppo", "--max-prompt-tokens", 5000),
+    ],
+)
+def test_a_setting_that_a_method_cannot_have_is_named(own, method, option, value):
+    with pytest.raises(DataError, match=option):
+        own(method, option, value)
+
+
+def test_a_prompt_of_eval_without_room_is_told_before_training(own, own_data, tmp_path):
+    data = shutil.copytree(own_data, tmp_path / "data")
+    rows = json.loads((data / "eval.json").read_text())
+    (data / "eval.json").write_text(json.dumps([{**rows[0], "instruction": "long " * 60}, *rows[1:]]))
+    with pytest.raises(DataError, match="1 of 5 prompts of eval"):
+        own("quark", "--dataset", data)
+    assert not any(path.read_text() for path in (tmp_path / "out").rglob("metrics.jsonl"))
+
+
+def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path, monkeypatch):
+    sizes = ["--steps", 1, "--rollout-batch-size", 8, "--minibatch-size"]
+    with pytest.raises(DataError, match="--minibatch-size"):
+        own("ppo", *sizes, 7)
+    assert own("ppo", *sizes, 8) == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    judges = "class NoScore: name = 'none'\nclass Raises:\n def __init__(self): 1 / 0\n"
+    (tmp_path / "judges_of_train.py").write_text(judges)
+    for judge in ("judges_of_train:NoScore", "judges_of_train:Raises"):
+        with pytest.raises(DataError, match=judge):
+            own("sft", "--judge", judge)
+    assert own("sft", "--num-eval", 2) == 0
+
+
+@pytest.mark.parametrize("option", ["--policy", "--reward-model"])
+def test_a_model_that_is_not_there_is_refused_before_anything_is_written(own, tmp_path, option):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        own("ppo", option, tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_call_writes_is_refused_before_models_are_read(own, tmp_path):
+    with claim(tmp_path / "out", "another call"), pytest.raises(CheckpointError, match="another call"):
+        own("ppo", "--policy", tmp_path / "nowhere")

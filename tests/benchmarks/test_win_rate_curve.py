@@ -7,47 +7,32 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from alpacafarm_env.agents import PPOConfig
 from alpacafarm_env.benchmarks.harness import evaluation
-from alpacafarm_env.benchmarks.win_rate_curve import runs as win_rate_runs
-from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, make_plans, run
-from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
+from alpacafarm_env.benchmarks.win_rate_curve import runs
+from alpacafarm_env.benchmarks.win_rate_curve.command import run
+from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan, WinRateCurveOptions, make_plans
 from alpacafarm_env.errors import CheckpointError, DataError
 
-OTHER_ROWS = '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}'
 COLUMNS = ["seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished"]
 
 
 @pytest.fixture
 def options(own_data, own_models, tmp_path, monkeypatch):
     """Three steps of eight short responses, evaluated after 0, 2 and 3 steps, two seeds, in this process."""
-    from alpacafarm_env.agents import PPOConfig
 
     def config(plan):
-        return PPOConfig(
-            total_steps=plan.steps,
-            save_every=plan.evaluate_every,
-            rollout_batch_size=8,
-            minibatch_size=4,
-            learning_rate=3e-3,
-            max_response_tokens=6,
-        )
+        sizes = {"rollout_batch_size": 8, "minibatch_size": 4, "max_response_tokens": 6, "learning_rate": 3e-3}
+        return PPOConfig(total_steps=plan.steps, save_every=plan.evaluate_every, **sizes)
 
     monkeypatch.setattr(RunPlan, "ppo_config", config)
     policy, reward_model = map(str, own_models)
-    return WinRateCurveOptions(
-        out=tmp_path / "out",
-        seeds=2,
-        data=str(own_data),
-        policy=policy,
-        reward_model=reward_model,
-        steps=3,
-        evaluate_every=2,
-        num_val=4,
-        num_eval=9,
-        processes=1,
-    )
+    sizes = {"seeds": 2, "steps": 3, "evaluate_every": 2, "num_val": 4, "num_eval": 9, "processes": 1}
+    out = tmp_path / "out"
+    return WinRateCurveOptions(out=out, data=str(own_data), policy=policy, reward_model=reward_model, **sizes)
 
 
 def read(path):
@@ -57,7 +42,7 @@ def read(path):
 
 def test_the_whole_command(options, capsys, monkeypatch):
     assert run(options) == 0
-    out = options.folder("win_rate_curve")
+    out = options.out
     table = read(out / "table.csv")
     assert list(table[0]) == list(read(out / "val.csv")[0]) == COLUMNS
     assert [(row["seed"], row["step"]) for row in table] == [(s, t) for s in "01" for t in "023"]
@@ -80,36 +65,30 @@ def test_the_whole_command(options, capsys, monkeypatch):
     assert "seed 1, step 3 of 3: proxy" in printed.err
 
     # A second call trains nothing and changes no table.
-    monkeypatch.setattr(win_rate_runs, "make_agent", None)
+    monkeypatch.setattr(runs, "make_agent", None)
     before = (out / "table.csv").read_bytes()
     assert run(options) == 0
     assert (out / "table.csv").read_bytes() == before
 
 
-def edit(path, name):
-    """Another model or another text in the same place."""
-    if name.endswith(".safetensors"):
-        weights = load_file(path / name)
-        save_file({key: value * 1.5 for key, value in weights.items()}, path / name, metadata={"format": "pt"})
-    else:
-        (path / name).write_text((path / name).read_text(encoding="utf-8").replace(" 1", " one"), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [("policy", "model.safetensors"), ("reward_model", "model.safetensors"), ("data", "eval.json")],
-)
-def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, capsys, source, name):
-    mine = {
-        each: shutil.copytree(getattr(options, each), tmp_path / each) for each in ("policy", "reward_model", "data")
-    }
-    first = replace(options, seeds=1, steps=1, **{each: str(path) for each, path in mine.items()})
+def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, capsys):
+    sources = ("policy", "reward_model", "data")
+    mine = {name: shutil.copytree(getattr(options, name), tmp_path / name) for name in sources}
+    first = replace(options, seeds=1, steps=1, **{name: str(path) for name, path in mine.items()})
     assert run(first) == 0
     table = (first.out / "table.csv").read_bytes()
-    edit(mine[source], name)
-    option = {"data": "dataset"}.get(source, source).replace("_", "-")
-    with pytest.raises(CheckpointError, match=f"{name} of --{option}"):
-        run(replace(first, seeds=2))
+    for source, name in (("policy", "model.safetensors"), ("reward_model", "model.safetensors"), ("data", "eval.json")):
+        file = mine[source] / name
+        before = file.read_bytes()
+        if name == "eval.json":
+            file.write_bytes(before.replace(b" 1", b" one"))
+        else:
+            weights = {key: value * 1.5 for key, value in load_file(file).items()}
+            save_file(weights, file, metadata={"format": "pt"})
+        option = {"data": "dataset"}.get(source, source).replace("_", "-")
+        with pytest.raises(CheckpointError, match=f"{name} of --{option}"):
+            run(replace(first, seeds=2))
+        file.write_bytes(before)
     assert (first.out / "table.csv").read_bytes() == table
     # What it was made from is still the same study, wherever it lies.
     capsys.readouterr()
@@ -118,51 +97,52 @@ def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, 
     assert [row["seed"] for row in read(first.out / "table.csv")] == ["0", "0", "1", "1"]
 
 
-def test_the_numbers_of_instructions_are_those_that_there_are(options):
+def test_a_folder_has_the_numbers_of_instructions_that_there_are_and_one_setting(options):
     run(replace(options, seeds=1, steps=1, num_eval=100_000))
     manifest = json.loads((options.out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["config"]["num_val"], manifest["config"]["num_eval"]) == (4, 16)
     assert run(replace(options, seeds=1, steps=1, num_eval=805)) == 0  # the same study
+    with pytest.raises(CheckpointError, match=r"settings: steps was 1, is 2; ppo\.total_steps was 1, is 2\. Choose"):
+        run(replace(options, seeds=1, steps=2, num_eval=805))
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{}", OTHER_ROWS, None])
-def test_a_damaged_evaluation_is_named(options, content):
+def test_a_damaged_evaluation_is_named(options):
     options = replace(options, seeds=1, steps=1)
     assert run(options) == 0
     file = make_plans(options)[0].evaluation_file(1)
-    file.unlink() if content is None else file.write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"step-00001\.json.*remove .*seed-0"):
-        run(options)
+    for content in ("", "[1]", "{}", '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}', None):
+        file.unlink() if content is None else file.write_text(content, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"step-00001\.json.*remove .*seed-0"):
+            run(options)
 
 
 def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, tmp_path, monkeypatch):
     plan, whole = make_plans(options)[0], tmp_path / "whole"
     told = []
-    rows = win_rate_runs.run_seed(plan, told.append)
-    plan.run_folder.rename(whole)
-    evaluate_policy = win_rate_runs.evaluate_policy
+    rows = runs.run_seed(plan, told.append)
+    plan.job.folder.rename(whole)
+    evaluate_policy = runs.evaluate_policy
 
     def stop(plan, agent, judges, step):
         if step == 2:  # its checkpoint is on disk already, its evaluation is not
             raise KeyboardInterrupt
         return evaluate_policy(plan, agent, judges, step)
 
-    monkeypatch.setattr(win_rate_runs, "evaluate_policy", stop)
+    monkeypatch.setattr(runs, "evaluate_policy", stop)
     with pytest.raises(KeyboardInterrupt):
-        win_rate_runs.run_seed(plan, told.append)
-    monkeypatch.setattr(win_rate_runs, "evaluate_policy", evaluate_policy)
+        runs.run_seed(plan, told.append)
+    monkeypatch.setattr(runs, "evaluate_policy", evaluate_policy)
     told.clear()
-    assert json.dumps(win_rate_runs.run_seed(plan, told.append)) == json.dumps(rows)
-    assert told[0].done == plan.units_done(2) - plan.evaluation_units
-    assert told[-1].done == plan.units
+    assert json.dumps(runs.run_seed(plan, told.append)) == json.dumps(rows)
+    assert told[0].done == plan.units_done(2) - plan.num_val - plan.num_eval
+    assert told[-1].done == plan.units_done(plan.steps)
     for path in sorted((whole / "evaluations").iterdir()):
-        assert (plan.run_folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+        assert (plan.job.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
     plan = make_plans(options)[0]
-    agent = win_rate_runs.make_agent(plan)
-    instructions = plan.dataset.instructions("eval")
+    agent, instructions = runs.make_agent(plan), plan.job.data.instructions("eval")
 
     def texts(seed, split):
         return evaluation.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
@@ -174,45 +154,23 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
 
 def test_kl_is_of_the_tempered_distributions(options):
     plan = make_plans(options)[0]
-    policy = win_rate_runs.make_agent(plan).policy
-    instructions = plan.dataset.instructions("eval")
+    policy, instructions = runs.make_agent(plan).policy, plan.job.data.instructions("eval")
     assert policy.model.lm_head.weight is not policy.reference.lm_head.weight
     policy.model.lm_head.weight.data *= 1.3
-    import torch
-
-    rollouts = policy.generate(
-        instructions, generator=torch.Generator().manual_seed(0), temperature=0.7, max_new_tokens=5
-    )
+    seeded = torch.Generator().manual_seed(0)
+    rollouts = policy.generate(instructions, generator=seeded, temperature=0.7, max_new_tokens=5)
     found = evaluation.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
     with torch.no_grad():
-        difference = policy.logprobs(rollouts, temperature=0.7) - policy.logprobs(
-            rollouts, role="reference", temperature=0.7
-        )
-    expected = torch.stack([part.sum() for part in difference.split(rollouts.lengths.tolist())])
+        ours, theirs = (policy.logprobs(rollouts, role=role, temperature=0.7) for role in ("policy", "reference"))
+    expected = torch.stack([part.sum() for part in (ours - theirs).split(rollouts.lengths.tolist())])
     assert torch.allclose(found, expected, atol=1e-4)
     assert found.abs().max() > 0.05
 
 
-def test_another_setting_in_the_same_folder_is_refused(options):
-    from dataclasses import replace
-
-    assert run(replace(options, seeds=1, steps=1)) == 0
-    with pytest.raises(CheckpointError, match=r"settings: steps was 1, is 2; ppo\.total_steps was 1, is 2\. Choose"):
-        run(replace(options, seeds=1, steps=2))
-
-
 def test_evaluated_steps_and_units():
-    plan = RunPlan(steps=7, evaluate_every=3)
+    plan = RunPlan(steps=7, evaluate_every=3, num_val=100, num_eval=200, rollout_batch_size=128)
     assert plan.evaluated_steps == (0, 3, 6, 7)
-    plan = replace(plan, num_val=100, num_eval=200, rollout_batch_size=128)
     assert [plan.units_done(step) for step in (0, 2, 3)] == [300, 300 + 2 * 256, 600 + 3 * 256]
-    assert plan.units == plan.units_done(7)
-
-
-def test_usage_names_the_command(capsys):
-    with pytest.raises(SystemExit):
-        WinRateCurveOptions.parse(["--help"])
-    assert "usage: python -m alpacafarm_env.benchmarks.win_rate_curve " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("policy", [[], ["--policy", "sandbox"]])
@@ -225,28 +183,24 @@ def test_the_papers_settings_need_an_own_policy(policy, capsys):
     assert make_plans(WinRateCurveOptions.parse(["--policy", "mine"]))[0].preset == "paper"
 
 
-def test_command_line():
+def test_command_line(capsys):
     quick, usual = WinRateCurveOptions.parse(["--quick"]), WinRateCurveOptions.parse([])
-    assert quick.quick
-    assert not usual.quick
+    assert quick.quick > usual.quick
     assert quick.seeds < usual.seeds
     assert quick.steps < usual.steps
     assert WinRateCurveOptions.parse(["--quick", "--seeds", "5"]).seeds == 5
     assert WinRateCurveOptions.parse(["--dataset", "x"]).data == WinRateCurveOptions.parse(["--data", "x"]).data == "x"
+    with pytest.raises(SystemExit):
+        WinRateCurveOptions.parse(["--help"])
+    assert "usage: python -m alpacafarm_env.benchmarks.win_rate_curve " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        ({"steps": 0}, "--steps"),
-        ({"evaluate_every": 0}, "--evaluate-every"),
-        ({"seeds": 0}, "--seeds"),
-        ({"max_prompt_tokens": 0}, "--max-prompt-tokens"),
-        ({"temperature": 0.0}, "--temperature"),
-    ],
+    "wrong", [{"steps": 0}, {"evaluate_every": 0}, {"seeds": 0}, {"max_prompt_tokens": 0}, {"temperature": 0.0}]
 )
-def test_wrong_numbers_are_named(wrong, name):
-    with pytest.raises(ValueError, match=f"{name}: expected"):
+def test_wrong_numbers_are_named(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: expected"):
         WinRateCurveOptions(**wrong)
 
 

@@ -1,0 +1,182 @@
+"""What a method makes its agent from, and the options that choose it on a command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import gymnasium as gym
+import tyro
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from ... import agents, sandbox
+from ...data import Dataset, load_dataset
+from ...errors import DataError
+from ...instructions import Preference
+from ...oracles.base import RewardOracle
+from ...oracles.registry import make_oracle
+from ...sandbox.dataset import Sandbox
+from ..harness.agent_options import OPTIONS, naming, with_options
+
+Feedback = Literal["simulated", "human"]
+LABELS = {"simulated": "sim_ann", "human": "human"}
+"""Whose labels a method learns from -> the judge of the sandbox: p_sim^ann (25 % flips), or one of 16 human raters."""
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options that `train` and `win_rate_curve` share."""
+
+    data: Annotated[str, tyro.conf.arg(name="dataset", aliases=["--data"])] = "sandbox"
+    """Your own data (folder or hub name); --policy is then needed too, and --reward-model where a reward is learned
+    from."""
+    policy: str = "sandbox"
+    """Your own SFT model (folder or hub name) to start from."""
+    reward_model: str = "sandbox"
+    """Your own reward model (sequence-classification folder) to train on."""
+    template: Literal["alpaca"] | None = None
+    """The prompt that your own --policy and --reward-model were trained on, instead of what their folders say. Needed
+    where they have neither a prompt_template.json nor a tokenizer with a chat_template."""
+    judge: str | None = None
+    """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
+    '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
+    held-out reward model."""
+    allow_overlap: bool = False
+    """Accept data in which an instruction is in two splits, or twice in one."""
+    learning_rate: float | None = None
+    """Default of this and the three next: the preset's."""
+    rollout_batch_size: int | None = None
+    """Responses sampled for each step of PPO and Quark."""
+    minibatch_size: int | None = None
+    """Responses of each of their updates."""
+    micro_batch_tokens: int | None = None
+    """Tokens that go through a model at once, limited by memory; no result depends on it."""
+
+    @property
+    def changed(self) -> tuple[tuple[str, float], ...]:
+        """Fields of the agent's config that are given, with their values."""
+        given = {field: getattr(self, name, None) for name, field in OPTIONS.items()}
+        return tuple((field, value) for field, value in given.items() if value is not None)
+
+
+def check_positive(options: object, names: Iterable[str]) -> None:
+    """Raises ValueError if an option is given but not a finite number above 0."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            expected = "1 or more" if isinstance(value, int) else "a finite number above 0"
+            raise ValueError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a method makes its agent from, for one feedback and seed."""
+
+    seed: int
+    folder: Path
+    """The cell's own, for an agent's `out=`; a second call resumes there."""
+    feedback: Feedback = "simulated"
+    quick: bool = False
+    """Whether a small run of the same shape is wanted."""
+    preset: Literal["sandbox", "paper"] = "sandbox"
+    """Which preset of each config is used."""
+    dataset: str = "sandbox"
+    sft: str = "sandbox"
+    """Folder of the SFT policy to start from; "sandbox" is the shipped one."""
+    reward: str | None = None
+    """Folder of the reward model trained on this feedback's labels; "sandbox" is the shipped one."""
+    template: str | None = None
+    """Name of the prompt template of one's own models, instead of what their folders say."""
+    lora: int = 0
+    """Rank of the LoRA adapters to train; 0 trains all weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the policy's weights."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt to train on; None for AlpacaFarm's 192."""
+    changed: tuple[tuple[str, float], ...] = ()
+    """(name, value) of the fields of the agent's config that differ from the preset."""
+    allow_overlap: bool = False
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The dataset."""
+        return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
+
+    def config(self, preset: type[Config], **quick: Any) -> Config:
+        """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
+        chosen: Any = getattr(preset, self.preset)()
+        config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
+        return config
+
+    @property
+    def policy_folder(self) -> Path | str:
+        """Folder or hub name of the SFT policy."""
+        return sandbox.POLICY if self.sft == "sandbox" else self.sft
+
+    def policy(self, **limits: int) -> agents.LanguageModel:
+        """A fresh copy of the SFT policy; `limits` replace its longest prompt or response."""
+        import torch
+        from peft import LoraConfig
+
+        from ...agents.processes import default_device
+
+        options: dict[str, Any] = {"max_response_tokens": 64 if self.preset == "sandbox" else 300, **limits}
+        if self.max_prompt_tokens is not None:
+            options.setdefault("max_prompt_tokens", self.max_prompt_tokens)
+        if self.sft != "sandbox":
+            options["template"] = self.template
+        if self.lora:  # rank 8 and alpha 64 are those of AlpacaFarm's own LoRA runs
+            options["lora"] = LoraConfig(
+                r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
+        options |= {"device": default_device(), "dtype": getattr(torch, self.dtype)}
+        with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
+            return agents.LanguageModel.from_pretrained(self.policy_folder, **options)
+
+    def preferences(self) -> tuple[Preference, ...]:
+        """The pairs of SFT samples as this feedback labels them; the seed is also the annotators'."""
+        if isinstance(self.data, Sandbox):
+            found = self.data.preferences(judge=sandbox.judge(LABELS[self.feedback], seed=self.seed))
+        elif self.feedback == "human":
+            raise DataError(
+                f"--feedback human: expected the sandbox, got {self.dataset}, whose pairs have labels of their own. "
+                "Leave --feedback out."
+            )
+        else:
+            found = self.data.preferences("preference")
+        return found[:2000] if self.quick else found
+
+    @property
+    def reward_model(self) -> str:
+        """Folder of the reward model; a DataError if there is none."""
+        if self.reward is None:
+            raise DataError("This method needs a reward model: expected a folder (train: --reward-model), got none.")
+        return str(sandbox.REWARD_MODEL) if self.reward == "sandbox" else self.reward
+
+    @property
+    def reward_spec(self) -> str | dict[str, str]:
+        """The reward model as an oracle is specified."""
+        if self.reward == "sandbox":
+            return "surrogate"
+        return {"reward_model": self.reward_model} | ({"template": self.template} if self.template else {})
+
+    def oracle(self) -> RewardOracle:
+        """The reward model as an oracle."""
+        return make_oracle(self.reward_spec, dataset=self.data)
+
+    def env(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        """AlpacaFarm-PPO-v0 with the reward model's reward and `num_envs` environments over all processes."""
+        from ...agents.processes import Processes
+
+        return gym.make_vec(
+            "AlpacaFarm-PPO-v0",
+            num_envs=num_envs // Processes().count,
+            dataset=self.data,
+            oracle=self.reward_spec,
+            autoreset_mode=AutoresetMode.DISABLED,
+        )
