@@ -79,6 +79,7 @@ class LanguageModel:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         lora: peft.LoraConfig | None = None,
+        seed: int = 0,
         template: PromptTemplate | str | None = None,
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
@@ -87,8 +88,8 @@ class LanguageModel:
 
         A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
         that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
-        trains, which starts as the identity. `template` is "alpaca" or your own; None: the folder's
-        `prompt_template.json`, else its tokenizer's `chat_template`.
+        trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your own;
+        None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -108,7 +109,9 @@ class LanguageModel:
                 warnings.filterwarnings("error", message="Found missing adapter keys")
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
-            model = peft.get_peft_model(model, copy.deepcopy(lora))  # peft writes the base model's name into it
+            with torch.random.fork_rng(devices=()):  # peft initialises from the global generator, on the CPU
+                torch.default_generator.manual_seed(seed)
+                model = peft.get_peft_model(model, copy.deepcopy(lora))  # it writes the base model's name into a config
         return cls(
             model.to(device),
             tokenizer,

@@ -134,6 +134,7 @@ class Job:
             options["lora"] = LoraConfig(
                 r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
             )
+            options["seed"] = self.seed
         options |= {"device": default_device(), "dtype": getattr(torch, self.dtype)}
         with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
             return agents.LanguageModel.from_pretrained(self.policy_folder, **options)

@@ -267,6 +267,19 @@ def test_adapter_folder_names_its_base(policy_folder, tmp_path):
         LanguageModel.from_pretrained(tmp_path / "adapter", lora=LORA)
 
 
+@OLD_NAME_IN_PEFT
+def test_a_fresh_adapter_is_drawn_from_its_seed_and_leaves_torchs_stream_alone(policy_folder):
+    before = torch.get_rng_state()
+    first, same, other = (
+        LanguageModel.from_pretrained(policy_folder, lora=LORA, seed=seed, max_response_tokens=16).model.state_dict()
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    name = next(name for name in first if "lora_A" in name)
+    assert torch.equal(first[name], same[name])
+    assert not torch.equal(first[name], other[name])
+
+
 @pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "runs/a/policy"])
 def test_missing_folder(path):
     with pytest.raises(CheckpointError, match=path):
