@@ -22,8 +22,8 @@ _PROTOCOLS: Final[Mapping[Kind, tuple[type, str]]] = {
 
 
 def is_own(name: object) -> bool:
-    """Whether a specification's name is `module:Name`."""
-    return isinstance(name, str) and ":" in name
+    """Whether a specification's name is `module:Name`, and no JSON given as text."""
+    return isinstance(name, str) and ":" in name and not name.lstrip().startswith("{")
 
 
 def is_object(found: object, kind: Kind) -> bool:

@@ -161,7 +161,7 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
         return plan_own("oracle", options, dataset=dataset, seed=seed)
     name = options.pop("name")
     if name not in (*_NAMED, *WIN_RATES):
-        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES])
+        raise did_you_mean("oracle", name, [*_NAMED, *WIN_RATES, "module:Name"])
     if name in WIN_RATES:
         check_options(_judge, options, "dataset", "judge")
         return lambda: _win_rate(dataset, {"seed": seed, **options, "judge": WIN_RATES[name]})

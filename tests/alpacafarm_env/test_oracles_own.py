@@ -109,6 +109,8 @@ def test_one_name_is_one_object_until_its_module_is_reloaded(tiny_dataset, file)
         ("no_such_module:X", UnknownNameError, "No module named 'no_such_module'"),
         ("mine:Nothing", UnknownNameError, "no attribute 'Nothing'"),
         (":X", UnknownNameError, "module:attribute"),
+        ("mine.Brevity", UnknownNameError, "module:Name"),
+        ('{"name": "mine:Brevity"}', UnknownNameError, "Unknown oracle"),
         ({"name": "mine:Brevity", "prize": 1}, UnknownNameError, "'prize'.*'price'"),
         ({"judge": {"name": "mine:Shorter", "prize": 1}}, UnknownNameError, "'prize'"),
         ({"name": "mine:needy", "price": 1}, TypeError, "missing.*'rate'"),
