@@ -129,8 +129,9 @@ class _Recorder:
         """Hand in the row of an attempt that brought none; `raw` is what came instead."""
         cost: float | None = 0.0
         if failure.billed:
-            known = None not in job.request.bounds.believable(told_usage(raw))
-            cost = self._charge(job, raw) if known else None
+            cost = self._charge(job, raw)  # which logs an impossible usage
+            if None in job.request.bounds.believable(told_usage(raw)):
+                cost = None
         counted = job.reserve_usd if cost is None else cost
         job.cost_usd += nan if counted is None else counted
         state = "unknown" if failure.billed else "failed"

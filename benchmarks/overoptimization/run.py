@@ -193,15 +193,18 @@ def run_samples(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
 
 def read_samples(plan: Plan) -> Samples:
     """What `run_samples` stored; CheckpointError where it is gone or damaged."""
+    instructions = plan.sizes.instructions(plan.sizes.num_prompts)
     anew = f"To draw them anew remove {plan.folder} and {stored.cell_file(plan.out, plan.cell)}, and call again."
     try:
         frame = pd.DataFrame(read_rows(plan.folder / "texts.jsonl.gz"))
         responses = frame.astype(dict.fromkeys((*JUDGED, "length"), float))
         index = np.load(plan.folder / "index.npy", allow_pickle=False).astype(np.int64)
+        if index.shape != (len(instructions), plan.sizes.num_samples) or index.max() + 1 != len(responses):
+            raise ValueError(f"{index.shape} samples of {len(responses)} texts")
     except (DataError, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
         found = f"{plan.folder}: expected the samples of seed {plan.seed}, got {error}"
         raise CheckpointError(f"{found}. {anew}") from error
-    return Samples(plan.sizes.instructions(plan.sizes.num_prompts), index, responses)
+    return Samples(instructions, index, responses)
 
 
 def ppo_config(sizes: Sizes) -> agents.PPOConfig:

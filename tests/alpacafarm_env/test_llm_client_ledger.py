@@ -149,6 +149,14 @@ def test_usage_that_cannot_be_is_told_once_with_its_number_and_charged_within_th
     assert all(0 < answer.cost_usd <= bound for answer in answers)
 
 
+def test_usage_that_cannot_be_is_told_of_a_reply_without_an_answer_too(ledger, caplog):
+    with WireServer(lambda seen, number: ok(None, usage=(7, 10**12))) as server, caplog.at_level(logging.WARNING):
+        (error,), _ = ask(server, ledger=ledger, prices=PRICES, config={"max_attempts": 2})
+    assert sum("1000000000000 c" in record.getMessage() for record in caplog.records) == 1
+    assert rows(ledger) == [UNKNOWN, UNKNOWN]
+    assert error.cost_usd == pytest.approx(total(ledger).usd, abs=1e-8) == pytest.approx(2 * RESERVE)
+
+
 # ------------------------------------------------------------------------------------------------ what is not sent
 
 

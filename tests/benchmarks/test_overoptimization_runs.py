@@ -179,9 +179,10 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
     run(few)
     assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
-    (few.folder / "index.npy").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
-        read_samples(few)
+    for damaged in (b"damaged", (plan.folder / "index.npy").read_bytes()):  # or another study's
+        (few.folder / "index.npy").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
+            read_samples(few)
 
 
 def texts_of(samples):
