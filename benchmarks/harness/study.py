@@ -181,8 +181,8 @@ class Study:
         """
         path = cell_file(self.out, key)
         self._shards.setdefault(key, self.shard.index)
-        if not path.exists():
-            with claim(path.parent, self.name, lock=f".{path.stem}.lock"):
+        with claim(path.parent, self.name, lock=f".{path.stem}.lock"):
+            if not path.exists():
                 self._refuse_changed()
                 # Through JSON first, so that what is hashed is what is read back.
                 rows = json.loads(json.dumps([dict(row) for row in work()], default=_plain))
