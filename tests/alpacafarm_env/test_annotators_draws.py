@@ -89,9 +89,6 @@ def test_odd_batches_and_wrong_arguments():
             draws.noise(row, p)
 
 
-# ------------------------------------------------------------------------------------------------ recorded runs
-
-
 @needs_data
 def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
     asked = records("eval_instructions")
@@ -108,27 +105,11 @@ def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
 
 
 @needs_data
-def test_the_logged_allocations():
-    """The authors' log: 242 of 252 pairs of SFT (10 are identical), keyed by the instruction without its input.
-
-    And 249 of PPO: one is identical, and two were in the cache of the SFT run, which came before. These are the two
-    whose PPO output equals the SFT output, both unlike the reference. Nothing else explains the log.
-    """
-    reference, sft, ppo = (records(f"extras/alpacafarm_selfinstruct252_{name}") for name in ("baseline", "sft", "rlhf"))
-    kept = [old for old, new in zip(reference, sft, strict=True) if old["output"] != new["output"]]
-    assert [vector(rows_of(kept, text)) == SFT_LOG for text in TEXTS] == [True, False, False]
-    triples = [t for t in zip(reference, sft, ppo, strict=True) if t[0]["output"] != t[2]["output"]]
-    cached = [t[0] for t in triples if t[1]["output"] == t[2]["output"]]
-    asked = [t[0] for t in triples if t[1]["output"] != t[2]["output"]]
-    assert (len(kept), len(triples), len(asked)) == (242, 251, 249)
-    assert [record["index"] for record in cached] == [501, 634]
-    assert [POOL[i] for i in AlpacaFarmDraws().annotators(rows_of(cached), 13)] == ["chatgpt_2", "gpt4_2"]
-    assert vector(rows_of(asked)) == PPO_LOG
-
-
-@needs_data
 def test_the_two_logged_runs_by_the_pool(anyway, tmp_path):
-    """The authors asked about SFT's outputs, then about PPO's; two of those were answered already, here as there."""
+    """The authors' log: 242 of 252 pairs of SFT (10 are identical), then 249 of PPO.
+
+    One pair of PPO is identical, and two were answered already: their PPO output equals the SFT output.
+    """
 
     def column(name):
         return [record["output"] for record in records(f"extras/alpacafarm_selfinstruct252_{name}")]
@@ -146,7 +127,7 @@ def test_the_two_logged_runs_by_the_pool(anyway, tmp_path):
 
 @needs_data
 def test_the_commands_draw_allocation_order_and_noise(call, tmp_path):
-    """`evaluate` asks, and `annotate` finds all its answers: both draw the same of the same pairs."""
+    """`evaluate` asks, and `annotate` finds the answers it needs: both draw the same of the same pairs."""
     rows = [{key: row[key] for key in ("instruction", "input")} for row in records("eval_instructions")]
     pairs = write(tmp_path / "pairs.json", [{**row, "output_1": "One.", "output_2": "Two."} for row in rows])
     base = write(tmp_path / "base.json", [{**row, "output": "One.", "generator": "h"} for row in rows])
@@ -157,15 +138,12 @@ def test_the_commands_draw_allocation_order_and_noise(call, tmp_path):
         assert vector([(i, "a", "b") for i in found.instructions]) == DEALT_OUT["instruction"]
     args = ("--compat", "alpacafarm")
     assert call("evaluate", ours, "--reference", base, "--out", "first.json", *args) == 0
-    assert call("annotate", "first.json", "--out", "again.json", *args) == 0
     assert call("annotate", "first.json", "--out", "ann.json", *args, "--pool", "ann") == 0
-    first, again, noisy = (read(tmp_path / f"{name}.json") for name in ("first", "again", "ann"))
-    for found in (first, again):
-        drawn = [row["annotator"] for row in found]
-        assert [drawn.count(name) for name in POOL] == DEALT_OUT["instruction"]
-        assert sum(row["shown_first"] == "output_2" for row in found) == 406
+    first, noisy = (read(tmp_path / f"{name}.json") for name in ("first", "ann"))
+    drawn = [row["annotator"] for row in first]
+    assert [drawn.count(name) for name in POOL] == DEALT_OUT["instruction"]
+    assert sum(row["shown_first"] == "output_2" for row in first) == 406
     assert not any(row["cached"] for row in first)
-    assert all(row["cached"] for row in again)
     labels = [row["preference"] for row in noisy if row["noised"]]
     assert (805 - len(labels), labels.count(1), labels.count(2)) == (402, 198, 205)
     assert all(row["cached"] for row in noisy if not row["noised"])

@@ -1,12 +1,10 @@
 """The pool over HTTP, against the sandbox's annotators behind a real server on this machine."""
 
-import asyncio
 from collections import Counter
 
 import numpy as np
 import pytest
-from judge_requests import chances
-from pool_worlds import SINGLE, cut, truth
+from judge_requests import SINGLE, chances, cut, truth
 
 from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import load_pool
@@ -19,6 +17,7 @@ from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
 from alpacafarm_env.oracles.draws import KeyedDraws
+from alpacafarm_env.sandbox.judges import Annotator
 
 
 @pytest.fixture(scope="module")
@@ -93,51 +92,34 @@ def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, 
     assert asked() == (~verdicts.details["noised"]).sum()
 
 
-def test_shared_replies_of_a_wrong_count_are_asked_again_pair_by_pair(make, pairs):
+@pytest.mark.parametrize(
+    ("fault", "rate", "least", "error"),
+    [("wrong_count", 0.4, 0.9, "UnparsableVerdictError"), ("content_filter", 0.3, 0.5, "ContentRefusedError")],
+)
+def test_shared_replies_without_verdicts_are_asked_again_pair_by_pair(make, pairs, fault, rate, least, error):
+    """A pair alone has three tries after a wrong count, and one after a refusal."""
     rows = cut(pairs, 100)
-    with JudgeServer(faults=Faults({"wrong_count": 0.4})) as server:
+    with JudgeServer(faults=Faults({fault: rate}), seed=3) as server:
         verdicts = make(server, "greedy").judge(*rows)
-        assert server.stats()["by_fault"]["wrong_count"] > 5
-    found = ~np.isnan(verdicts.scores)
-    # A pair alone has three tries: 0.4 ** 3 = 6 % of those that came to that have none.
-    assert found.mean() > 0.9
-    assert truth(verdicts, *rows)[found].all()
-
-
-def test_what_holds_no_verdict_is_never_a_tie_and_is_not_paid_again(make, pairs):
-    rows = cut(pairs, 10)
-    with JudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
-        pool = make(server, SINGLE)
-        verdicts = pool.judge(*rows)
-        assert server.stats()["requests"] == 30
-        again = pool.judge(*rows)
-        assert server.stats()["requests"] == 30
-    assert np.isnan(verdicts.scores).all()
-    assert np.isnan(again.scores).all()
-    assert all(
-        reason.startswith("UnparsableVerdictError: no verdict in 3") for reason in again.details["unscored_reason"]
-    )
+        assert server.stats()["by_fault"][fault] > 5
+    missing = np.isnan(verdicts.scores)
+    assert 0 < missing.mean() < 1 - least
+    assert all(error in reason for reason in verdicts.details["unscored_reason"][missing])
+    assert truth(verdicts, *rows)[~missing].all()
 
 
 def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, monkeypatch):
     rows = cut(pairs, 10)
     with monkeypatch.context() as patch:
         patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(asking.UnparsableVerdictError("no")))
-        assert np.isnan(make(server, SINGLE).compare(*rows)).all()
+        verdicts = make(server, SINGLE).judge(*rows)
+        assert np.isnan(verdicts.scores).all()
+        (reason,) = set(verdicts.details["unscored_reason"])
+        assert reason == "UnparsableVerdictError: no verdict in 3 replies; the last: no"
     assert asked() == 30
     verdicts = make(server, SINGLE).judge(*rows)
     assert asked() == 0
     assert truth(verdicts, *rows).all()
-
-
-def test_a_filtered_pair_alone_has_no_verdict(make, pairs):
-    rows = cut(pairs, 60)
-    with JudgeServer(faults=Faults({"content_filter": 0.3}), seed=3) as server:
-        verdicts = make(server, "greedy").judge(*rows)
-    missing = np.isnan(verdicts.scores)
-    assert 0 < missing.mean() < 0.5
-    assert all("ContentRefusedError" in reason for reason in verdicts.details["unscored_reason"][missing])
-    assert truth(verdicts, *rows)[~missing].all()
 
 
 def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
@@ -156,20 +138,14 @@ def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
 
 
-def test_inside_a_running_event_loop(server, make, pairs):
-    async def notebook():
-        return make(server, "greedy").compare(*cut(pairs, 6))
-
-    assert not np.isnan(asyncio.run(notebook())).any()
-
-
 def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
     instructions, a, b = cut(pairs, 20)
     with JudgeServer() as server:
         common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
-        monkeypatch.setattr(server.judging, "_annotators", {"greedy_gpt4": _first_shown()})
-        seen, read = [], server.judging.read
-        monkeypatch.setattr(server.judging, "read", lambda *args: _kept(seen, read(*args)))
+        first_shown = Annotator("first", (0.0,) * 6, 0.0, 0.0, 0.0, 5.0, 0.3)
+        monkeypatch.setattr(server.judging, "_annotators", {"greedy_gpt4": first_shown})
+        seen, answer = [], server.judging.answer
+        monkeypatch.setattr(server.judging, "answer", lambda asked, key: seen.append(asked.items) or answer(asked, key))
         judge = make_pool("greedy", both_orders=True, **common)
         verdicts = judge.judge(instructions, a, b)
         # Four requests an order: no request shows a pair in both, where the judge would see the contradiction.
@@ -178,17 +154,6 @@ def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, t
             assert len({(item.instruction, *sorted(item[1:])) for item in request}) == len(request)
     assert (verdicts.scores == 0.5).all()
     assert not verdicts.details["orders_agree"].any()
-
-
-def _kept(seen, question):
-    seen.append(question.items)
-    return question
-
-
-def _first_shown():
-    from alpacafarm_env.sandbox.judges import Annotator
-
-    return Annotator("first", (0.0,) * 6, 0.0, 0.0, 0.0, 5.0, 0.3)
 
 
 def test_compat_draws_as_the_released_code(server, make, pairs, tmp_path):

@@ -4,10 +4,9 @@ import inspect
 import io
 import math
 import re
-import time
 
 import pytest
-from command_files import make_pairs, outputs, write
+from command_files import make_pairs, write
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators.batch import Progress
@@ -15,7 +14,6 @@ from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_report as judged
 from alpacafarm_env.cli.commands import _LIMITS
 from alpacafarm_env.cli.progress import progress_bar
-from alpacafarm_env.judge_server.server import JudgeServer
 
 ELSEWHERE = "192.0.2.1"
 """An address that no machine has (RFC 5737)."""
@@ -85,20 +83,6 @@ def test_the_files_of_pool_and_models_are_read_once(anyway, monkeypatch, tmp_pat
     files_given = ["--pool", f"{files[0]}", "--models", f"{files[1]}"]
     where = ["--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
     assert main(["annotate", str(pairs), *files_given, *where]) == 0
-
-
-def test_a_slow_server_is_given_up_after_the_deadline(call, tmp_path, capsys):
-    ours, base = outputs(4)
-    write(tmp_path / "base.json", base)
-    start = time.monotonic()
-    with JudgeServer(anyway=True, latency_s=30) as slow:
-        limits = ("--timeout-s", "0.2", "--deadline-s", "0.5")
-        args = ("evaluate", write(tmp_path / "g.json", ours), "--reference", "base.json", *limits)
-        assert call(*args, at=slow) == 1
-    assert time.monotonic() - start < 10
-    out, err = capsys.readouterr()
-    assert re.search(r"4 TransientAPIError.*deadline_s=0\.5", out)
-    assert re.search(r"4 of 4 pairs.*4 TransientAPIError", err)
 
 
 def test_an_attempt_cannot_last_longer_than_its_request(refused, anyway):
