@@ -344,13 +344,19 @@ def test_one_name_is_one_object_until_its_module_is_reloaded(tiny_dataset, file)
         ("mine:Shorter", TypeError, re.escape("{'judge': 'mine:Shorter'}")),
         ({"judge": "mine:Brevity"}, TypeError, "name .* and compare"),
         ({"ensemble": ["mine:NUMBER"]}, TypeError, "got 5"),
-        *((made, TypeError, "name .* and score") for made in ("mine:five", "mine:Nameless")),
     ],
 )
 def test_what_is_none_is_refused_when_the_environment_is_made(tiny_dataset, spec, kind, says):
     with pytest.raises(kind, match=says) as raised:
         InstructionEnv(tiny_dataset, oracle=spec)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize("spec", ["mine:five", "mine:Nameless"])
+def test_what_was_made_must_be_an_oracle(tiny_dataset, spec):
+    with pytest.raises(TypeError, match="name .* and score"):
+        make_oracle(spec, dataset=tiny_dataset)
 
 
 def test_a_module_that_fails_says_how(tiny_dataset, file):
