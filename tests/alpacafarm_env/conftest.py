@@ -43,7 +43,7 @@ def anyway():
 @pytest.fixture(scope="module")
 def pairs():
     """Instructions, first and second responses."""
-    from pool_worlds import unequal_pairs
+    from judge_requests import unequal_pairs
 
     return unequal_pairs()
 
@@ -51,7 +51,7 @@ def pairs():
 @pytest.fixture
 def make(tmp_path):
     """A function that makes a pool that asks a server."""
-    from pool_worlds import builder
+    from judge_requests import builder
 
     return builder(tmp_path)
 

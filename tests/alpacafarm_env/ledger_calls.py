@@ -1,13 +1,30 @@
-"""What tests do with a ledger: attempts that begin and end, and what is read of them."""
+"""What tests do with a ledger, and processes that ask a toy server through one.
 
+Run as a script: `python ledger_calls.py '{"task": "ask", ...}'`; it forks `processes` times. The server bills by
+appending to a file of its own before it answers, as a real one would: what the client does with the answer, or whether
+it still lives, does not matter to it.
+"""
+
+import hashlib
+import json
 import os
+import queue
+import random
 import sqlite3
+import subprocess
+import sys
 import time
+import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
+from alpacafarm_env.errors import BudgetExceededError
 from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.store import Ledger
 
 
 def begin(ledger, request_key="r", reserve_usd=0.1, budget_usd=None, label="l", num_questions=1):
@@ -81,3 +98,148 @@ def fork(action):
     os.kill(child, 9)
     os.waitpid(child, 0)
     return False
+
+
+def start(**settings):
+    """A worker process; the tests' own checkout comes first on its path."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONWARNINGS": "error"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, __file__, json.dumps(settings)], env=environment, **pipes)
+
+
+def wait_ready(process):
+    assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()
+
+
+def kill(process):
+    process.kill()
+    process.communicate()
+
+
+def finish(process, timeout=120):
+    """Waits for a worker that has to end well, and without a word on stderr: "database is locked" included."""
+    _, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err.decode()
+    assert not err, err.decode()
+
+
+def question_keys(count, first=0):
+    return [hashlib.sha256(b"%d" % index).hexdigest() for index in range(first, first + count)]
+
+
+def true_label(key):
+    return int(key[-1], 16) % 2
+
+
+def append(path, line):
+    """One write of one line to a file that many processes append to: whole or not there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def lines(path):
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def billed(path):
+    """How often each key was billed."""
+    return Counter(line.split()[0] for line in lines(path))
+
+
+def serve(settings, key, nanodollars=1):
+    """The toy server: bills first, then thinks, then answers."""
+    append(settings["bills"], f"{key} {nanodollars}")
+    time.sleep(settings["latency_s"])
+    return json.dumps({"label": true_label(key), "padding": key * 8})
+
+
+def ask(settings):
+    """Answers all questions with 8 threads or so, as the ledger's documentation says, and acknowledges each."""
+    ledger = Ledger(settings["store"], lease_s=settings["lease_s"])
+    owner, keys = ledger.new_owner(), question_keys(settings["count"], settings["first"])
+    random.Random(settings["order"]).shuffle(keys)
+    print("ready", flush=True)
+    while missing := _unanswered(ledger, keys):
+        # At random: the first of them may all be someone else's, while further on there is work.
+        claimed = claim(ledger, random.sample(missing, min(len(missing), settings["batch"])), owner)
+        done = list(lookup(ledger, *claimed))
+        ledger.do(sql.release, done, owner).result()
+        waiting = queue.SimpleQueue()
+        for key in set(claimed) - set(done):
+            waiting.put(key)
+        together(settings["threads"], partial(_ask_some, ledger, owner, waiting, settings))
+        if not claimed:
+            time.sleep(0.02)
+    ledger.close()
+
+
+def _unanswered(ledger, keys):
+    known = lookup(ledger, *keys)
+    return [key for key in keys if key not in known]
+
+
+def _ask_some(ledger, owner, waiting, settings, _index):
+    with suppress(queue.Empty):
+        while True:
+            key = waiting.get_nowait()
+            attempt = begin(ledger, f"request {key}", 0.01).result()
+            succeed(ledger, attempt, [key], serve(settings, key), 0.001).result()
+            ledger.do(sql.release, [key], owner).result()
+            append(settings["acknowledged"], key)
+
+
+def spend(settings):
+    """Asks until the budget stops it; the server's price is at most the reserve, and known to the server alone."""
+    with Ledger(settings["store"], lease_s=settings["lease_s"]) as ledger:
+        print("ready", flush=True)
+        together(settings["threads"], lambda index: _spend_some(ledger, settings, f"{os.getpid()}/{index}"))
+
+
+def _spend_some(ledger, settings, name):
+    rng, reserve = random.Random(name), settings["reserve_nano"]
+    with suppress(BudgetExceededError):
+        for number in range(100_000):
+            key, nano = f"{name}/{number}", rng.randint(reserve // 4, reserve)
+            attempt = begin(ledger, key, reserve / 1e9, settings["budget"]).result()
+            raw = serve(settings, key, nano)
+            lost = rng.random() < 0.1
+            (fail(ledger, attempt, state="unknown") if lost else succeed(ledger, attempt, [], raw, nano / 1e9)).result()
+
+
+def hold(settings):
+    """Claims questions and waits to be killed, or ends without a word."""
+    ledger = Ledger(settings["store"], lease_s=settings["lease_s"])
+    assert len(claim(ledger, question_keys(settings["count"]))) == settings["count"]
+    print("ready", flush=True)
+    time.sleep(settings["hold_s"])
+
+
+def main():
+    settings = json.loads(sys.argv[1])
+    task = {"ask": ask, "spend": spend, "hold": hold}[settings["task"]]
+    children = []
+    for index in range(settings.get("processes", 0)):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                task({**settings, "order": index, "first": index * settings.get("step", 0)})
+                status = 0
+            except BaseException:  # noqa: BLE001 - the child must not run on as the tests
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    if not children:
+        task(settings)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(any(statuses))
+
+
+if __name__ == "__main__":
+    main()

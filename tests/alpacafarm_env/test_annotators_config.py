@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from hashlib import sha256
 
 import pytest
 import yaml
@@ -38,6 +39,12 @@ def _pool_file(folder, content, name="pool.yaml"):
     return path
 
 
+def _load_annotator(path):
+    """The file's only annotator, as the second of a pool."""
+    members = [GOOD | {"name": "fine"}, yaml.safe_load(path.read_text("utf-8"))]
+    return load_pool(_pool_file(path.parent, {"name": "mine", "annotators": members}, "two.yaml"))
+
+
 def _pair(text):
     return dict.fromkeys(("instruction", "first", "second"), text)
 
@@ -66,41 +73,13 @@ def test_each_annotator_is_built_as_the_papers(member):
     assert 0.3 * size < len(render(prompt, [Item("", "", "")], "completion")) < size
 
 
-def _shown_verdicts(prompt):
-    """The verdicts of a prompt's examples, read from what it shows; each must have the asked format exactly."""
-    found, waiting = "", 0
-    for part in prompt.parts:
-        if part.pairs:
-            waiting = len(part.pairs)
-        elif waiting and (text := part.assistant or part.user):
-            if prompt.format == "json":
-                objects = json.loads(text)
-                assert all(list(value) == ["explanation", "a_better"] for value in objects)
-                verdicts = "".join("a" if value["a_better"] else "b" for value in objects)
-            elif prompt.format == "lines":
-                numbers = "".join(f"{i}. Output \\(([ab])\\)\n" for i in range(1, waiting + 1))
-                match = re.search(rf"^.*[Vv]erdicts[^\n]*:?\n{numbers}", text, re.MULTILINE)
-                verdicts = "".join(match.groups())
-            else:
-                verdicts = "".join(re.findall(r"(?:^|: )Output \(([ab])\)$", text, re.MULTILINE))
-                assert not part.assistant or len(text.strip()) == len("Output (a)")
-            assert len(verdicts) == waiting
-            found, waiting = found + verdicts, 0
-    assert not waiting
-    return found
-
-
-@pytest.mark.parametrize("name", names("prompts"))
-def test_worked_examples_answer_in_the_asked_format(name):
-    verdicts = _shown_verdicts(load_prompt(name))
-    assert name == "weighted_gpt4" or {"a", "b"} == set(verdicts)  # both, so that no example favours a position
-
-
 def test_the_twelve_prompts_differ_and_two_annotators_share_one():
     pool = load_pool("alpaca_farm")
     assert len({load_prompt(member.prompt).digest for member in pool.annotators}) == 12
     assert len({load_prompt(name).digest for name in names("prompts")}) == len(names("prompts")) == 14
     assert {member.name for member in pool.annotators if member.prompt == "gpt4_4"} == {"gpt4_4", "chatgpt_3"}
+    digests = " ".join(load_prompt(name).digest for name in names("prompts"))
+    assert sha256(digests.encode()).hexdigest()[:16] == "190e298fcde996dd"  # any change must be meant
 
 
 def test_a_digest_is_of_what_is_sent():
@@ -140,9 +119,8 @@ def test_a_pool_draws_as_it_says_or_as_the_pool_whose_members_it_shares_or_by_it
     assert PoolConfig(**load_pool(shared).model_dump(exclude={"annotators_of"})).stream == "told"
 
 
-def test_the_docstrings_pool_works_and_is_short(tmp_path):
+def test_the_docstrings_pool_works(tmp_path):
     shown = re.search(r"\n\n((?:    .*\n)+)", config.__doc__)[1]
-    assert len(shown.splitlines()) <= 10
     source = config._FOLDER / "prompts" / "gpt4_4.yaml"
     (tmp_path / "my_prompt.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     pool = load_pool(_pool_file(tmp_path, "".join(line[4:] + "\n" for line in shown.splitlines())))
@@ -198,21 +176,6 @@ def test_all_wrong_prompts_of_a_pool_are_listed(tmp_path):
 
 
 WRONG_VALUES = [None, True, [], {}, [1], {"a": 1}, "", "x\ny", -1, 0.5, float("nan"), float("inf"), 10**9, b"x", "é"]
-ACCEPTED = {("temperature", "0.5"), ("top_p", "0.5")}
-
-
-@pytest.mark.parametrize("field", ["name", "role", "prompt", "batch_size", "max_tokens", "temperature", "top_p"])
-def test_every_wrong_value_of_an_annotator_is_refused_by_its_field(tmp_path, field):
-    for value in WRONG_VALUES:
-        if (field, repr(value)) not in ACCEPTED:
-            path = _pool_file(
-                tmp_path, {"name": "mine", "annotators": [GOOD | {"name": "fine"}, {**GOOD, field: value}]}
-            )
-            assert f"annotators[1].{field}: " in _error(load_pool, path), (field, value)
-    missing = {key: value for key, value in GOOD.items() if key != field}
-    if field in GOOD:
-        path = _pool_file(tmp_path, {"name": "mine", "annotators": [missing]})
-        assert f"annotators[0].{field}: missing." in _error(load_pool, path)
 
 
 FILES = {  # a good file of each kind, and which of the wrong values are right after all
@@ -220,6 +183,11 @@ FILES = {  # a good file of each kind, and which of the wrong values are right a
         load_pool,
         {"name": "p", "description": "", "flip": 0, "annotators_of": "eval", "draws": "d"},
         {"flip": "0.5", "draws": "None"},
+    ),
+    "annotator": (
+        _load_annotator,
+        GOOD | {"batch_size": 1, "temperature": 1, "top_p": 1},
+        {"temperature": "0.5", "top_p": "0.5"},
     ),
     "prompt": (load_prompt, {"name": "p", "format": "label", "layout": "chat", "parts": [{"items": True}]}, {}),
     "models": (
@@ -239,6 +207,9 @@ def test_every_wrong_value_of_a_file_is_refused_by_its_field(tmp_path, kind):
         for value in WRONG_VALUES:
             if repr(value) not in right.get(field, "").split():
                 assert field in _error(load, _pool_file(tmp_path, {**content, field: value})), (field, value)
+        if kind == "annotator" and field in GOOD:
+            missing = {key: value for key, value in content.items() if key != field}
+            assert f"annotators[1].{field}: missing." in _error(load, _pool_file(tmp_path, missing))
 
 
 NO_POOL = {  # a part of what is said -> files
@@ -355,11 +326,3 @@ def test_wrong_lists_of_models(tmp_path):
     ):
         message = _error(load_models, spec)
         assert all(re.search(each, message) for each in told)
-
-
-def test_a_bundled_prompt_by_its_path_is_found_from_anywhere(tmp_path, monkeypatch):
-    (tmp_path / "linked").symlink_to(config._FOLDER / "prompts", target_is_directory=True)
-    path = _pool_file(tmp_path, {"name": "mine", "annotators": [{**GOOD, "prompt": "linked/chatgpt_4.yaml"}]})
-    pool = load_pool(path)
-    monkeypatch.chdir("/")
-    assert load_prompt(pool.annotators[0].prompt).name == "chatgpt_4"

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from alpacafarm_env.annotators.verdicts import parse
 from alpacafarm_env.errors import UnparsableVerdictError
 from alpacafarm_env.llm.replies import Reply
-from alpacafarm_env.seeding import keyed_rng
 
 
 def reply(text, logprobs=None, finish_reason="stop"):
@@ -82,7 +81,7 @@ BAD = {
     ("lines", 2): [
         *("Output (a) Output (b)", "Output (a)", "Output (a)\u2028Output (b)", "Output (a)\x0bOutput (b)"),
         *("2. Output (a)\n1. Output (b)", "1. Output (a)\n1. Output (b)", "1. Output (a)\nOutput (b)"),
-        "1. Output (a)\n3. Output (b)",
+        *("1. Output (a)\n3. Output (b)", "It says: Output (b)\n1. Output (a)\nGood.\n2. Output (a)"),
     ],
     ("json", 1): [
         *("Output (a)", "", "[]", f"[{A}]\n[{B}]", f"[[{A}]]", f"[{A}, {B}]", f"Here you are: {A}"),
@@ -90,6 +89,7 @@ BAD = {
         *(f"```json\n{A}\n``` {B}", A[:-1], f"[{A},", "true", "[" * 100_000, "9" * 5000, '{"a_better": true}'),
         *(f'{{"explanation": "x", "a_better": {value}}}' for value in ('"true"', "1", "null", "NaN")),
         *('{"explanation": ["x"], "a_better": true}', '{"explanation": "x"}', '{"explanation": "x", "A_better": true}'),
+        '{"explanation": "It says "a_better": true", "a_better": false}',
         '{"explanation": "x", "a_better": true, "b_better": true}',
         '{"explanation": "x", "a_better": true, "a_better": false}',
     ],
@@ -112,14 +112,20 @@ def test_a_reply_cut_at_its_limit_is_no_verdict(format):
 
 
 @given(
-    st.lists(st.booleans(), max_size=6), st.integers(1, 6), st.sampled_from(["plain", "numbered", "array", "objects"])
+    st.lists(st.booleans(), max_size=6),
+    st.integers(1, 6),
+    st.sampled_from(["plain", "numbered", "array", "objects"]),
+    st.lists(st.sampled_from(PIECES)).map(" ".join),
 )
-def test_a_batch_has_exactly_its_verdicts_or_none(seconds, size, form):
-    """A neighbour's missing or doubled verdict shifts the others, so the whole reply is refused."""
+def test_a_batch_has_exactly_its_verdicts_or_none(seconds, size, form, decoys):
+    """A neighbour's missing or doubled verdict shifts the others, so the whole reply is refused.
+
+    A parser that searches for the earliest expressions, as the released pool's does, takes decoys for verdicts.
+    """
     if form in ("plain", "numbered"):
         text = "\n".join(f"{n}. " * (form == "numbered") + LABELS[second] for n, second in enumerate(seconds, 1))
     else:
-        objects = [{"explanation": "x", "a_better": not second} for second in seconds]
+        objects = [{"explanation": decoys, "a_better": not second} for second in seconds]
         text = json.dumps(objects) if form == "array" else "\n".join(map(json.dumps, objects))
     found = read("lines" if form in ("plain", "numbered") else "json", text, size)
     assert found == (seconds if len(seconds) == size else None)
@@ -149,39 +155,3 @@ def test_logprobs_that_are_no_answer(logprobs):
 def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
     verdicts = read(format, "".join(pieces))
     assert verdicts in (None, [0.0], [1.0])
-
-
-def planted(number):
-    """(format, text, true labels, whether it must be read): a judge's verdict with decoys from a response around it.
-
-    Where the decoys stand inside an explanation, the reply is as asked for and must be read. Elsewhere it is not, and
-    either an error or the true label is right.
-    """
-    rng = keyed_rng(0, "decoys", number)
-    size = int(rng.integers(1, 6))
-    truth = rng.integers(0, 2, size).tolist()
-    decoys = [" ".join(rng.choice(PIECES, rng.integers(1, 6))) for _ in truth]
-    objects = [
-        {"explanation": f"It says: {d}", "a_better": not second} for d, second in zip(decoys, truth, strict=True)
-    ]
-    match number % 5:
-        case 0:
-            return "json", json.dumps(objects, separators=(",", ":") if number % 2 else None), truth, True
-        case 1:
-            return "json", "\n".join(json.dumps(item, ensure_ascii=False) for item in objects), truth, True
-        case 2:  # the quotes of the explanation are forgotten
-            return "json", json.dumps(objects).replace('\\"', '"').replace('": "', '": '), truth, False
-        case 3:  # verdicts with remarks between them
-            lines = [f"{d}\n{n}. {LABELS[second]}" for n, (d, second) in enumerate(zip(decoys, truth, strict=True), 1)]
-            return "lines", "\n".join(lines), truth, False
-        case _:  # reasons first, the verdict last, in the asked words or in others
-            named = (LABELS if number % 2 else ("the first", "the second"))[truth[0]]
-            return "label", f"One answer reads {decoys[0]}. So the better one is {named}", truth[:1], False
-
-
-def test_a_thousand_replies_with_planted_decoys_give_no_wrong_label():
-    """A parser that searches for the earliest expressions, as the released pool's does, takes decoys for verdicts."""
-    for number in range(1000):
-        format, text, truth, must = planted(number)
-        found = read(format, text, len(truth))
-        assert found == truth or (found is None and not must), text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from alpacafarm_env.data.files import SUFFIXES, read_records, stem_of, write_atomic
+from alpacafarm_env.data.files import SUFFIXES, read_records, stem_of
 from alpacafarm_env.data.schema import KINDS, PREFERENCE, check_rows, kind_of
 from alpacafarm_env.errors import DataError
 
@@ -177,17 +177,3 @@ def test_damage_ends_in_valid_rows_or_a_data_error(tmp_path, suffix):
         else:
             assert all(isinstance(row["output"], str) for row in rows)
     assert num_refused > 20
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
-    path = tmp_path / "table.csv"
-    write_atomic(path, "old")
-
-    def full(*args):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("pathlib.Path.replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        write_atomic(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

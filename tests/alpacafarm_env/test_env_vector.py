@@ -4,12 +4,10 @@ import time
 
 import gymnasium as gym
 import numpy as np
-import pandas as pd
 import pytest
 from equality import assert_same
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList
 
 from alpacafarm_env import DataError, InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -104,24 +102,6 @@ def test_one_oracle_call_a_step(tiny_dataset, counting_oracle, mode):
     if mode is AutoresetMode.NEXT_STEP:
         assert env.step(["ignored"] * 512)[1].sum() == 0
         assert counting_oracle.calls == [512]
-
-
-@each_mode
-def test_infos_as_a_list_are_those_of_single_environments_and_make_a_table(tiny_dataset, mode):
-    def info_of(slot):
-        env = InstructionEnv(tiny_dataset, oracle=Detailed(), on_unscored="truncate")
-        return env.reset(seed=7 + slot)[1], env.step(f"response {slot}")[4]
-
-    expected = [info_of(slot) for slot in range(NUM_ENVS)]
-    envs = DictInfoToList(pair(tiny_dataset, mode)[0])
-    _, asked = envs.reset(seed=7)
-    *_, infos = envs.step([f"response {slot}" for slot in range(NUM_ENVS)])
-    judged = [info["final_info"] for info in infos] if mode is AutoresetMode.SAME_STEP else infos
-    np.testing.assert_equal(list(zip(asked, judged, strict=True)), expected)
-    scores = [info["reward_components"]["detailed"] for _, info in expected]
-    for table in (pd.json_normalize(judged), pd.json_normalize([info for _, info in expected])):
-        assert table["response"].tolist() == [f"response {slot}" for slot in range(NUM_ENVS)]
-        np.testing.assert_array_equal(table["reward_components.detailed"], scores)
 
 
 def group_sizes(observations, size):

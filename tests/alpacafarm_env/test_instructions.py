@@ -1,9 +1,27 @@
+"""Texts: instructions, their space, and prompt templates: the very bytes of AlpacaFarm's format."""
+
 import copy
+import hashlib
+import json
 import pickle
+import string
+import sys
+import time
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium.spaces import Text
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from alpacafarm_env.envs.instruction import InstructionEnv
+from alpacafarm_env.errors import DataError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
+from alpacafarm_env.spaces import MAX_TEXT_LENGTH, UnicodeText, find_surrogate
+from alpacafarm_env.templates import ALPACA, PromptTemplate
 
 FULL = Instruction("Translate.", "Good\nmorning {input}", id=3, split="eval", source="koala")
 
@@ -45,3 +63,135 @@ def test_preferences_count_from_one_and_have_two_responses():
     for responses, preference in ((("a", "b"), 0), (("a", "b"), 3), (("a", "b"), 1.5), (("a", "b"), None), ("abc", 1)):
         with pytest.raises(ValueError, match="1 or 2|two"):
             Preference(FULL, tuple(responses), preference)
+
+
+SHORT = PromptTemplate(with_input="{instruction}|{input}>", without_input="{instruction}>")
+
+
+def test_alpaca_format_to_the_byte():
+    """Wording, spaces and line ends decide what a released checkpoint answers: any change must be meant."""
+    assert ALPACA.render(Instruction("Name a bird.")).endswith("\n\n### Instruction:\nName a bird.\n\n### Response:")
+    with_input = ALPACA.render(Instruction("Sum up.", "A text."))
+    assert with_input.endswith("\n\n### Instruction:\nSum up.\n\n### Input:\nA text.\n\n### Response:")
+    digest = hashlib.sha256((ALPACA.with_input + ALPACA.without_input).encode()).hexdigest()
+    assert digest[:16] == "cc568760d6e7bc1c"
+
+
+@given(st.text())
+@example("Ask\n\nmore")  # a plain text with a blank line has no input
+@example("{input}{instruction}{}{0}{{input}}{")
+@example(r"\1\g<1>%s")
+def test_fields_are_substituted_once(field):
+    assert SHORT.render(field) == SHORT.render(Instruction(field)) == f"{field}>"
+    assert SHORT.render(Instruction("Ask", field)) == (f"Ask|{field}>" if field else "Ask>")
+    assert SHORT.render(Instruction(field, "more")) == f"{field}|more>"
+
+
+def test_tail_is_what_stands_before_a_response():
+    assert ALPACA.tail == "\n\n### Response:"
+    assert PromptTemplate("{input}{instruction}", "{instruction}").tail == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "fact"),
+    [
+        (("{instruction}", "{instruction}"), "with_input .*{input} and {instruction}"),
+        (("{instruction}{input}", "no place"), "without_input .*{instruction}.*'no place'"),
+        (("{instruction}{input}", "{instruction}{input}"), "without_input .*{instruction}"),
+    ],
+)
+def test_placeholders_are_checked(texts, fact):
+    with pytest.raises(DataError, match=fact):
+        PromptTemplate(*texts)
+
+
+def test_saved_and_loaded(tmp_path):
+    assert PromptTemplate.load(tmp_path) is None
+    file = tmp_path / "model" / "prompt_template.json"
+    for template in (SHORT, ALPACA):
+        template.save(file.parent)
+        assert PromptTemplate.load(file.parent) == template
+        content = {"prompt_inputs": template.with_input, "prompt_noinputs": template.without_input}
+        assert json.loads(file.read_text()) == content
+    assert list(file.parent.iterdir()) == [file]
+    for damage, fact in (("{", "JSON"), ("[1]", r"\[1\]"), ('{"prompt_inputs": "{instruction}{input}"}', "noinputs")):
+        file.write_text(damage)
+        with pytest.raises(DataError, match=f"{file.parent}.*{fact}"):
+            PromptTemplate.load(file.parent)
+
+
+@given(st.text(st.characters(exclude_categories=()) | st.sampled_from("\ud800\udbff\udc00\udfff"), max_size=5))
+def test_a_text_is_inside_unless_it_has_a_lone_surrogate(text):
+    first = next((i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), -1)
+    assert find_surrogate(text) == first
+    assert (text in UnicodeText()) == (first < 0)
+    assert (text in UnicodeText(3, min_length=2)) == (first < 0 and 2 <= len(text) <= 3)
+
+
+def test_longer_texts_and_other_things_are_outside():
+    assert "a" * MAX_TEXT_LENGTH in UnicodeText()
+    assert not any(thing in UnicodeText() for thing in ("a" * (MAX_TEXT_LENGTH + 1), 3, None, b"bytes", ["a"]))
+
+
+def test_samples_are_inside_short_seeded_and_of_the_masks_characters():
+    space, twin = UnicodeText(seed=4), UnicodeText(seed=4)
+    samples = [space.sample() for _ in range(200)]
+    assert samples == [twin.sample() for _ in range(200)]
+    copied = copy.deepcopy(space)
+    assert [space.sample() for _ in range(3)] == [copied.sample() for _ in range(3)]
+    assert all(sample in space and len(sample) <= 64 for sample in samples)
+    assert len(set(samples)) > 150
+    assert all(2 <= len(UnicodeText(3, min_length=2, seed=i).sample()) <= 3 for i in range(20))
+    mask = np.zeros(sys.maxunicode + 1, dtype=np.int8)
+    mask[ord("é")] = 1
+    assert space.sample(mask=(4, mask)) == "éééé"
+
+
+def test_it_is_a_text_equal_by_bounds():
+    assert isinstance(UnicodeText(), Text)  # bridges to other libraries look for this class
+    assert UnicodeText(5) == UnicodeText(5)
+    assert UnicodeText(5) not in (UnicodeText(6), Text(5))
+    assert repr(UnicodeText(5)) == "UnicodeText(0, 5)"
+
+
+def test_it_is_cheap_to_build_copy_and_pickle():
+    start = time.process_time()
+    for _ in range(100):
+        UnicodeText()
+    assert time.process_time() - start < 0.1
+    assert len(pickle.dumps(UnicodeText())) < 20_000
+    assert copy.deepcopy(UnicodeText(7)) == pickle.loads(pickle.dumps(UnicodeText(7))) == UnicodeText(7)
+
+
+def test_batches_are_tuples_of_texts_and_seeded():
+    space = UnicodeText(seed=3)
+    batch = batch_space(space, 3)
+    assert ("a", "", "日本") in batch
+    assert batch.sample() == batch_space(UnicodeText(seed=3), 3).sample()
+    assert list(iterate(batch, ("a", "b", "c"))) == ["a", "b", "c"]
+    assert concatenate(space, ["a", "b"], create_empty_array(space, 2)) == ("a", "b")
+
+
+def test_a_large_batch_costs_little_and_its_spaces_draw_apart():
+    def seconds(space):
+        start = time.process_time()
+        batches.append(batch_space(space, 500))
+        return time.process_time() - start
+
+    batches = []
+    plain = Text(MAX_TEXT_LENGTH, charset=string.printable)  # each of the batch a deep copy with a seed
+    assert min(seconds(UnicodeText()) for _ in range(3)) < seconds(plain) / 5
+    assert len(set(batches[0].sample())) > 475
+
+
+def test_flattening_keeps_the_text():
+    space = UnicodeText(16)
+    flat = flatten(space, "é 🙂")
+    assert flat in flatten_space(space)
+    assert flat.shape == (flatdim(space),)
+    assert unflatten(space, flat) == "é 🙂"
+
+
+def test_shared_memory_is_refused_loudly(tiny_dataset, constant_oracle):
+    with pytest.raises(ValueError, match="shared_memory"):
+        gym.vector.AsyncVectorEnv([lambda: InstructionEnv(tiny_dataset, oracle=constant_oracle)], shared_memory=True)

@@ -64,7 +64,7 @@ def test_routes():
         assert connection.getresponse().status == 404
 
 
-def test_completion_answers_look_like_the_api():
+def test_answers_look_like_the_apis():
     with JudgeServer() as server, connect(server) as connection:
         _, headers, chat = post(connection, *make_body("chatgpt_4", pairs(1)))
         _, _, completion = post(connection, *make_body("davinci003_4", pairs(1)))
@@ -186,13 +186,6 @@ def test_same_seed_same_faults_in_any_order():
         assert one.stats()["by_fault"] == dict(sorted(expected.items()))
 
 
-def test_latency_is_per_request_and_not_per_server():
-    with JudgeServer(latency_s=0.2) as server:
-        start = time.monotonic()
-        outcomes(server, bodies(32), 32)
-        assert 0.2 <= time.monotonic() - start < 1.5
-
-
 def test_client_that_goes_away_is_nobodys_error(capfd):
     with JudgeServer(latency_s=0.05) as server:
         for request in bodies(5):
@@ -233,6 +226,7 @@ def start():
 
 def test_command_line_serves_until_ctrl_c(start, tmp_path):
     (tmp_path / "faults.yaml").write_text("unavailable: 0.5\nhang: 0.1\n", encoding="utf-8")
+    plain = start()  # loads while the other does
     process = start("--port", "0", "--faults", str(tmp_path / "faults.yaml"), "--seed", "7", "--allow-remote")
     base_url = process.stdout.readline().strip()
     assert base_url == f"http://127.0.0.1:{port_of(base_url)}/v1"
@@ -247,18 +241,12 @@ def test_command_line_serves_until_ctrl_c(start, tmp_path):
         out, err = process.communicate(timeout=30)
         assert time.monotonic() - began < 5  # a hang alone would last 600 s
     assert (process.returncode, out, err) == (0, "", "")
-
-
-def test_ctrl_c_is_never_missed(start):
-    """A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run."""
-    servers = [start() for _ in range(2)]
-    for process in servers:
-        base_url = process.stdout.readline().strip()
-        assert [exchange(base_url, *request).status for request in bodies(5)] == [200] * 5
-        process.send_signal(signal.SIGINT)
-    for process in servers:
-        assert process.communicate(timeout=15) == ("", "")
-        assert process.returncode == 0
+    # A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run.
+    base_url = plain.stdout.readline().strip()
+    assert [exchange(base_url, *request).status for request in bodies(5)] == [200] * 5
+    plain.send_signal(signal.SIGINT)
+    assert plain.communicate(timeout=15) == ("", "")
+    assert plain.returncode == 0
 
 
 def test_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):

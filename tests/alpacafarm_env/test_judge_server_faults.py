@@ -8,7 +8,6 @@ import pytest
 from judge_requests import exchange, make_body, pairs, text_of
 from scipy.stats import binom
 
-from alpacafarm_env.annotators.config import load_prompt
 from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import JudgeServer
@@ -219,16 +218,13 @@ def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
         ("f.json", '{"drip": 0.1, "cut_json": 1e-3, "drip_s": 2}'),
         ("f.yaml", "drip: 0.1  # slow\ncut_json: 0.001\ndrip_s: 2\n"),
         ("f.txt", "{drip: .1, cut_json: .001, drip_s: 2}"),
+        ("none.yaml", "# none\n"),
     ],
 )
 def test_file_is_read(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert Faults.load(tmp_path / name) == Faults({"drip": 0.1, "cut_json": 0.001}, drip_s=2)
-
-
-def test_empty_file_has_no_faults(tmp_path):
-    (tmp_path / "none.yaml").write_text("# none\n", encoding="utf-8")
-    assert Faults.load(str(tmp_path / "none.yaml")) == Faults()
+    expected = Faults() if name == "none.yaml" else Faults({"drip": 0.1, "cut_json": 0.001}, drip_s=2)
+    assert Faults.load(tmp_path / name) == Faults.load(str(tmp_path / name)) == expected
 
 
 def test_mistaken_fields_are_listed_all_at_once(tmp_path):
@@ -278,9 +274,3 @@ def test_arguments_are_checked_like_files():
         Faults({"hangg": 0.1})
     with pytest.raises(PoolError, match=r"1\.8"):  # the rates together
         Faults({"hang": 0.9, "no_usage": 0.9})
-
-
-def test_finish_length_never_leaves_a_whole_label():
-    assert load_prompt("gpt4_4").format == "label"
-    with make_server("finish_length") as server:
-        assert text_of(parsed(exchange(server, *REQUESTS[1]))) == "Outpu"

@@ -121,8 +121,6 @@ def test_half_characters_are_not_sent():
     assert not server.seen
 
 
-# ------------------------------------------------------------------------------------------------ waits
-
 RETRY_AFTER = {  # every form that a header can have is in test_llm_replies.py
     "milliseconds": (lambda: {"retry_after_ms": 200}, 0.2),
     "date": (lambda: {"retry_after": email.utils.formatdate(time.time() + 1.3, usegmt=True)}, 0.2),
@@ -159,27 +157,6 @@ def test_too_long_a_wait_is_an_error_at_once(wait):
     assert "max_wait_s=120" in str(errors[-1])
     assert len(server.seen) <= 2
     assert seconds < 2
-
-
-def test_crowded_servers_get_fewer_requests_at_once():
-    """80 questions, 32 at once, to a server that takes four: one that is asked on at 32 has to refuse most of them."""
-    active = []
-
-    def reply(seen, number):
-        active.append(seen)
-        try:
-            time.sleep(0.02)
-            return failed(429, retry_after_ms=10) if len(active) > 4 else ok()
-        finally:
-            active.remove(seen)
-
-    with WireServer(reply) as server:
-        results, _ = ask(server, 80, config={"max_concurrency": 32, "max_attempts": 12})
-    assert all(hasattr(result, "reply") for result in results)
-    assert len(server.seen) <= 200
-
-
-# ------------------------------------------------------------------------------------------------ ends
 
 
 def drip(seen, number):

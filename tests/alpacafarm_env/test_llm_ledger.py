@@ -7,7 +7,7 @@ from math import inf, nan
 from pathlib import Path
 
 import pytest
-from ledger_calls import answer, attempts, begin, claim, fail, lookup, read_beside, succeed, together, total
+from ledger_calls import answer, attempts, begin, claim, fail, lookup, read_beside, succeed, total
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
 from alpacafarm_env.llm.ledger import operations as sql
@@ -200,13 +200,3 @@ def test_the_default_path(monkeypatch, tmp_path):
         for opens in (Ledger, shared_ledger):
             with opens(named) as ledger:
                 assert ledger.path == default_path() == tmp_path / "mine"
-
-
-def test_threads_create_one_ledger(tmp_path):
-    opened = together(8, lambda _: Ledger(tmp_path / "l"))
-    for number, ledger in enumerate(opened):
-        answer(ledger, str(number), [str(number)])
-    assert len(lookup(opened[0], *map(str, range(8)))) == 8
-    for ledger in opened:
-        ledger.close()
-    assert names(tmp_path) == ["l"]

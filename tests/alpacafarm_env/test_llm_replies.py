@@ -1,10 +1,8 @@
-"""What a server sends back: replies that are read or refused, when to come back, and whether it was the text.
-
-What each status means is tested over the wire, in test_llm_client.py.
-"""
+"""What a server sends back and what it costs: replies, when to come back, refusals; prices, bounds and charges."""
 
 import email.utils
 import json
+import math
 from dataclasses import replace
 from math import exp, inf, log
 
@@ -13,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_server import said
 
-from alpacafarm_env.errors import InvalidReplyError
+from alpacafarm_env.annotators.strict_yaml import read_yaml
+from alpacafarm_env.errors import InvalidReplyError, PoolError
+from alpacafarm_env.llm.pricing import SHIPPED, Prices
 from alpacafarm_env.llm.replies import (
     FILTERED,
     TOO_LONG,
@@ -24,6 +24,7 @@ from alpacafarm_env.llm.replies import (
     retry_after,
     told_usage,
 )
+from alpacafarm_env.llm.requests import TokenBounds
 
 FULL = Reply("Yes.", "stop", None, 7, 3)
 
@@ -141,8 +142,6 @@ def test_malformed_logprobs_are_none(given):
     assert read(body).logprobs is None
 
 
-# ------------------------------------------------------------------------------------------------ when to come back
-
 NOW = 1_900_000_000
 
 
@@ -185,27 +184,19 @@ def test_any_header_is_a_wait_or_none(text):
     assert 0 <= retry_after({"retry-after": text, "retry-after-ms": text, "date": text}, NOW) <= 1e300
 
 
-# ------------------------------------------------------------------------------------------------ refusals of a text
-
 SAID = {
     TOO_LONG: (
         "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.",
         "The decoder prompt (length 9000) is longer than the maximum model length of 2048.",
         "the request exceeds the available context size. try increasing the context size",
-        "Requested tokens (9000) exceed context window of 2048",
-        "the input length exceeds the context length",
         "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 9000 `inputs` tokens",
         "Input validation error: `inputs` must have less than 4095 tokens. Given: 9000",
-        "This endpoint's maximum context length is 8192 tokens. You requested about 9000 tokens",
-        "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
-        "The input (9000 tokens) is longer than the model's context length (2048 tokens).",
         "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
         "prompt is too long: 212345 tokens > 200000 maximum",
         "Please reduce the length of the messages or completion.",
     ),
     FILTERED: (
         "Your input was flagged",
-        "Your chosen model requires moderation and your input was flagged for violence",
         "Your request was rejected as a result of our safety system.",
         "The response was filtered due to the prompt triggering a content management policy.",
         "This prompt appears to violate our usage policies",
@@ -215,11 +206,9 @@ SAID = {
         "Unsupported value: 'temperature' does not support 0.0 with this model.",
         "max_tokens is too large: 300. This model supports at most 100 completion tokens.",
         "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
-        "Project does not have access to model gpt-4.1",
         "Your account was flagged for abuse and is closed",
         "The organization's policy forbids this: it violates our data policy",
         "Country, region, or territory not supported",
-        "Access denied due to firewall rules.",
         "",
     ),
 }
@@ -237,3 +226,105 @@ def test_codes_and_metadata():
     assert refused_text("your account", {"code": 403, "metadata": {"reasons": ["x"], "flagged_input": "y"}}) == FILTERED
     for other in ({"code": 403, "metadata": {"provider_name": "x"}}, ["content_filter"]):
         assert refused_text("no", other) == ""
+
+
+BODY = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "日本 “now” 🙂" * 50}], "max_tokens": 100}
+BYTES = len(json.dumps(BODY, ensure_ascii=False).encode())
+FEWEST = len("日本 “now” 🙂".encode()) * 50 // 8
+BOUNDS = TokenBounds.of(BODY)
+PRICES = Prices.load()
+
+
+def test_every_shipped_price_is_dated_and_sourced():
+    assert len(PRICES.models) == 18
+    for model, price in PRICES.models.items():
+        assert price.source in ("deploybase.ai/articles/openai-pricing", f"the price of {model[:-11]}")
+        year, month = map(int, price.as_of.split("-"))
+        assert (year >= 2026, 1 <= month <= 12) == (True, True), model
+        assert 0 < price.input_usd < price.output_usd, model
+    assert set(read_yaml(SHIPPED)) == set(PRICES.models)  # which takes no model twice
+
+
+def test_costs_by_hand_and_no_price_guessed_by_a_name_that_is_like_another():
+    assert PRICES.cost("gpt-4.1", 1_000_000, 0) == 2
+    assert PRICES.cost("gpt-4.1", 0, 1_000_000) == 8
+    assert PRICES.cost("gpt-5-nano", 1_000, 100) == pytest.approx(0.00009)
+    for snapshot in ("gpt-4.1-2025-04-14", "gpt-4o-2024-08-06", "gpt-4o-mini-2024-07-18"):
+        assert PRICES.cost(snapshot, 10, 10) == PRICES.cost(snapshot[:-11], 10, 10) > 0
+    for model in ("unheard-of", "gpt-4.1-turbo", "gpt-4o-2024-05-13", "gpt-4.1-2031-01-01", "gpt-5-2025-08-07"):
+        assert PRICES.cost(model, 1, 1) is PRICES.price(model) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "completion"),
+    [
+        ({}, 100),
+        ({"n": 3}, 300),
+        ({"n": 2, "best_of": 4}, 400),
+        ({"max_completion_tokens": 500}, 500),
+        ({"max_tokens": None, "max_completion_tokens": 7}, 7),
+        ({"prompt": ["one", "two"]}, 200),
+        ({"prompt": [1, 2, 3]}, 100),
+        ({"prompt": "text"}, 100),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 100),
+        *(({"max_tokens": limit}, math.inf) for limit in (None, -1, "100", 1.5, True)),
+    ],
+)
+def test_the_upper_bound_is_bytes_and_the_bodys_limit(change, completion):
+    body = BODY | change
+    bounds = TokenBounds.of(body)
+    size = len(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    assert (bounds.most_prompt, bounds.most_completion) == (size, completion)
+    bound = None if completion == math.inf else pytest.approx((size * 2 + completion * 8) / 1e6)
+    assert PRICES.upper_bound("gpt-4.1", bounds) == PRICES.charge("gpt-4.1", bounds, (None, None)) == bound
+    assert PRICES.upper_bound("unheard-of", bounds) is None
+    if completion == math.inf:  # then what was reported is charged
+        assert PRICES.charge("gpt-4.1", bounds, (150, 10)) == pytest.approx(380 / 1e6)
+
+
+def test_a_prompt_has_a_token_for_eight_bytes_of_its_texts_at_least():
+    assert BOUNDS.fewest_prompt == FEWEST > 100
+    parts = [{"type": "text", "text": "x" * 80}, {"type": "image_url", "image_url": {"url": "y" * 800}}]
+    messages = [{"role": "user", "content": parts}, {"role": "tool"}]
+    for body in ({"prompt": "x" * 80}, {"prompt": ["x" * 40] * 2}, {"messages": messages}):
+        assert TokenBounds.of(body).fewest_prompt == 10
+    for body in ({"prompt": list(range(80))}, {}):
+        assert TokenBounds.of(body).fewest_prompt == 1
+
+
+ODD = st.sampled_from([None, True, 10.0, "10", math.nan, -1, 0, 10**12])
+PROMPTS = ODD | st.integers(1, FEWEST + 1) | st.integers(FEWEST, BYTES + 1)
+
+
+@given(PROMPTS, ODD | st.integers(0, 101))
+def test_any_usage_is_charged_between_the_floor_and_the_bound(prompt, completion):
+    """What can be is charged as it is, a prompt by its bytes at least; else the bound."""
+    believed = type(prompt) is int and 1 <= prompt <= BYTES and type(completion) is int and 0 <= completion <= 100
+    charge = PRICES.charge("gpt-4.1", BOUNDS, (prompt, completion))
+    if believed:
+        assert charge == pytest.approx((max(prompt, FEWEST) * 2 + completion * 8) / 1e6)
+    else:
+        assert charge == PRICES.upper_bound("gpt-4.1", BOUNDS)
+    assert PRICES.charge("unheard-of", BOUNDS, (prompt, completion)) is None
+    told = BOUNDS.doubts((prompt, completion))
+    for count, name, low, high in ((prompt, "prompt", FEWEST, BYTES), (completion, "completion", 0, 100)):
+        doubted = count is not None and not (type(count) is int and low <= count <= high)
+        assert (f"{count} {name} tokens where {low:,} to {high:,} can be" in told) == doubted
+        assert (name in told) == doubted
+
+
+def test_own_prices_come_first():
+    own = Prices.load(overrides={"mine": [1, 2.5], "gpt-4.1": (0, 0)})
+    assert own.cost("mine", 10**6, 10**6) == 3.5
+    assert own.cost("gpt-4.1", 5, 5) == 0
+    assert own.cost("gpt-4.1-2025-04-14", 10**6, 0) == 2
+    assert PRICES.cost("mine", 1, 1) is None
+
+
+def test_all_faults_of_the_prices_given_are_listed():
+    faults = {"low": [-1, 2], "nan": [math.nan, 2], "text": ["1", 2], "three": [1, 2, 3], "one": 1, "yes": [True, 1]}
+    with pytest.raises(PoolError) as caught:
+        Prices.load({"good": [1, 2], **faults})
+    found = [line.strip().partition(":")[0] for line in str(caught.value).splitlines()[1:]]
+    assert found == list(faults)
+    assert "yaml" not in str(caught.value)  # the package's own file is not to blame

@@ -1,10 +1,14 @@
-"""Bodies are read up to a limit, compressed or not; connections are made as the environment says."""
+"""Bodies are read up to a limit, connections made as the environment says; `run` in plain code and in notebooks."""
 
+import asyncio
 import gzip
 import json
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from functools import cache
 from pathlib import Path
@@ -16,6 +20,7 @@ from wire_server import WireServer, http, ok, said
 
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
 from alpacafarm_env.llm import transport
+from alpacafarm_env.llm.client import run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.transport import LONGEST_REPLY
 
@@ -97,16 +102,6 @@ def test_the_longest_reply_is_read_compressed_or_not():
         assert encoding in server.seen[0].headers["accept-encoding"]
 
 
-def test_a_body_that_trickles_for_ever_ends_with_its_attempt():
-    with WireServer(lambda seen, number: [HEAD % (200, b""), *([b" ", 0.05] * 100)]) as server:
-        (error,), seconds = ask(server, config={"attempt_timeout_s": 0.2, "max_attempts": 2})
-    assert isinstance(error, TransientAPIError)
-    assert seconds < 2
-
-
-# ------------------------------------------------------------------------------------------------ connections
-
-
 def test_redirects_to_another_host_are_not_followed():
     with WireServer() as other:
         where = other.url.replace("127.0.0.1", "localhost")
@@ -138,13 +133,57 @@ def test_variables_that_allow_no_connection_are_named(monkeypatch, variable, val
     assert variable in str(error)
 
 
-def test_certificates_are_read_once_for_each_setting():
-    contexts = [transport._certificates("a", None) for _ in range(3)] + [transport._certificates("b", None)]
-    assert contexts[0] is contexts[1] is contexts[2] is not contexts[3]
-
-
 def test_the_sources_know_neither_http_library():
     """openai 2 is built on httpx, openai 3 on httpx2: what openai itself exposes works with both."""
     sources = [path.read_text(encoding="utf-8") for path in Path(transport.__file__).parent.rglob("*.py")]
     assert len(sources) > 10
     assert not [text for text in sources if re.search(r"import httpx|from httpx", text)]
+
+
+def plain(call):
+    return call()
+
+
+def notebook(call):
+    """From a function that a running loop calls; asyncio.run would turn the signal into a later cancellation."""
+
+    async def cell():
+        return call()
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(cell())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("place", [plain, notebook])
+def test_results_and_errors(place):
+    async def work(value):
+        await asyncio.sleep(0.001)
+        return 42 // value
+
+    assert place(lambda: run(work(2))) == 21
+    with pytest.raises(ZeroDivisionError) as caught:
+        place(lambda: run(work(0)))
+    assert caught.value.__context__ is caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("place", [plain, notebook])
+def test_interrupt_cancels_cleanly(place):
+    cleaned = []
+
+    async def sleeper():
+        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(20)
+        finally:
+            await asyncio.sleep(0.01)  # such as closing connections
+            cleaned.append(True)
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        place(lambda: run(sleeper()))
+    assert cleaned == [True]
+    assert time.monotonic() - start < 5
+    assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]

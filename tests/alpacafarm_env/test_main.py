@@ -180,14 +180,6 @@ def test_ctrl_c_is_exit_status_130_without_a_traceback(capsys, monkeypatch):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_the_judge_servers_options_are_checked(capsys):
-    with pytest.raises(SystemExit):
-        main(["judge-server", "--help"])
-    assert "--faults" in capsys.readouterr().out
-    assert main(["judge-server", "--faults", "no-such-file.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
 def test_a_reader_who_has_seen_enough_causes_no_complaint():
     code = """
 from alpacafarm_env import __main__ as command

@@ -156,24 +156,6 @@ def test_by_mapping(tiny_dataset):
     assert (named.name, named.combine) == ("mine", "mean")
 
 
-def test_members_draw_by_their_own_seed(tiny_dataset):
-    class Even:
-        name = "even"
-
-        def compare(self, instructions, a, b):
-            return np.full(len(a), 0.5)
-
-    noisy = {"judge": Even(), "flip": 0.5}
-    instructions, texts = tiny_dataset.instructions("val") * 4, [f"response {i}" for i in range(48)]
-
-    def disagreement(**seed):
-        ensemble = make_oracle({"ensemble": [noisy, {**noisy, **seed}]}, dataset=tiny_dataset)
-        return judge(ensemble, instructions, texts).details["disagreement"]
-
-    assert not disagreement().any()
-    assert set(disagreement(seed=1).tolist()) == {0.0, 0.5}
-
-
 def test_a_mapping_is_built_once_and_anew_when_a_members_weights_are(tiny_dataset, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     models = {"ensemble": [{"reward_model": str(folder)}, {"reward_model": str(tiny_model)}]}

@@ -1,4 +1,4 @@
-"""WinRate, noise, both orders and pools: whom they ask, what it costs, and the noise's arithmetic."""
+"""WinRate, noise, both orders, pools and replays: whom they ask, what it costs, and the arithmetic of the noise."""
 
 import math
 from types import MappingProxyType
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.oracles import BothOrders, Flip, Pool, Verdicts, WinRate, compare, judge
+from alpacafarm_env.oracles import BothOrders, Flip, Pool, Recorded, RecordedJudge, Verdicts, WinRate, compare, judge
+from alpacafarm_env.oracles.recorded import NEVER_JUDGED, NO_CLEAR_VERDICT, NO_REFERENCE_IN_PAIR
 
 N = 20_000
 INSTRUCTIONS = [f"Ask {i}" for i in range(N)]
@@ -58,11 +59,8 @@ def test_win_rate_asks_once_and_only_about_what_is_open():
     assert verdicts.details["cost_usd"].tolist() == [0.0, 0.5, 0.0, 0.5]
     np.testing.assert_array_equal(oracle.score(["i", "k"], ["reference", "x"]), [0.5, math.nan])
     assert len(referee.rows) == 1  # nothing was open
-
-
-def test_win_rate_of_an_empty_reference():
-    """An empty reference is a reference, and an empty response equals it."""
-    np.testing.assert_array_equal(WinRate(Judge(1.0), {"i": ""}).score(["i", "i"], ["", "x"]), [0.5, 1.0])
+    empty = WinRate(Judge(1.0), {"i": ""})  # an empty reference is one, and an empty response equals it
+    np.testing.assert_array_equal(empty.score(["i", "i"], ["", "x"]), [0.5, 1.0])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.5])
@@ -135,3 +133,46 @@ def test_a_pool_needs_members_with_names_of_their_own(members):
 def test_both_orders_of_a_judge_that_shuffles_by_itself_are_refused(name):
     with pytest.raises(ValueError, match="order"):
         BothOrders(sandbox.judge(name))
+
+
+BY_GENERATOR = {
+    "good": {("i", "fine"): 1.0, ("j", "fair"): 0.0, ("j", "reference"): 0.5},
+    "other": {("i", "fine"): 0.0},
+}
+
+
+class Dataset:
+    """Two generators wrote "fine", and the judge credited it differently."""
+
+    num_reads = 0
+
+    def recorded_verdicts(self, generator=None):
+        self.num_reads += 1
+        if generator is not None:
+            return BY_GENERATOR[generator]
+        return {**BY_GENERATOR["good"], ("i", "fine"): math.nan}
+
+    def instructions(self, split):
+        return ("i", "j")
+
+    def references(self, split):
+        return ("reference", "reference")
+
+
+def test_replays_what_is_stored_and_nothing_else():
+    dataset = Dataset()
+    oracle = Recorded(dataset)
+    verdicts = judge(oracle, ["i", "j", "j", "j", "i"], ["fine", "fair", "reference", "fine", "fair"])
+    np.testing.assert_array_equal(verdicts.scores, [math.nan, 0.0, 0.5, math.nan, math.nan])
+    assert verdicts.details["unscored_reason"].tolist() == [NO_CLEAR_VERDICT, "", "", NEVER_JUDGED, NEVER_JUDGED]
+
+    assert dataset.num_reads == 1
+
+
+def test_the_judge_answers_pairs_with_the_reference_in_either_place():
+    recorded = RecordedJudge(Dataset(), generator="good")
+    a = ["reference", "fine", "fair", "fine", "same"]
+    b = ["fine", "reference", "reference", "fair", "same"]
+    verdicts = compare(recorded, ["i", "i", "j", "i", "i"], a, b)
+    np.testing.assert_array_equal(verdicts.scores, [1.0, 0.0, 1.0, math.nan, 0.5])
+    assert verdicts.details["unscored_reason"].tolist() == ["", "", "", NO_REFERENCE_IN_PAIR, ""]
