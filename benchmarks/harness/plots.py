@@ -233,5 +233,5 @@ def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
 
 def _overlap(box: Array, others: Array) -> Array:
     """Area that a box [4] of x0, y0, x1, y1 shares with each of others [N, 4], in square pixels."""
-    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
-    return sides.clip(0).prod(axis=1)
+    sides: Array = (np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])).clip(0)
+    return sides[:, 0] * sides[:, 1]
