@@ -26,6 +26,11 @@ settings.register_profile("deterministic", derandomize=True, deadline=None, data
 settings.load_profile("deterministic")
 
 
+def pytest_configure(config):
+    """`--dist loadfile` keeps the order of the files: by their number of tests the slowest, with few, would be last."""
+    config.option.loadscopereorder = False
+
+
 def _refuse_remote(host: object) -> None:
     """RuntimeError unless the host is this machine."""
     name = host.decode() if isinstance(host, bytes) else str(host or "localhost")

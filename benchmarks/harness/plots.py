@@ -187,13 +187,15 @@ def place_labels(figure: Figure, axis: Axes, points: Mapping[str, tuple[Estimate
 def _free_place(spot: _Spot, size: Bbox, taken: Sequence[Bbox], frame: Bbox, scale: float) -> tuple[Bbox, float]:
     """The box of a label of this size, and how many points it is from its mark."""
     width, height, tried = size.width, size.height, []
+    others, inside = np.array([other.extents for other in taken]), frame.extents[None]
     for distance in DISTANCES:
         for angle in ANGLES:
             dx, dy = math.cos(angle), math.sin(angle)
             x = spot.x + dx * distance * scale + (dx - 1) * width / 2
             y = spot.y + dy * distance * scale + (dy - 1) * height / 2
             box = Bbox.from_bounds(x, y, width, height)
-            covered = sum(_overlap(box, other) for other in taken) + (width * height - _overlap(box, frame))
+            outside = width * height - float(_overlap(box.extents, inside)[0])
+            covered = sum(_overlap(box.extents, others).tolist()) + outside
             if covered <= 1e-6 * width * height:
                 return box, distance
             tried.append((covered, box, distance))
@@ -229,7 +231,7 @@ def _spot(axis: Axes, x: Estimate, y: Estimate, scale: float) -> _Spot:
     return _Spot(cx, cy, boxes)
 
 
-def _overlap(one: Bbox, two: Bbox) -> float:
-    """Area that two boxes share, in square pixels."""
-    shared = Bbox.intersection(one, two)
-    return 0.0 if shared is None else float(shared.width * shared.height)
+def _overlap(box: Array, others: Array) -> Array:
+    """Area that a box [4] of x0, y0, x1, y1 shares with each of others [N, 4], in square pixels."""
+    sides: Array = (np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])).clip(0)
+    return sides[:, 0] * sides[:, 1]

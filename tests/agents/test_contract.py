@@ -5,17 +5,17 @@ A trained agent's `updates` end after at least four steps, and its checkpoints a
 
 import json
 import math
-import subprocess
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
 from agent_worlds import ACTORS, EXACT, RUNS, files
 from safetensors.torch import load_file
-from test_processes import begin
 from tiny_models import TEMPLATE, build_llama, build_tokenizer
-from tiny_worlds import TEXTS
+from tiny_worlds import TEXTS, finish, start_world
+from world_jobs import train_and_disagree
 
 from alpacafarm_env.agents.language_model import LanguageModel
 
@@ -100,27 +100,27 @@ def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_
 
 
 @pytest.fixture(scope="module")
-def world(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
-    """Two processes of torchrun that train every agent, then disagree, and where they write."""
+def world(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[BaseProcess], Path]:
+    """Two processes that train every agent, then disagree, and where they write."""
     out = tmp_path_factory.mktemp("world")
-    return begin(2, policies[0], out), out
+    return start_world(train_and_disagree, policies[0], out, size=2), out
 
 
 def test_two_processes_train_as_one(
-    policies: list[Path], tmp_path: Path, world: tuple[subprocess.Popen[bytes], Path]
+    policies: list[Path], tmp_path: Path, world: tuple[list[BaseProcess], Path]
 ) -> None:
     started, two = world
     for name, make in {**RUNS, **EXACT}.items():
         make(policies[0], tmp_path / name, seed=2).learn()
-    assert started.wait(300) == 0
+    finish(started)
     for name, make in {**RUNS, **EXACT}.items():
         check_same_training(tmp_path / name, two / name, atol=ATOL.get(name, 5e-6))
         assert make(policies[0], two / name, seed=2).learn() == {}  # one process goes on where two have stopped
 
 
-def test_processes_that_differ_are_all_told_how(world: tuple[subprocess.Popen[bytes], Path]) -> None:
+def test_processes_that_differ_are_all_told_how(world: tuple[list[BaseProcess], Path]) -> None:
     started, out = world
-    assert started.wait(300) == 0
+    finish(started)
     first, second = ((out / f"told-{rank}").read_text().splitlines() for rank in (0, 1))
     expected = ["learning_rate", "out", "newest checkpoint", "resume='never'", "num_envs"]
     expected += ["wrappers", "responses", "demonstrations", "instructions_sha256"]

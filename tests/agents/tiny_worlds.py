@@ -148,7 +148,7 @@ def start_world(job: Any, *args: Any, size: int) -> list[BaseProcess]:
 def finish(*worlds: Sequence[BaseProcess]) -> None:
     """Wait for all processes; none may have failed."""
     for process in (process for world in worlds for process in world):
-        process.join(120)
+        process.join(300)
         assert process.exitcode == 0
 
 

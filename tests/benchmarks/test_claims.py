@@ -14,6 +14,8 @@ from alpacafarm_env.benchmarks.methods.methods import METHODS
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.benchmarks.win_rate_curve import command as win_rate_curve
 from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions
+from alpacafarm_env.benchmarks.win_rate_curve.plan import make_plans
+from alpacafarm_env.benchmarks.win_rate_curve.runs import run_seed
 from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, choose, compare, curves_of
 
 
@@ -22,29 +24,24 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def curves(tmp_path, **options):
-    assert win_rate_curve.run(WinRateCurveOptions(out=tmp_path / "curve", **options)) == 0
-    tables = [pd.read_csv(tmp_path / "curve" / name) for name in ("table.csv", "val.csv")]
-    return [curves_of(table.to_dict("records")) for table in tables]
-
-
 def assert_ppo_beats_sft(found, choice):
-    by_measure = compare(found, choice)
-    for measure in ("gold", "win_rate_human"):
-        gain = by_measure[measure].difference
-        assert gain.mean > 3 * gain.standard_error > 0, gain
-    assert by_measure["win_rate_human"].difference.mean >= 10
+    gains = {measure: compare(found, choice)[measure].difference for measure in ("gold", "win_rate_human")}
+    for gain in gains.values():
+        assert gain.mean > 3 * gain.standard_error > 0, gains
+    return gains["win_rate_human"].mean
 
 
-def test_six_steps_of_ppo_beat_sft(tmp_path, capsys):
-    found, _ = curves(tmp_path, seeds=3, steps=6, evaluate_every=6, num_val=50, num_eval=402)
-    assert_ppo_beats_sft(found, Choice(dict.fromkeys(range(3), 6), "fixed"))
+def test_two_steps_of_ppo_beat_sft(tmp_path):
+    plans = make_plans(WinRateCurveOptions(tmp_path, seeds=3, steps=2, evaluate_every=2, num_val=1, num_eval=201))
+    rows = [row for plan in plans for row in run_seed(plan, print) if row["split"] == "eval"]
+    assert_ppo_beats_sft(curves_of(rows), Choice(dict.fromkeys(range(3), 2), "fixed"))
 
 
 @pytest.mark.slow
 def test_the_main_job_beats_sft_over_five_seeds(tmp_path, capsys):
-    found, val = curves(tmp_path, seeds=5)
-    assert_ppo_beats_sft(found, choose(val))
+    assert win_rate_curve.run(WinRateCurveOptions(out=tmp_path, seeds=5)) == 0
+    found, val = (curves_of(pd.read_csv(tmp_path / name).to_dict("records")) for name in ("table.csv", "val.csv"))
+    assert assert_ppo_beats_sft(found, choose(val)) >= 10
 
 
 def ranking(tmp_path, **options):
@@ -65,7 +62,9 @@ def assert_above_sft(found, method, feedback):
 
 
 def test_best_of_16_beats_sft_and_is_longer(tmp_path, capsys):
-    found = ranking(tmp_path, methods=("best_of_16",), feedback=("simulated",), quick=True, seeds=3, num_eval=201)
+    found = ranking(
+        tmp_path, methods=("best_of_16",), feedback=("simulated",), quick=True, seeds=3, num_eval=67, processes=1
+    )
     assert_above_sft(found, "best_of_16", "simulated")
     lengths = [np.array([float(row["length"]) for row in found[name, "simulated"]]) for name in ("best_of_16", "sft")]
     assert lengths[0].min() > 1.2 * lengths[1].max()

@@ -10,20 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torchrun_commands
 
 from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
-def start(*words: object) -> subprocess.Popen[bytes]:
-    script = Path(__file__).with_name("torchrun_commands.py")
-    paths = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
-    launcher, arguments = words[:-4], words[-4:]
-    command = [sys.executable, *map(str, launcher), str(script), *map(str, arguments)]
-    return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE
-    )
+def start(*arguments: object) -> subprocess.Popen[bytes]:
+    """Start two processes."""
+    script = Path(torchrun_commands.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[2]), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *TORCHRUN, str(script), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
 
 
 def rows(file: Path) -> list[dict[str, float | str]]:
@@ -37,7 +36,7 @@ def written(out: Path) -> list[Path]:
     return sorted(file for file in files if "tensorboard" not in file.parts)
 
 
-def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path):
+def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path, capsys):
     pairs = [
         {
             "instruction": f"Say pair {i}.",
@@ -53,9 +52,11 @@ def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path):
     for file in own_data.iterdir():
         (data / file.name).write_bytes(file.read_bytes())
     (data / "preference.json").write_text(json.dumps(pairs))
-    runs = [start(data, *own_models, tmp_path / "1"), start(*TORCHRUN, data, *own_models, tmp_path / "2")]
-    said = [run.communicate(timeout=300)[0].decode() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
+    given = list(map(str, (data, *own_models)))
+    with start(*given, tmp_path / "2") as run:
+        torchrun_commands.main(*given, str(tmp_path / "1"))
+        said = [capsys.readouterr().out, run.communicate(timeout=300)[0].decode()]
+    assert run.returncode == 0
     assert [text.count("dpo on ") for text in said] == [1, 1]
     one, two = tmp_path / "1", tmp_path / "2"
     for table in ("curve/table.csv", "curve/val.csv", "dpo/table.csv", "best_of_16/table.csv"):
