@@ -187,15 +187,16 @@ def place_labels(figure: Figure, axis: Axes, points: Mapping[str, tuple[Estimate
 def _free_place(spot: _Spot, size: Bbox, taken: Sequence[Bbox], frame: Bbox, scale: float) -> tuple[Bbox, float]:
     """The box of a label of this size, and how many points it is from its mark."""
     width, height, tried = size.width, size.height, []
-    others, inside = np.array([other.extents for other in taken]), frame.extents[None]
+    others, inside = np.array([other.extents for other in taken]), np.array([frame.extents])
     for distance in DISTANCES:
         for angle in ANGLES:
             dx, dy = math.cos(angle), math.sin(angle)
             x = spot.x + dx * distance * scale + (dx - 1) * width / 2
             y = spot.y + dy * distance * scale + (dy - 1) * height / 2
             box = Bbox.from_bounds(x, y, width, height)
-            outside = width * height - float(_overlap(box.extents, inside)[0])
-            covered = sum(_overlap(box.extents, others).tolist()) + outside
+            extents = np.array(box.extents)
+            outside = width * height - float(_overlap(extents, inside)[0])
+            covered = sum(_overlap(extents, others).tolist()) + outside
             if covered <= 1e-6 * width * height:
                 return box, distance
             tried.append((covered, box, distance))
