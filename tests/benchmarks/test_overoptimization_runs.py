@@ -267,13 +267,11 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
     assert trained[0]["loss"] != trained[1]["loss"]
 
 
-@pytest.mark.parametrize("ensemble", [False, True])
-def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, own, monkeypatch, ensemble):
-    whole, killed = (ppo(tmp_path / name, "uwo_3" if ensemble else own[1]) for name in ("whole", "killed"))
+def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    whole, killed = (ppo(tmp_path / name, "uwo_3") for name in ("whole", "killed"))
     for model in whole.reward_models():
         run(model)
-    if ensemble:
-        shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
+    shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
     ppo_config, evaluate_policy = overoptimization_run.ppo_config, overoptimization_run.evaluate_policy
     monkeypatch.setattr(overoptimization_run, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
     rows = run(whole)
