@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -181,8 +181,8 @@ class Study:
         """
         path = cell_file(self.out, key)
         self._shards.setdefault(key, self.shard.index)
-        with claim(path.parent, self.name, lock=f".{path.stem}.lock"):
-            if not path.exists():
+        with nullcontext() if path.exists() else claim(path.parent, self.name, lock=f".{path.stem}.lock"):
+            if not path.exists():  # another shard may have stored it meanwhile
                 self._refuse_changed()
                 # Through JSON first, so that what is hashed is what is read back.
                 rows = json.loads(json.dumps([dict(row) for row in work()], default=_plain))
