@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from types import NoneType
-from typing import Literal, Self, get_args, get_origin
+from typing import Literal, Self, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,9 +11,11 @@ class Settings:
     """Every int, float, bool and Literal is checked against its type; floats must be finite."""
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))  # a field's own type is a text under `from __future__ import annotations`
         for field in fields(self):
-            value, kinds = getattr(self, field.name), get_args(field.type) or (field.type,)
-            if get_origin(field.type) is Literal:
+            value, hint = getattr(self, field.name), hints[field.name]
+            kinds = get_args(hint) or (hint,)
+            if get_origin(hint) is Literal:
                 self.require(value in kinds, field.name, f"one of {kinds}")
             if value is None and NoneType in kinds:
                 continue

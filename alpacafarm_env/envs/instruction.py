@@ -31,7 +31,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     * Starting state: an instruction drawn uniformly, with replacement, by the environment's own generator, which no
       oracle or wrapper uses. `reset(options={"instruction_id": i})` asks a given instruction and draws nothing.
     * Episode end: every step terminates. If `step` raises because of the response or the oracle, it can be called
-    again.
+      again.
     * Information: at reset `instruction_id` (int), `split` (str); at step also `response` (str), `response_length`
       (int, code points), `oracle` (str, who decided), `scored` (bool), `reward_components` ({oracle: reward}), and the
       oracle's details.

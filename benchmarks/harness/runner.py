@@ -164,6 +164,7 @@ def run_cells(
     processes = 1 if joined else max(1, min(processes, len(own)))
     progress = Progress({cell.key: cell.weight for cell in own})
     running: set[BaseProcess] = set()
+    rows: dict[str, list[Row]] = {}
     reporting = threading.Lock()
 
     def work(cell: Cell) -> Sequence[Row]:
@@ -173,7 +174,7 @@ def run_cells(
 
     def settle(cell: Cell) -> None:
         try:
-            study.cell(cell.key, partial(work, cell))
+            rows[cell.key] = study.cell(cell.key, partial(work, cell))
             progress.update(ProgressUpdate(cell.key, cell.weight))  # the only update of a cell that was stored before
         except Exception as error:  # whatever stopped one cell, the others go on
             if joined or isinstance(error, (CheckpointError, CancelledError)) or is_full(error):
@@ -193,7 +194,8 @@ def run_cells(
         joined.from_main("")
     study.write_manifest()
     _meet_other_shards(study, list(found), last)
-    return [row for key in found if key not in study.failed for row in study.rows(key)]
+    stored = (rows.get(key) or study.rows(key) for key in found if key not in study.failed)
+    return [row for each in stored for row in each]
 
 
 def follow(world: Processes, cells: Iterable[Cell]) -> int:
