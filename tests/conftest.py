@@ -27,8 +27,13 @@ settings.load_profile("deterministic")
 
 
 def pytest_configure(config):
-    """`--dist loadfile` keeps the order of the files: by their number of tests the slowest, with few, would be last."""
+    """`--dist loadfile` keeps the order of the files, instead of sorting them by their number of tests."""
     config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first: one of them at the end would leave the other processes idle."""
+    items.sort(key=lambda item: item.path.name not in ("test_claims.py", "test_readme.py"))
 
 
 def _refuse_remote(host: object) -> None:
