@@ -201,6 +201,13 @@ def _between(mean: float, half: float, least: float, most: float) -> tuple[float
     return min(low, mean), max(high, mean)
 
 
+def mean_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over the first axis, NaN left out; NaN where nothing is known."""
+    known = ~np.isnan(values)
+    num = known.sum(axis=0)
+    return np.asarray(np.where(num, np.nansum(values, axis=0) / np.maximum(num, 1), np.nan), dtype=np.float64)
+
+
 def wilson(num_correct: float, num: int) -> tuple[float, float]:
     """Wilson's 95 % interval of the share `num_correct` / `num`. Source: Wilson 1927, J. Am. Stat. Assoc."""
     z, share = 1.959963984540054, num_correct / num

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ..seeding import keyed_rng
 from . import gold, tasks, world
 
 
@@ -93,6 +95,19 @@ def write(writer: Writer, instruction: str, rng: np.random.Generator) -> str:
     if rng.random() < writer.courtesy / 2:
         body = f"{body}{chr(10) if form == 'list' else ' '}{gold.CLOSERS[int(rng.integers(len(gold.CLOSERS)))]}"
     return body
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A writer of the sandbox in place of a model behind an API or of the crowd; it only acts."""
+
+    name: str
+    habits: Writer
+    seed: int
+
+    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """What the writer answers, keyed on name, seed and instruction."""
+        return tuple(write(self.habits, str(x), keyed_rng(self.seed, self.name, str(x))) for x in instructions)
 
 
 def page(rng: np.random.Generator) -> tuple[str, str]:

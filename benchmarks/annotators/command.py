@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import tyro
 
+from ...annotators.analysis import LENGTH_GAP, PUBLISHED_LENGTH_GAP, Pairs
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...errors import DataError
 from ...folders import hash_folder
@@ -34,8 +35,8 @@ from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report
 from .live import LEVEL, LivePool
 from .recorded import recorded_rows
+from .rows import SMALL
 from .sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
-from .votes import LENGTH_GAP, PUBLISHED_LENGTH_GAP, SMALL, Pairs
 
 NAME: Final = "annotators"
 NUM_QUICK_PAIRS: Final = 1_000

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ...annotators.analysis import COST, figures
 from ...errors import DataError, PriceError
 from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
+from .rows import SPENT, TARGETS, make_row, rows_of
 from .sandbox import Question
-from .votes import COST, SPENT, TARGETS, figures, make_row, rows_of
 
 if TYPE_CHECKING:
     from ...annotators.config import ModelConfig, PoolConfig

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from ...annotators import analysis
+from ...annotators.analysis import Array, Pairs, agreement, likings
 from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
@@ -21,8 +23,7 @@ from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...seeding import keyed_rng
 from ..harness.study import Row
-from . import votes as counted
-from .votes import Array, Pairs, Target, agreement, likings, make_row, rows_of
+from .rows import Target, make_row, rows_of
 
 LEVEL: Final = "recorded"
 CROSS: Final = "crossannotations_gpt4_4seeds"
@@ -71,7 +72,7 @@ def cross_rows(folder: Path) -> list[Row]:
     targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
     rows: list[Row] = []
     for judge, found in {**votes, "longest": by_length}.items():
-        own = {"variance": 1 - counted.self_agreement(found), "disagreement": counted.disagreement(found)}
+        own = {"variance": 1 - analysis.self_agreement(found), "disagreement": analysis.disagreement(found)}
         own |= {**likings(found[:1], pairs), "prefers_1": 1 - found.mean(axis=0)}
         rows += rows_of(judge, [own], LEVEL, targets.get(judge))
     for judge, found in votes.items():
@@ -111,11 +112,11 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
             )
         labels.setdefault(place, []).append(row["preference"])
     human = np.array(list(zip_longest(*labels.values(), fillvalue=np.nan)), dtype=np.float64)
-    itself, side = counted.self_agreement(human), counted.majority(human)
+    itself, side = analysis.self_agreement(human), analysis.majority(human)
     rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
     for judge, found in votes.items():
         own = found[:, list(labels)]
-        rows += rows_of(judge, [{"agreement": agreement(own, side), "bias": counted.bias(own, side)}], LEVEL)
+        rows += rows_of(judge, [{"agreement": agreement(own, side), "bias": analysis.bias(own, side)}], LEVEL)
     return rows
 
 

@@ -11,11 +11,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from ...annotators.analysis import COST
 from ...sandbox.judges import POOL
 from ..harness.plots import titled
 from ..harness.report import Table, sentences
+from .rows import ALONE, FIGURES, SINGLE, SPENT, Target
 from .sandbox import Question
-from .votes import ALONE, COST, FIGURES, SINGLE, SPENT, Target
 
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
 LEVELS: Final = ("sandbox", "recorded", "live")

@@ -12,16 +12,17 @@ from typing import Final
 import numpy as np
 
 from ... import sandbox
+from ...annotators.analysis import Array, Opinions, Pairs, ask, figures, majority
 from ...oracles.base import PreferenceOracle
 from ...sandbox import writers
 from ...sandbox.dataset import Sandbox
 from ...sandbox.judges import POOL, Annotators
 from ...seeding import keyed_rng
-from ...statistics import interval
-from ..harness.estimates import correlation, mean_known
+from ...statistics import interval, mean_known
+from ..harness.estimates import correlation
 from ..harness.evaluation import subset
 from ..harness.study import Row
-from .votes import ALONE, SINGLE, TARGETS, Array, Opinions, Pairs, ask, figures, majority, make_row, rows_of
+from .rows import ALONE, SINGLE, TARGETS, make_row, rows_of
 
 LEVEL: Final = "sandbox"
 MEANINGS: Final = {

@@ -68,13 +68,6 @@ class Estimate:
         return abs(self.mean) > CLEAR * self.standard_error
 
 
-def mean_known(values: Array) -> Array:
-    """Mean over the first axis, NaN left out; NaN where nothing is known."""
-    known = ~np.isnan(values)
-    num = known.sum(axis=0)
-    return np.asarray(np.where(num, np.nansum(values, axis=0) / np.maximum(num, 1), np.nan), dtype=np.float64)
-
-
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows of a table, None as NaN."""
     return pd.DataFrame(rows).replace({None: np.nan}).infer_objects()

@@ -7,7 +7,6 @@ have (gold outside the sandbox, for instance) is NaN throughout, never a guess.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from .own_judge import make_own_judge
 from .report import number
 
 if TYPE_CHECKING:
-    from ...agents import PPO, LanguageModel, Rollouts
+    pass
 
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""
@@ -31,8 +30,6 @@ WIN_RATES = ("win_rate_simulated", "win_rate_human")
 """Those that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
 OWN_WIN_RATE = "win_rate"
 """The win rate by a judge of one's own, where there is one."""
-LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
-_PUBLISHED_LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -169,56 +166,6 @@ def subset(num_items: int, num_wanted: int) -> list[int]:
         raise ValueError(f"expected 1 or more items to evaluate on, got {num_wanted!r}")
     count = min(num_items, num_wanted)
     return [index * num_items // count for index in range(count)]
-
-
-def has_list(response: str, *, published: bool = False) -> bool:
-    """Whether a line starts with a bullet or a number, or by the released analysis's definition also with a letter."""
-    return (_PUBLISHED_LIST if published else LIST_ITEM).search(response) is not None
-
-
-def answer(
-    agent: PPO,
-    instructions: Sequence[str],
-    *,
-    seed: int,
-    split: str,
-    temperature: float,
-    rows: slice = slice(None),
-) -> Rollouts:
-    """Samples one response to each instruction of `rows`, with the length limit of training.
-
-    The random numbers are keyed on (seed, split) and not on the step: every evaluation of a seed sees the same draws
-    (common random numbers), so that differences between steps are due to the policy. They are drawn for all
-    instructions, so that a response does not depend on `rows`.
-    """
-    import torch
-
-    from ...agents.loop import keyed_generator
-
-    limit = agent.config.max_response_tokens or agent.policy.max_response_tokens
-    uniforms = torch.rand(len(instructions), limit, generator=keyed_generator(seed, "evaluation", split))
-    return agent.policy.generate(
-        instructions[rows], generator=uniforms[rows], temperature=temperature, max_new_tokens=limit
-    )
-
-
-def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 16384) -> Any:
-    """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
-
-    The k1 estimator: its mean is an unbiased estimate of KL(policy || reference), at that temperature alone.
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-    import torch
-
-    from ...agents.rollouts import micro_batches, segment_sum
-
-    kl = torch.zeros(len(rollouts))
-    with torch.no_grad():
-        for rows in micro_batches(rollouts.total_lengths, max_tokens):
-            part = rollouts[rows]
-            difference = part.logprobs - policy.logprobs(part, role="reference", temperature=temperature)
-            kl[rows] = segment_sum(difference, part.lengths).cpu()
-    return kl
 
 
 def _mean(values: NDArray[Any]) -> float:

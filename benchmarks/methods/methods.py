@@ -92,22 +92,9 @@ def _untrained(job: Job) -> Any:
     return policy
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """A writer of the sandbox in place of a model behind an API or of the crowd; it only acts."""
-
-    name: str
-    habits: writers.Writer
-    seed: int
-
-    def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """What the writer answers, keyed on name, seed and instruction."""
-        return tuple(writers.write(self.habits, str(x), keyed_rng(self.seed, self.name, str(x))) for x in instructions)
-
-
 def make_stand_in(job: Job, *, name: str) -> Actor:
     """The stand-in for a model behind an API, or the crowd that wrote the demonstrations which SFT imitates."""
-    return StandIn(name, writers.CROWD if name == "crowd" else writers.API_MODELS[name], job.seed)
+    return writers.StandIn(name, writers.CROWD if name == "crowd" else writers.API_MODELS[name], job.seed)
 
 
 Labels = Callable[[Job], tuple[Preference, ...]]

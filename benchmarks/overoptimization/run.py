@@ -14,13 +14,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from ... import agents, sandbox
 from ...agents import checkpoints
-from ...agents.losses import exact_kl
-from ...agents.rollouts import micro_batches, segment_sum
+from ...agents.evaluation import answer, exact_response_kl
 from ...data.files import write_atomic
 from ...errors import CheckpointError, DataError
 from ...folders import hash_model
@@ -29,7 +27,7 @@ from ...oracles.base import Constant, RewardOracle, judge
 from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
 from ...seeding import keyed_rng
 from ..harness import stored
-from ..harness.evaluation import WIN_RATES, answer, evaluate, judges_of
+from ..harness.evaluation import WIN_RATES, evaluate, judges_of
 from ..harness.reward_models import LAST_FILE, MAX_RESPONSE_TOKENS, fit, fresh_pairs, hits, predicted, reliability
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
@@ -258,26 +256,10 @@ def evaluate_policy(plan: Plan, agent: agents.PPO, proxy: RewardOracle, step: in
     found = evaluate(chosen, rollouts.texts, judges_of(DATA, proxy=None), finished=rollouts.finished.cpu().numpy())
     proxies, spread = ask(proxy, chosen, rollouts.texts)
     found = replace(found, scores={**found.scores, "proxy": proxies})
-    kl = exact_response_kl(agent.policy, rollouts)
+    kl = exact_response_kl(agent.policy, rollouts, TEMPERATURE)
     means = {**found.means(), DISAGREEMENT: known_mean(spread), "kl_exact": math.fsum(kl.tolist()) / len(kl)}
     columns = {**found.scores, DISAGREEMENT: spread, "finished": found.finished, "kl_exact": kl}
     write_evaluation(plan, step, make_row(plan, step, means), chosen, rollouts.texts, pd.DataFrame(columns))
-
-
-@torch.no_grad()
-def exact_response_kl(policy: agents.LanguageModel, rollouts: agents.Rollouts, *, max_tokens: int = 8192) -> Array:
-    """[B] sum over a response's tokens of KL(policy || reference) at that place, over the whole vocabulary; nats, >= 0.
-
-    Its mean over responses sampled from the policy is an unbiased estimate of the KL of the two distributions over
-    responses (chain rule), with less variance than log p - log p_ref of the sampled tokens. Both at `TEMPERATURE`.
-    """
-    kl = torch.zeros(len(rollouts), dtype=torch.float64)
-    for rows in micro_batches(rollouts.total_lengths, max_tokens):
-        part = rollouts[rows]
-        ours, theirs = (policy.logits(part, role=role, temperature=TEMPERATURE) for role in ("policy", "reference"))
-        kl[rows] = segment_sum(exact_kl(ours, theirs), part.lengths).double().cpu()
-    found: Array = kl.numpy()
-    return found
 
 
 def run_best_of_n(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ...seeding import keyed_rng
-from ...statistics import wilson, win_rate
+from ...statistics import mean_known, wilson, win_rate
 from ..harness import estimates
-from ..harness.estimates import mean_known
 from ..harness.study import Row
 
 Array = NDArray[np.float64]

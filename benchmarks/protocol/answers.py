@@ -18,7 +18,6 @@ from ..harness.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.runner import Cell, quiet
 from ..harness.stored import MANIFEST, file_name, read_stored
 from ..harness.study import Row
-from ..methods.methods import StandIn
 from .held_out import EVAL, Question
 
 Asked = Mapping[str, Question]
@@ -63,7 +62,7 @@ def _rows(answer: Answer, asked: Callable[[], Asked], seed: int) -> list[Row]:
 
 def answer_by_writer(name: str, asked: Asked, seed: int) -> Answers:
     """A writer's answers."""
-    writer = StandIn(name, WRITERS[name], seed)
+    writer = writers.StandIn(name, WRITERS[name], seed)
     return ((name, which, writer.act(question.instructions)) for which, question in asked.items())
 
 

@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from ...agents.best_of_n_analysis import best_of_k
 from ...seeding import keyed_rng
-from ...statistics import PERCENT, UNBOUNDED, interval
-from ..harness.estimates import mean_known, percentiles
+from ...statistics import PERCENT, UNBOUNDED, interval, mean_known
+from ..harness.estimates import percentiles
 from ..harness.plots import COLORS, titled
 from ..harness.report import Table, Verdict, sentences, signed
 from ..harness.study import Row

@@ -18,7 +18,7 @@ from ...chat_templates import load_template
 from ...data.files import write_atomic
 from ...errors import DataError
 from ...folders import check_model
-from ..harness.evaluation import Judges, answer, describe, evaluate, judges_of, sequence_kl, subset
+from ..harness.evaluation import Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import has_references, make_own_judge, refuse_trained_on
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored
@@ -152,6 +152,7 @@ def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int)
     """
     import torch
 
+    from ...agents.evaluation import answer, sequence_kl
     from ...agents.processes import Processes
 
     world, dataset = Processes(agent.policy.device), plan.job.data

@@ -7,26 +7,15 @@ import numpy as np
 import pytest
 from annotator_worlds import Fake, by_key, make_assets, read, run, shut_off
 
+from alpacafarm_env.annotators import analysis
+from alpacafarm_env.annotators.analysis import COST, Opinions, Pairs, ask, figures, has_list
 from alpacafarm_env.benchmarks.annotators import command as annotators
 from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators import sandbox as annotator_sandbox
-from alpacafarm_env.benchmarks.annotators import votes as counted
 from alpacafarm_env.benchmarks.annotators.report import MEMBERS
+from alpacafarm_env.benchmarks.annotators.rows import SPENT, TARGETS, Target, make_row, rows_of
 from alpacafarm_env.benchmarks.annotators.sandbox import Question
-from alpacafarm_env.benchmarks.annotators.votes import (
-    COST,
-    SPENT,
-    TARGETS,
-    Opinions,
-    Pairs,
-    Target,
-    ask,
-    figures,
-    make_row,
-    rows_of,
-)
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.harness.evaluation import has_list
 from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
@@ -40,36 +29,36 @@ PUBLISHED = {(judge, figure): target for judge, own in TARGETS.items() for figur
 
 
 def test_votes_counted_by_hand():
-    assert counted.majority(VOTES).tolist() == [1, 0, -1, 0]
-    assert counted.agreement(VOTES, np.array([1.0, 0, -1, 1])).tolist() == [1, 0.5, 0.75, 0.5]
+    assert analysis.majority(VOTES).tolist() == [1, 0, -1, 0]
+    assert analysis.agreement(VOTES, np.array([1.0, 0, -1, 1])).tolist() == [1, 0.5, 0.75, 0.5]
     # Even vote of four: whoever is left out, two of the other three are against him.
-    assert counted.self_agreement(VOTES).tolist() == [1, 0, 0.75, 0]
-    assert counted.self_agreement(VOTES[:2]).tolist() == [1, 1, 1, 0]
-    assert counted.disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
-    assert counted.bias(VOTES, np.array([1.0, 1, 1, 0])).tolist() == [0, 0.5, 1, 0.5]
-    assert counted.bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
+    assert analysis.self_agreement(VOTES).tolist() == [1, 0, 0.75, 0]
+    assert analysis.self_agreement(VOTES[:2]).tolist() == [1, 1, 1, 0]
+    assert analysis.disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
+    assert analysis.bias(VOTES, np.array([1.0, 1, 1, 0])).tolist() == [0, 0.5, 1, 0.5]
+    assert analysis.bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
 
 
 def test_the_published_example_of_one_against_one_and_one_against_three():
     votes = np.array([[0, 0, 0, 0], [1, 1, 1, 0]], dtype=np.float64).T  # [1] * 4 and [2, 2, 2, 1]
-    assert 1 - counted.disagreement(votes).mean() == pytest.approx(0.75)
-    assert counted.self_agreement(votes).mean() == pytest.approx(0.875)
+    assert 1 - analysis.disagreement(votes).mean() == pytest.approx(0.75)
+    assert analysis.self_agreement(votes).mean() == pytest.approx(0.875)
 
 
 def test_missing_verdicts_take_no_part():
     votes = np.array([[1, NAN, NAN], [1, 1, NAN], [0, NAN, NAN]])
-    np.testing.assert_equal(counted.majority(votes), [1, 1, NAN])
-    np.testing.assert_equal(counted.agreement(votes, np.ones(3)), [2 / 3, 1, NAN])
-    np.testing.assert_equal(counted.self_agreement(votes), [1 / 3, NAN, NAN])  # even, even, the last against both
-    np.testing.assert_allclose(counted.disagreement(votes), [2 / 3, NAN, NAN])
-    np.testing.assert_equal(counted.bias(votes, np.ones(3)), [0, 0, NAN])
+    np.testing.assert_equal(analysis.majority(votes), [1, 1, NAN])
+    np.testing.assert_equal(analysis.agreement(votes, np.ones(3)), [2 / 3, 1, NAN])
+    np.testing.assert_equal(analysis.self_agreement(votes), [1 / 3, NAN, NAN])  # even, even, the last against both
+    np.testing.assert_allclose(analysis.disagreement(votes), [2 / 3, NAN, NAN])
+    np.testing.assert_equal(analysis.bias(votes, np.ones(3)), [0, 0, NAN])
 
 
 def test_a_tie_is_on_both_sides_by_half():
     votes = np.array([[0.5], [1.0]])
-    assert counted.agreement(votes, np.ones(1)).tolist() == [0.75]
-    assert counted.majority(votes).tolist() == [1]
-    assert counted.disagreement(votes).tolist() == [1]
+    assert analysis.agreement(votes, np.ones(1)).tolist() == [0.75]
+    assert analysis.majority(votes).tolist() == [1]
+    assert analysis.disagreement(votes).tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from annotator_worlds import Fake, make_assets, read, run, shut_off
 
+from alpacafarm_env.annotators.analysis import COST
 from alpacafarm_env.benchmarks.annotators import command as annotators
 from alpacafarm_env.benchmarks.annotators.live import LivePool
-from alpacafarm_env.benchmarks.annotators.votes import COST, TARGETS, rows_of
+from alpacafarm_env.benchmarks.annotators.rows import TARGETS, rows_of
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from annotator_worlds import by_key
 
+from alpacafarm_env.annotators.analysis import Pairs
 from alpacafarm_env.benchmarks.annotators import recorded as stored
 from alpacafarm_env.benchmarks.annotators.recorded import CROSS, HUMAN, cross_rows
-from alpacafarm_env.benchmarks.annotators.votes import Pairs
 from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.sandbox.dataset import write_rows

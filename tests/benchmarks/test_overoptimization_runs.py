@@ -14,8 +14,8 @@ from overoptimization_worlds import TINY
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.agents.evaluation import exact_response_kl, sequence_kl
 from alpacafarm_env.agents.loop import keyed_generator
-from alpacafarm_env.benchmarks.harness.evaluation import sequence_kl
 from alpacafarm_env.benchmarks.harness.reward_models import sample
 from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
@@ -324,7 +324,7 @@ def test_the_kl_is_that_of_the_sampled_responses():
 
     def both():
         rollouts = policy.generate(instructions, generator=keyed_generator(0, "x"), num_samples=40, temperature=1.0)
-        return overoptimization_run.exact_response_kl(policy, rollouts), sequence_kl(policy, rollouts, 1.0).numpy()
+        return exact_response_kl(policy, rollouts, 1.0), sequence_kl(policy, rollouts, 1.0).numpy()
 
     assert (both()[0] == 0).all()
     policy.model.lm_head.weight.data *= 1.1

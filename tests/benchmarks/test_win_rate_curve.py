@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alpacafarm_env.agents import PPOConfig
-from alpacafarm_env.benchmarks.harness import evaluation
+from alpacafarm_env.agents import PPOConfig, evaluation
 from alpacafarm_env.benchmarks.win_rate_curve import runs
 from alpacafarm_env.benchmarks.win_rate_curve.command import run
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan, WinRateCurveOptions, make_plans

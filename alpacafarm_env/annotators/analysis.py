@@ -1,15 +1,15 @@
-"""Judges' opinions counted: agreement, bias, variance and likings, as rows of a table next to the paper's values.
+"""How judges judge, counted from their opinions: agreement, bias, variance, and likings for place, length and lists.
 
 Votes are arrays [opinions, n]: 1 where b was preferred, 0 where a was, 0.5 for a tie, NaN for no verdict. A figure is
 an array [n], NaN for pairs it is not about. Its value is the mean over the other pairs, so several opinions on one pair
 never count as independent.
 
-Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9 and its costs per 1,000 labels. The
-definitions are those of the authors' released analysis, except that an even vote, which they always give to the same
-side, counts half.
+Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9. The definitions are those of the
+authors' released analysis, except that an even vote, which they always give to the same side, counts half.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Self
@@ -17,72 +17,24 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...oracles.base import UNSCORED_REASON, PreferenceOracle, compare
-from ...statistics import interval, wilson
-from ..harness.estimates import mean_known
-from ..harness.evaluation import has_list
-from ..harness.study import Row
+from ..oracles.base import UNSCORED_REASON, PreferenceOracle, compare
+from ..statistics import mean_known
 
 LENGTH_GAP: Final = 8
 """Characters; in the sandbox, smaller differences in length mean nothing."""
 PUBLISHED_LENGTH_GAP: Final = 30
 """The same in the released analysis, for the longer responses of real models."""
-SMALL: Final = 30
-"""Below this many pairs a share's interval is Wilson's: a t-interval of a few equal verdicts has no width."""
-SINGLE: Final = "single annotators"
-"""Each of the pool's 13 asked alone; figures are means over the 13."""
 COST: Final = "cost_per_1000"
 """US dollars for 1,000 verdicts."""
-SPENT: Final = "spent_usd"
-"""US dollars paid for a study; only a live pool as a whole has it."""
-FIGURES: Final = (
-    *("agreement", "bias", "variance", "disagreement", "prefers_first", "prefers_longer", "prefers_lists", COST),
-    *("spearman", "no_verdict", SPENT, "prefers_1"),
-)
-"""In the order of the tables; agreement_with_X and kappa_with_X of recorded judges come after them."""
+LIST_ITEM: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+_PUBLISHED_LIST: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Target:
-    """The paper's value of a figure: a share in [0, 1], or US dollars for costs."""
-
-    paper: float
-    tolerance: float | None = None
-    """None: shown for comparison only."""
-    upper_bound: bool = False
-    """The paper says "less than"."""
-
-    def holds(self, value: float) -> bool | None:
-        """Whether a value is within the tolerance; None without one."""
-        if self.tolerance is None:
-            return None
-        return value - self.paper <= self.tolerance and (self.upper_bound or self.paper - value <= self.tolerance)
-
-
-ALONE: Final = Target(0.20, 0.05, upper_bound=True)
-"""The variance of every single annotator."""
-TARGETS: Final[Mapping[str, Mapping[str, Target]]] = {
-    "human": {
-        "agreement": Target(0.66, 0.03),
-        "variance": Target(0.35, 0.05),
-        "prefers_longer": Target(0.62, 0.05),
-        "prefers_lists": Target(0.69, 0.05),
-        COST: Target(300.0),
-    },
-    "sim_eval": {
-        "agreement": Target(0.65, 0.03),
-        "variance": Target(0.26, 0.05),
-        "prefers_longer": Target(0.64, 0.05),
-        "prefers_lists": Target(0.63, 0.05),
-        COST: Target(12.0),
-    },
-    "sim_ann": {"variance": Target(0.43, 0.05), COST: Target(6.0)},
-    "sim_gpt4": {"agreement": Target(0.65, 0.03), "variance": Target(0.10, 0.05)},
-    SINGLE: {"variance": ALONE},
-}
-"""Judge -> figure -> the paper's value."""
+def has_list(response: str, *, published: bool = False) -> bool:
+    """Whether a line starts with a bullet or a number, or by the released analysis's definition also with a letter."""
+    return (_PUBLISHED_LIST if published else LIST_ITEM).search(response) is not None
 
 
 @dataclass(frozen=True)
@@ -225,49 +177,3 @@ def figures(opinions: Opinions, pairs: Pairs, human: Array | None) -> dict[str, 
         **likings(votes, pairs),
         COST: 1_000 * (1 - opinions.noise) * mean_known(opinions.cost_usd),
     }
-
-
-def rows_of(
-    judge: str, by_seed: Sequence[Mapping[str, Array]], level: str, targets: Mapping[str, Target] | None = None
-) -> list[Row]:
-    """The rows of a judge, one for each figure that any pair has a value for.
-
-    The value is the mean over the pairs of their means over the seeds, with a 95 % interval over the pairs: Student's,
-    but Wilson's for a share of fewer than `SMALL` pairs, or of 0 or 1. Where a pair's value is a mean of several
-    opinions, Wilson's is too wide rather than too narrow. `by_seed` has for each seed: figure -> [n].
-    """
-    rows = []
-    for figure in by_seed[0]:
-        seeds = np.array([found[figure] for found in by_seed])
-        per_pair = mean_known(seeds)
-        known = per_pair[~np.isnan(per_pair)]
-        if not len(known):
-            continue
-        found = interval(known)
-        bounds: Sequence[float] = (found.low, found.high)
-        if figure != COST:
-            few = len(known) < SMALL or min(found.mean, 1 - found.mean) <= 0
-            bounds = wilson(known.sum(), len(known)) if few else np.clip(bounds, 0, 1).tolist()
-        # A recorded judge has no seeds.
-        means = [float(np.nanmean(row)) for row in seeds if level != "recorded" and not np.isnan(row).all()]
-        target = (targets or {}).get(figure)
-        rows.append(make_row(judge, figure, found.mean, bounds, found.num, level, means, target))
-    return rows
-
-
-def make_row(
-    judge: str,
-    figure: str,
-    value: float,
-    bounds: Sequence[float],
-    num: int,
-    level: str,
-    seeds: Sequence[float] = (),
-    target: Target | None = None,
-) -> Row:
-    """A row of the table from a value and its interval; NaN bounds become empty cells."""
-    low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
-    row: Row = {"judge": judge, "figure": figure, "value": value, "low": low, "high": high}
-    row |= {"paper": target.paper, "tolerance": target.tolerance} if target else {"paper": None, "tolerance": None}
-    row |= {"within": target.holds(value) if target else None, "n": num, "level": level, "seeds": len(seeds) or None}
-    return row | {"seed_min": min(seeds, default=None), "seed_max": max(seeds, default=None)}

@@ -1,0 +1,74 @@
+"""A policy in evaluation: its responses with common random numbers, and how far it is from the reference.
+
+The two estimators of KL(policy || reference) of whole responses, in nats: `sequence_kl` is the column `kl` of tables,
+`exact_response_kl` the column `kl_exact`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .language_model import LanguageModel
+from .loop import keyed_generator
+from .losses import exact_kl
+from .ppo import PPO
+from .rollouts import Rollouts, micro_batches, segment_sum
+
+
+def answer(
+    agent: PPO,
+    instructions: Sequence[str],
+    *,
+    seed: int,
+    split: str,
+    temperature: float,
+    rows: slice = slice(None),
+) -> Rollouts:
+    """Samples one response to each instruction of `rows`, with the length limit of training.
+
+    The random numbers are keyed on (seed, split) and not on the step: every evaluation of a seed sees the same draws
+    (common random numbers), so that differences between steps are due to the policy. They are drawn for all
+    instructions, so that a response does not depend on `rows`.
+    """
+    limit = agent.config.max_response_tokens or agent.policy.max_response_tokens
+    uniforms = torch.rand(len(instructions), limit, generator=keyed_generator(seed, "evaluation", split))
+    return agent.policy.generate(
+        instructions[rows], generator=uniforms[rows], temperature=temperature, max_new_tokens=limit
+    )
+
+
+@torch.no_grad()
+def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 16384) -> Tensor:
+    """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
+
+    The k1 estimator: its mean is an unbiased estimate of KL(policy || reference), at that temperature alone.
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    kl = torch.zeros(len(rollouts))
+    for rows in micro_batches(rollouts.total_lengths, max_tokens):
+        part = rollouts[rows]
+        difference = part.logprobs - policy.logprobs(part, role="reference", temperature=temperature)
+        kl[rows] = segment_sum(difference, part.lengths).cpu()
+    return kl
+
+
+@torch.no_grad()
+def exact_response_kl(
+    policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 8192
+) -> NDArray[np.float64]:
+    """[B] sum over a response's tokens of KL(policy || reference) at that place, over the whole vocabulary; nats, >= 0.
+
+    Its mean over responses sampled from the policy is an unbiased estimate of the KL of the two distributions over
+    responses (chain rule), with less variance than log p - log p_ref of the sampled tokens. Both at the temperature
+    the responses were sampled at.
+    """
+    kl = torch.zeros(len(rollouts), dtype=torch.float64)
+    for rows in micro_batches(rollouts.total_lengths, max_tokens):
+        part = rollouts[rows]
+        ours, theirs = (policy.logits(part, role=role, temperature=temperature) for role in ("policy", "reference"))
+        kl[rows] = segment_sum(exact_kl(ours, theirs), part.lengths).double().cpu()
+    found: NDArray[np.float64] = kl.numpy()
+    return found
