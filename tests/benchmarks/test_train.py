@@ -41,15 +41,15 @@ def row_of(folder):
 
 def test_it_trains_answers_saves_and_resumes(tmp_path, capsys, monkeypatch):
     pairs = Job.preferences
-    monkeypatch.setattr(Job, "preferences", lambda job: pairs(job)[:640])
-    arguments = ["dpo", "--quick", "--out", str(tmp_path), "--num-eval", "40"]
+    monkeypatch.setattr(Job, "preferences", lambda job: pairs(job)[:128])
+    arguments = ["dpo", "--quick", "--out", str(tmp_path), "--num-eval", "20"]
     assert train.run(train.parse(arguments)) == 0
     assert "DPO, simulated feedback, seed 0" in capsys.readouterr().out
     row = row_of(tmp_path)
     assert (row["method"], row["feedback"], row["seed"]) == ("dpo", "simulated", "0")
     run, stored = (tmp_path / name / "dpo, simulated, seed 0" for name in ("runs", "evaluations"))
     answers = json.loads(stored.with_suffix(".json").read_text())
-    assert len(answers["responses"]) == 40
+    assert len(answers["responses"]) == 20
     trained = LanguageModel.from_pretrained(run / "policy", max_response_tokens=64)
     assert trained.encode_prompts(["Name a tree"])
     steps = (run / "metrics.jsonl").read_text()
