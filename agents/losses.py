@@ -9,8 +9,7 @@ Conventions:
 - Statistics take `reduce`, which adds a tensor up over all processes; None: there is one.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,8 @@ from ..errors import did_you_mean
 
 Reduce = Callable[[Tensor], Tensor]
 """This process's sums -> the sums over all processes."""
+
+EPSILON = 1e-8  # keeps a division by a spread of 0 finite
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: log_ratio,
@@ -70,28 +71,13 @@ def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, step_size: flo
     return kl_coef * (1 + step_size * min(max(kl / target - 1, -0.2), 0.2))
 
 
-def stops_after(tokens: Tensor, stop_tokens: Collection[int], *, index: int = -1) -> Tensor:
-    """Whether each row of `tokens` [B, T] has one of `stop_tokens` after position `index`; bool [B].
+def missing_eos_penalty(scores: Tensor, finished: Tensor, *, value: float) -> Tensor:
+    """Scores [B], with `value` for responses that are not `finished`; NaN (unscored) stays NaN.
 
-    AlpacaFarm's `truncate_tokens` and `truncate_after`; by default a stop token counts anywhere.
-    """
-    stops = torch.isin(tokens, torch.tensor(sorted(stop_tokens), dtype=tokens.dtype, device=tokens.device))
-    return stops[:, index + 1 :].any(-1)
-
-
-def missing_eos_penalty(
-    scores: Tensor, finished: Tensor, *, value: float, how: Literal["set", "subtract"] = "set"
-) -> Tensor:
-    """Scores [B] with the penalty for responses that are not `finished`; NaN (unscored) stays NaN.
-
-    "set" replaces the score by `value`: the EOS trick of Stiennon et al. 2020 (arXiv:2009.01325), AlpacaFarm's
-    penalty_reward_value (−1). "subtract" takes `value` off: TRL's missing_eos_penalty (1).
+    The EOS trick of Stiennon et al. 2020 (arXiv:2009.01325), AlpacaFarm's penalty_reward_value (−1).
     """
     check_shapes(scores=scores, finished=finished)
-    if how not in ("set", "subtract"):
-        raise did_you_mean("missing-EOS penalty", how, ("set", "subtract"))
-    penalised = scores - value if how == "subtract" else torch.full_like(scores, value)
-    return torch.where(finished | scores.isnan(), scores, penalised)
+    return torch.where(finished | scores.isnan(), scores, torch.full_like(scores, value))
 
 
 def place_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -240,34 +226,25 @@ def masked_moments(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | No
     return mean, (reduce(squares) if reduce else squares) / count.clamp(min=1)
 
 
-def masked_mean(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None = None) -> Tensor:
-    """Mean of `x` (numbers or bools) where `mask` is True, over all processes: a scalar metric, without gradient."""
-    return masked_moments(x.detach(), mask, reduce=reduce)[0]
-
-
-def whiten(
-    x: Tensor, mask: Tensor | None = None, *, shift_mean: bool = True, eps: float = 1e-8, reduce: Reduce | None = None
-) -> Tensor:
-    """(x − μ) / (σ + eps), plus μ again if not `shift_mean`; μ, σ (biased) over the masked entries of all processes.
+def whiten(x: Tensor, mask: Tensor | None = None, *, shift_mean: bool = True, reduce: Reduce | None = None) -> Tensor:
+    """(x − μ) / (σ + 1e-8), plus μ again if not `shift_mean`; μ, σ (biased) over the masked entries of all processes.
 
     `shift_mean=False` on *rewards* is AlpacaFarm's reward whitening: it turns every zero into μ(1 − 1/σ). Summed over
     real tokens only, that constant rewards or punishes length, so under a mask use `scale_to_unit_std` instead.
     Source: Ziegler et al. 2019 (arXiv:1909.08593) and AlpacaFarm (arXiv:2305.14387), released code.
     """
     mean, variance = masked_moments(x, mask, reduce=reduce)
-    whitened = (_wide(x) - mean) / (variance.sqrt() + eps)
+    whitened = (_wide(x) - mean) / (variance.sqrt() + EPSILON)
     return zero_outside(whitened if shift_mean else whitened + mean, mask).to(x.dtype)
 
 
-def scale_to_unit_std(
-    x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, reduce: Reduce | None = None
-) -> Tensor:
+def scale_to_unit_std(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce | None = None) -> Tensor:
     """Returns x / σ, with σ (biased) over the masked entries of all processes; zeros stay zeros.
 
-    Equal scores then give equal returns at any length. Without spread (σ ≤ eps) `x` comes back as it is.
+    Equal scores then give equal returns at any length. Without spread (σ ≤ 1e-8) `x` comes back as it is.
     """
     std = masked_moments(x, mask, reduce=reduce)[1].sqrt()
-    return zero_outside(_wide(x) / torch.where(std > eps, std, 1.0), mask).to(x.dtype)
+    return zero_outside(_wide(x) / torch.where(std > EPSILON, std, 1.0), mask).to(x.dtype)
 
 
 def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -299,7 +299,7 @@ class PPO(OnlineAgent):
         )
         values = self._columns(rollouts, self.value_model.values)
         if config.missing_eos_score is not None:
-            scores = losses.missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score, how="set")
+            scores = losses.missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score)
         rewards, _ = losses.shape_rewards(
             scores, old_logprobs, ref_logprobs, mask, kl_coef=self._loop.state["kl_coef"], kind=config.kl_estimator
         )

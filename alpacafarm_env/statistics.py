@@ -70,20 +70,6 @@ class Interval:
     num: int
 
 
-def credits_from_preferences(preferences: Sequence[float | None]) -> NDArray[np.float64]:
-    """Credits of output_2, [B] in [0, 1], from preferences in AlpacaFarm's coding.
-
-    1 = output_1 preferred, 2 = output_2, between = 1 + P(output_2 preferred). A tie is 1.5, or 0 in files older than
-    2024; None and NaN are no verdict. Raises ValueError for any other value.
-    """
-    values = np.array([np.nan if value is None else value for value in preferences], dtype=np.float64)
-    faulty = ~(np.isnan(values) | (values == 0) | ((values >= 1) & (values <= 2)))
-    if faulty.any():
-        index = int(np.flatnonzero(faulty)[0])
-        raise ValueError(f"preference {index}: expected a number in [1, 2], 0 or None, got {preferences[index]!r}")
-    return np.where(values == 0, 0.5, values - 1)
-
-
 def win_rate(credits: ArrayLike) -> WinRateSummary:
     """Win rate of `credits` [B]; NaN is left out, as AlpacaEval's describe_head2head does.
 

@@ -119,7 +119,7 @@ class AnnotatorPool(NoDeepCopy):
             for annotator in self.config.annotators
         )
         self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
-        self.seed, self.order, self.on_progress = seed, order, on_progress
+        self.seed, self.on_progress = seed, on_progress
         self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
         self.prices = Prices.load(overrides={**_prices_in(roles.values()), **(prices or {})})
         self.draws_order = order == "random"

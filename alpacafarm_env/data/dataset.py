@@ -120,10 +120,6 @@ class RowDataset:
             for row in self._rows(split, "preference", "preferences")
         )
 
-    def samples(self, split: str) -> tuple[tuple[str, ...], ...]:
-        """The responses of each instruction of a multisample split."""
-        return tuple(tuple(row["output"]) for row in self._rows(split, "multisample", "samples"))
-
     def _split(self, name: str) -> Split:
         if name not in self._splits:
             raise did_you_mean("split", name, self.splits)

@@ -143,11 +143,11 @@ def raise_faults(faults: Sequence[Fault], source: str) -> None:
     )
 
 
-def shown(value: object, width: int = 60) -> str:
+def shown(value: object) -> str:
     """The repr of a found value, shortened in the middle."""
     if value is MISSING:
         return "nothing (the field is missing)"
     if value is None:
         return "null"
     text = ascii(value) if isinstance(value, str) and not is_text(value) else repr(value)
-    return text if len(text) <= width else f"{text[: width // 2]}...{text[-(width // 4) :]}"
+    return text if len(text) <= 60 else f"{text[:30]}...{text[-15:]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -41,9 +41,9 @@ _MIXES: Final[dict[str, tuple[float, tuple[str, ...]]]] = {
 }
 
 
-def _weights(source: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    with_input, favoured = _MIXES[source]
-    weights = np.array([3.0 if template.verb in favoured else 1.0 for template in tasks.TEMPLATES])
+def template_weights(verbs: Mapping[str, float], with_input: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Chance of each of `tasks.TEMPLATES`, by weights of root verbs (1 for all others) and a share with an input."""
+    weights = np.array([verbs.get(template.verb, 1.0) for template in tasks.TEMPLATES])
     has_input = np.array([template.with_input for template in tasks.TEMPLATES])
     for chosen, share in ((has_input, with_input), (~has_input, 1 - with_input)):
         weights[chosen] *= share / weights[chosen].sum()
@@ -58,7 +58,8 @@ def generate(seed: int = SEED) -> dict[str, list[Instruction]]:
         sources = EVAL_SOURCES if split == "eval" else {"": size}
         rows: list[Instruction] = []
         for source, count in sources.items():
-            rng, weights = keyed_rng(seed, "instructions", split, source), _weights(source)
+            rng, (with_input, favoured) = keyed_rng(seed, "instructions", split, source), _MIXES[source]
+            weights = template_weights(dict.fromkeys(favoured, 3.0), with_input)
             end = len(rows) + count
             while len(rows) < end:
                 template = tasks.TEMPLATES[int(rng.choice(len(weights), p=weights))]

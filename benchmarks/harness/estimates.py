@@ -86,12 +86,10 @@ def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values:
     return found.reindex(index=counts.index, columns=frame[columns].unique())
 
 
-def estimates(
-    frame: pd.DataFrame, by: Sequence[str], measure: str, bounds: tuple[float, float] = UNBOUNDED
-) -> dict[tuple[Hashable, ...], Estimate]:
+def estimates(frame: pd.DataFrame, by: Sequence[str], measure: str) -> dict[tuple[Hashable, ...], Estimate]:
     """`Estimate.of` a measure over the rows (one a seed) of each group."""
     groups = frame.groupby(list(by), sort=False, dropna=False)[measure]
-    return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
+    return {key: Estimate.of(group.to_numpy(dtype=np.float64)) for key, group in groups}
 
 
 RESAMPLES = 2_000

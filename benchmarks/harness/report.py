@@ -179,10 +179,10 @@ def text_table(table: Table) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def settings_table(settings: Mapping[str, Any], caption: str = "") -> Table:
+def settings_table(settings: Mapping[str, Any]) -> Table:
     """Names and values, nested ones as JSON."""
     texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in settings.values()]
-    return Table(("name", "value"), list(zip(settings, texts, strict=True)), caption)
+    return Table(("name", "value"), list(zip(settings, texts, strict=True)))
 
 
 def write_report(

@@ -27,7 +27,7 @@ from ..harness.estimates import frame_of
 from ..harness.plots import write_png
 from ..harness.report import SIMULATION, Figure, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
-from ..harness.sources import judgements_digest, sandbox_sources
+from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from . import answers, levels, report
 from .held_out import questions
@@ -72,7 +72,7 @@ def run(options: ProtocolOptions) -> int:
             names = hashlib.sha256(done.encode()).hexdigest()[:16]
             parts.append(Cell.silent(f"sandbox {names}", lambda: levels.sandbox_rows(answered, asked(), **sizes)))
         if dataset is not None:
-            digest = recorded_digest(dataset.path, judgements_digest(dataset))
+            digest = extras_digest(dataset.path, judgements_digest(dataset), ("leaderboard_",))
             parts.append(Cell.silent(f"recorded {digest[:16]}", partial(levels.recorded_rows, dataset, **sizes)))
         rows = run_cells(study, parts)
         if not rows:
@@ -112,14 +112,6 @@ def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
     title = "The evaluation protocol, validated"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
     study.note(findings=found, quick=quick, levels=levels)
-
-
-def recorded_digest(folder: Path, judged: str) -> str:
-    """Hash of what is read of the folder: the files that `judged` covers, and the published leaderboards."""
-    found = hashlib.sha256(judged.encode())
-    for file in sorted((folder / "extras").glob("leaderboard_*")):
-        found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()
 
 
 def ranking_content(folder: Path) -> Content:

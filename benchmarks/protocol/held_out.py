@@ -9,11 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ...instructions import Instruction
 from ...sandbox import SANDBOX, tasks, world
-from ...sandbox.dataset import SEED, generate, reference
+from ...sandbox.dataset import SEED, generate, reference, template_weights
 from ...seeding import keyed_rng
 from ..harness.evaluation import subset
 
@@ -65,10 +63,7 @@ def draw_live(num: int, known: Iterable[str]) -> tuple[Instruction, ...]:
     probabilities that turn the world's frequencies into those above.
     """
     rng, seen = keyed_rng(SEED, "instructions", LIVE), set(known)
-    weights = np.array([VERBS.get(template.verb, 1.0) for template in tasks.TEMPLATES])
-    has_input = np.array([template.with_input for template in tasks.TEMPLATES])
-    for rows, share in ((has_input, WITH_INPUT), (~has_input, 1 - WITH_INPUT)):
-        weights[rows] *= share / weights[rows].sum()
+    weights = template_weights(VERBS, WITH_INPUT)
     found: list[Instruction] = []
     for place in rng.choice(len(weights), size=num, p=weights):
         while True:

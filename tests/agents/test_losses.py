@@ -21,7 +21,6 @@ from alpacafarm_env.agents.losses import (
     gae,
     implicit_rewards,
     kl_estimate,
-    masked_mean,
     masked_moments,
     missing_eos_penalty,
     pairwise_loss,
@@ -31,7 +30,6 @@ from alpacafarm_env.agents.losses import (
     ppo_value_loss,
     scale_to_unit_std,
     shape_rewards,
-    stops_after,
     value_clipped,
     whiten,
     zero_outside,
@@ -113,14 +111,11 @@ def test_a_process_without_rows_has_nothing_to_do_and_does_not_fail() -> None:
     assert whiten(gae(rewards, nothing, mask)[0], mask).shape == (0, 0)
 
 
-def test_missing_eos_penalty_sets_or_subtracts_and_keeps_the_unscored() -> None:
+def test_missing_eos_penalty_keeps_the_unscored() -> None:
     scores, finished = torch.tensor([1.0, 2.0, math.nan]), torch.tensor([True, False, False])
-    for how, value, expected in (("set", -1.0, -1.0), ("subtract", 1.5, 0.5)):
-        penalised = missing_eos_penalty(scores, finished, value=value, how=how)  # type: ignore[arg-type]
-        assert penalised[:2].tolist() == [1.0, expected]
-        assert penalised[2].isnan()
-    with pytest.raises(ValueError, match="subtract"):
-        missing_eos_penalty(scores, finished, value=1.0, how="substract")  # type: ignore[arg-type]
+    penalised = missing_eos_penalty(scores, finished, value=-1.0)
+    assert penalised[:2].tolist() == [1.0, -1.0]
+    assert penalised[2].isnan()
 
 
 @settings(max_examples=60)
@@ -260,13 +255,6 @@ def test_alpaca_farm_whitened_rewards_returns_and_advantages(alpaca_farm: dict[s
     close(whiten(advantages)[[0, 7]], expected)
 
 
-def test_alpaca_farm_stop_token_penalty() -> None:
-    tokens, scores = torch.tensor([[1, 2, 9], [9, 1, 1], [1, 1, 1]]), torch.tensor([1.0, 2.0, 3.0])
-    assert missing_eos_penalty(scores, stops_after(tokens, {9}), value=-1).tolist() == [1, 2, -1]
-    assert missing_eos_penalty(scores, stops_after(tokens, {9}, index=1), value=-1).tolist() == [1, -1, -1]
-    assert stops_after(tokens, [2, 9]).tolist() == [True, True, False]  # any of them stops
-
-
 finite = st.floats(-100, 100, width=32)
 rows = npst.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=finite)
 
@@ -291,14 +279,14 @@ def test_moments_count_only_what_is_real() -> None:
     mean, variance = masked_moments(x, mask)
     assert mean.item() == pytest.approx(3.0, abs=1e-12)
     assert variance.item() == pytest.approx(8 / 3, abs=1e-12)  # (4 + 0 + 4) / 3: biased
-    assert masked_mean(mask).item() == 0.5  # three of six: bools are numbers
+    assert masked_moments(mask)[0].item() == 0.5  # three of six: bools are numbers
     with pytest.raises(ValueError, match=r"x \(2, 3\), mask \(2, 4\)"):
         zero_outside(x, torch.ones(2, 4, dtype=torch.bool))
 
 
 def test_nothing_to_count_and_nothing_to_spread_give_no_nan() -> None:
     x = torch.tensor([[2.0, 2.0]])
-    assert masked_mean(x, torch.zeros(1, 2, dtype=torch.bool)).item() == 0.0
+    assert masked_moments(x, torch.zeros(1, 2, dtype=torch.bool))[0].item() == 0.0
     assert whiten(x).tolist() == [[0.0, 0.0]]
     assert scale_to_unit_std(x).tolist() == [[2.0, 2.0]]  # no spread, no scale
 
@@ -343,5 +331,6 @@ def test_normalised_alike_however_it_is_padded_and_dealt_out(
         whole = normalise(values, mask)
         dealt = on_two_processes(lambda r, reduce, f=normalise: f(wide[mine[r]], wide_mask[mine[r]], reduce=reduce))
         close(torch.cat(dealt)[:, left : left + x.shape[1]], whole)
-    for found in on_two_processes(lambda r, reduce: masked_mean(wide[mine[r]], wide_mask[mine[r]], reduce=reduce)):
-        close(found, masked_mean(values, mask), atol=1e-12)
+    whole = masked_moments(values, mask)
+    for dealt in on_two_processes(lambda r, reduce: masked_moments(wide[mine[r]], wide_mask[mine[r]], reduce=reduce)):
+        close(torch.stack(dealt), torch.stack(whole), atol=1e-12)

@@ -19,7 +19,7 @@ from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles.base import Verdicts
-from alpacafarm_env.statistics import credits_from_preferences, win_rate
+from alpacafarm_env.statistics import win_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-test-0123456789abcdefghij"
@@ -57,7 +57,7 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway,
         assert (row["annotator"] is None) == (same or row["noised"])
         assert row["unscored_reason"] is None
     assert 8 < sum(row["noised"] for row in rows) < 30
-    rate = win_rate(credits_from_preferences([row["preference"] for row in rows]))
+    rate = win_rate([row["preference"] - 1 for row in rows])
     out, err = capsys.readouterr()
     judged = [row["annotator"] for row in rows if row["annotator"]]
     num_noised = sum(row["noised"] for row in rows)

@@ -18,7 +18,7 @@ from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles import BothOrders
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import SANDBOX
-from alpacafarm_env.statistics import credits_from_preferences, leaderboard_row
+from alpacafarm_env.statistics import leaderboard_row
 
 pytestmark = pytest.mark.usefixtures("call")
 
@@ -155,7 +155,7 @@ def test_a_leaderboard_row_with_bounds(call, tmp_path, capsys):
         assert call("evaluate", *args, "--out", "annotations.json", at=cutting) == 1
     rows = read(tmp_path / "annotations.json")
     assert [row["output_1"] for row in rows] == [row["output"] for row in base]
-    credits = credits_from_preferences([row["preference"] for row in rows])
+    credits = [np.nan if row["preference"] is None else row["preference"] - 1 for row in rows]
     ranked = {row["instruction"]: row["output"] for row in ours}
     responses = [ranked[row["instruction"]] for row in rows]
     assert [row["output_2"] for row in rows] == responses

@@ -54,7 +54,6 @@ def test_a_folder_serves_every_kind_once(tmp_path):
     assert (demonstration.instruction.id, demonstration.instruction.split_name) == (1, "sft")
     assert dataset.references("eval") == ("g",)
     assert dataset.instructions("eval")[0].source == "koala"
-    assert dataset.samples("val") == (("f", "F"),)
 
 
 def test_several_pairs_for_one_instruction(tmp_path):

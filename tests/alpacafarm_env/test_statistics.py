@@ -12,7 +12,6 @@ from alpacafarm_env.statistics import (
     PERCENT,
     POSITIVE,
     SHARE,
-    credits_from_preferences,
     interval,
     leaderboard_row,
     length_controlled_win_rate,
@@ -22,7 +21,7 @@ from alpacafarm_env.statistics import (
 
 
 def test_win_rate_of_the_upstream_example_and_by_hand():
-    summary = win_rate(credits_from_preferences([1, 2, 2, 1.5, 0, None, float("nan"), 1.2, 1.9]))
+    summary = win_rate([0, 1, 1, 0.5, 0.5, math.nan, math.nan, 0.2, 0.9])
     assert summary.win_rate == pytest.approx(58.5714, abs=5e-5)
     assert summary.standard_error == pytest.approx(15.0283, abs=5e-5)
     counts = (summary.num_wins, summary.num_losses, summary.num_draws, summary.num_total, summary.num_unscored)
@@ -56,13 +55,10 @@ def test_a_leaderboard_row():
     assert row["length_controlled_winrate"] == length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
 
 
-def test_credits_and_preferences_outside_their_range_are_refused():
+def test_credits_outside_their_range_are_refused():
     for credits in ([1.5], [-0.1], [math.inf], [[0.5]]):
         with pytest.raises(ValueError, match="credits"):
             win_rate(credits)
-    for preference in (3, 0.5, -1, math.inf):
-        with pytest.raises(ValueError, match=f"preference 1: .* {preference!r}"):
-            credits_from_preferences([1, preference])
 
 
 def test_length_control_removes_what_length_explains_and_nothing_else():
