@@ -158,7 +158,6 @@ def test_silence_lets_gradients_of_the_others_pass() -> None:
     assert silence(logits, []) is logits
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_what_cannot_be_is_refused(policy_folder: Path) -> None:
     policy = load_policy(policy_folder)
     with pytest.raises(ValueError, match=r"\['</s>'\]"):  # an ordinary token

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import LORA
 from tiny_worlds import TEXTS, load_policy, move
 from torch import Tensor
 
@@ -91,6 +92,15 @@ def test_training_raises_the_chosen_over_the_rejected(language_model: LanguageMo
     gap = (last["logprob/chosen"] - last["logprob/rejected"]) - (first["logprob/chosen"] - first["logprob/rejected"])
     assert gap == pytest.approx(last["margin"] / agent.config.beta, abs=1e-3)
     assert gap > 2
+
+
+def test_an_adapter_alone_is_trained_and_starts_as_its_own_reference(policy_folder: Path) -> None:
+    policy = load_policy(policy_folder, lora=LORA, max_response_tokens=16)
+    before = {name: p.clone() for name, p in policy.model.named_parameters()}
+    first, *_ = DPO(policy, PREFERENCES, config=SMALL).updates()
+    assert first["margin"] == pytest.approx(0, abs=1e-5)
+    for name, p in policy.model.named_parameters():
+        assert torch.equal(p, before[name]) == ("lora_" not in name), name
 
 
 def test_a_bandit_reaches_its_closed_form(policy_folder: Path) -> None:

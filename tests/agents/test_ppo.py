@@ -205,7 +205,6 @@ def test_all_parts_of_both_models_move_and_what_the_environment_reports_is_avera
     assert all(any(name.startswith(part) for name in moved) for part in ("policy.", "value.trunk.", "value.head."))
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
 def test_lora_trains_its_adapter_and_the_value_model_only(policy_folder: Path, tmp_path: Path) -> None:
     policy = load_policy(policy_folder, lora=LORA)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
@@ -219,7 +218,6 @@ def test_lora_trains_its_adapter_and_the_value_model_only(policy_folder: Path, t
     assert not (saved / "model.safetensors").exists()
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_a_trained_adapter_is_its_own_reference(policy_folder: Path, tmp_path: Path) -> None:
     load_policy(policy_folder, lora=replace(LORA, init_lora_weights=False)).save(tmp_path / "adapter")
     config = small_ppo(recompute_logprobs=True, total_steps=3, save_every=2)
@@ -298,3 +296,17 @@ def test_lists_of_infos_are_read_as_the_arrays_inside(tokenizer) -> None:
 def test_a_wrapper_around_lists_of_infos_is_refused_at_the_start(llama: LanguageModel) -> None:
     with pytest.raises(ValueError, match="DictInfoToList"):
         PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())
+
+
+def test_steps_ask_different_instructions(llama: LanguageModel) -> None:
+    collector = PPO(make_env(16), llama, config=small_ppo())._collector
+    assert collector.collect(1)[0].instructions != collector.collect(2)[0].instructions
+
+
+def test_micro_batches_change_no_update(policy_folder: Path) -> None:
+    found = []
+    for budget in (16384, 100):
+        agent = PPO(make_env(), load_policy(policy_folder), config=small_ppo(micro_batch_tokens=budget))
+        agent.learn()
+        found.append(torch.cat([p.detach().flatten() for p in agent.policy.model.parameters()]))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)

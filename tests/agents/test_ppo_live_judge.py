@@ -44,7 +44,6 @@ def trained(oracle: Mapping[str, Any]) -> tuple[list[tuple[str, float]], list[di
 
 
 def test_steps_with_live_rewards_end_as_those_with_the_pool_in_process(tmp_path: Path) -> None:
-    """That verdicts could differ, tests/alpacafarm_env/test_annotators_in_process.py shows."""
     expected, offline_metrics, offline_weights = trained({"name": "annotators", "seed": 0})
     assert len(expected) == 2 * 32
     assert {0.0, 1.0} <= {reward for _, reward in expected} <= {0.0, 0.5, 1.0}

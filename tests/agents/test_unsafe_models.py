@@ -46,7 +46,6 @@ READERS: dict[str, Callable[[Path, LanguageModel], object]] = {
     "positions": lambda folder, _: num_positions(str(folder)),
     "tokenizer": lambda folder, _: load_tokenizer(str(folder)),
 }
-OLD_NAME_IN_PEFT = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 TOKENIZER, CONFIG = ("tokenizer.json", "tokenizer_config.json"), ("config.json",)
 READ_BY = {"token_environment": TOKENIZER, "tokenizer": TOKENIZER, "config": CONFIG, "positions": CONFIG}
 """Of those that do not read all files."""
@@ -109,7 +108,6 @@ def damage(content: bytes) -> Callable[[bytes], bytes]:
     return lambda _: content
 
 
-@OLD_NAME_IN_PEFT
 @pytest.mark.parametrize(
     ("name", "damaged"),
     [

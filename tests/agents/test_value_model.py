@@ -41,7 +41,6 @@ def test_trunk_comes_from_the_reward_model(llama, reward_model_folder):
     assert all(parameter.requires_grad for parameter in value_model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft 0.21, transformers 5
 def test_from_a_policy_with_adapters(tokenizer):
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     policy = LanguageModel(peft.get_peft_model(build_llama(len(tokenizer)), config), tokenizer, TEMPLATE)

@@ -225,3 +225,10 @@ def test_the_client_believes_the_tokens_that_are_counted(connection, name):
         status, _, content = post(connection, path, body)
         assert status == 200, content
         assert TokenBounds.of(body).doubts(told_usage(json.dumps(content))) == ""
+
+
+def test_lower_temperatures_are_more_certain(connection):
+    items = pairs(60)
+    likelier = own_chances("chatgpt_4", items) > 0.5
+    shares = [np.mean(verdicts_of(connection, "chatgpt_4", items, temperature=t) == likelier) for t in (0.2, 1.0, 2.0)]
+    assert shares[0] > shares[1] > shares[2]

@@ -319,6 +319,8 @@ def test_own_prices_come_first():
     assert own.cost("gpt-4.1", 5, 5) == 0
     assert own.cost("gpt-4.1-2025-04-14", 10**6, 0) == 2
     assert PRICES.cost("mine", 1, 1) is None
+    dated = Prices.load(overrides={"gpt-4.1": (0, 0), "gpt-4.1-2025-04-14": [3, 3]})
+    assert dated.cost("gpt-4.1-2025-04-14", 10**6, 0) == 3
 
 
 def test_all_faults_of_the_prices_given_are_listed():

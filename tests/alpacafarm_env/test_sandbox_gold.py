@@ -87,8 +87,8 @@ def test_answers_that_are_none(instruction, response, expected):
 
 @pytest.mark.parametrize(
     "response",
-    ["A lion is brave. " * 60_000, "- brave\n" * 120_000, "a" * 2**20, "é🦁 " * 2**17],
-    ids=["sentences", "bullets", "one word", "unicode"],
+    ["A lion is brave. " * 60_000, "- brave\n" * 120_000, "a" * 2**20, "é🦁 " * 2**17, "!" * 2**20, "brave " * 175_000],
+    ids=["sentences", "bullets", "one word", "unicode", "marks", "words"],
 )
 def test_a_megabyte_gains_nothing_and_takes_seconds_at_most(response):
     start = time.process_time()

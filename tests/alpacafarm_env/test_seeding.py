@@ -123,3 +123,8 @@ def test_identical_responses_texts_beyond_utf8_and_an_empty_batch_have_draws_and
     assert draws.b_first([]).dtype == draws.b_wins([], np.empty(0)).dtype == bool
     with pytest.raises(ValueError, match="got 0"):
         draws.annotators([("q", "a", "b")], 0)
+
+
+def test_index_stream_draws_every_index_equally_often():
+    stream = IndexStream(np.random.default_rng(0), 5)
+    assert chisquare(np.bincount([stream.draw() for _ in range(5_000)], minlength=5)).pvalue > 0.01

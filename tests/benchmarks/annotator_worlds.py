@@ -1,7 +1,5 @@
 """A judge by rule, a small folder of the sandbox's assets, and how the tests run the study of annotators on it."""
 
-import csv
-
 import numpy as np
 
 from alpacafarm_env.benchmarks.annotators.command import main
@@ -60,11 +58,6 @@ def shut_off(monkeypatch, tmp_path):
 
 def run(assets, out, *more):
     return main(["--sandbox", str(assets), "--out", str(out), "--seeds", "2", *more])
-
-
-def read(folder):
-    with (folder / "table.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def by_key(rows):

@@ -5,7 +5,8 @@ import os
 
 import numpy as np
 import pytest
-from annotator_worlds import Fake, by_key, make_assets, read, run, shut_off
+import written
+from annotator_worlds import Fake, by_key, make_assets, run, shut_off
 
 from alpacafarm_env.annotators import analysis
 from alpacafarm_env.annotators.analysis import COST, Opinions, Pairs, ask, figures, has_list
@@ -179,7 +180,7 @@ def offline(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("offline")
 def test_the_command_writes_every_figure_with_interval_and_asks_nobody_again(assets, tmp_path, monkeypatch, capsys):
     assert run(assets, tmp_path) == 0
-    rows = read(tmp_path)
+    rows = written.rows_of(tmp_path)
     assert list(rows[0])[:6] == ["judge", "figure", "value", "low", "high", "paper"]
     assert list(rows[0])[6:] == ["tolerance", "within", "n", "level", "seeds", "seed_min", "seed_max"]
     values = {key: float(row["value"]) for key, row in by_key(rows).items()}
@@ -241,7 +242,7 @@ def test_folders_without_pairs_or_judgements_end_with_status_2(assets, own_data,
 )
 def test_the_whole_command_on_the_shipped_pairs_and_the_recorded_judges(tmp_path):
     assert annotators.main(["--out", str(tmp_path)]) == 0
-    rows = by_key(read(tmp_path))
+    rows = by_key(written.rows_of(tmp_path))
     outside = [key for key, row in rows.items() if key in PUBLISHED and row["within"] == "False"]
     assert outside in ([], [("sim_gpt4", "agreement")])
     assert rows["gpt4_b1", "variance"]["level"] == "recorded"

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from annotator_worlds import Fake, make_assets, read, run, shut_off
+import written
+from annotator_worlds import Fake, make_assets, run, shut_off
 
 from alpacafarm_env.annotators.analysis import COST
 from alpacafarm_env.benchmarks.annotators import command as annotators
@@ -57,7 +58,7 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, answer, 
     assert len(set(map(id, opened))) == 1
     with pytest.raises(LedgerError, match="is closed"):
         opened[0].do(spending)
-    rows = {(row["judge"], row["figure"]): row for row in read(tmp_path) if row["level"] == "live"}
+    rows = {(row["judge"], row["figure"]): row for row in written.rows_of(tmp_path) if row["level"] == "live"}
     assert {judge for judge, _ in rows} == {"live alpaca_farm", "live ann", "live bob"}
     pool = {figure: float(row["value"]) for (judge, figure), row in rows.items() if judge == "live alpaca_farm"}
     assert (pool["prefers_first"], pool["variance"], pool["agreement"], pool[COST]) == (1, 1, 0.5, pytest.approx(2))
@@ -82,7 +83,7 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, answer, 
 def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path, answer, capsys):
     answer(BudgetExceededError("$1 of $1 spent"))
     assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 1
-    assert {row["level"] for row in read(tmp_path)} == {"sandbox"}
+    assert {row["level"] for row in written.rows_of(tmp_path)} == {"sandbox"}
     told, said = capsys.readouterr(), "Live: FAILED: $1 of $1 spent"
     assert "$1 of $1 spent" in told.err
     assert "Traceback" not in told.err
@@ -91,7 +92,7 @@ def test_a_live_judge_that_ends_leaves_the_others_and_status_1(assets, tmp_path,
     assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"][-1] == said
     answer()
     assert run(assets, tmp_path, *live("--budget-usd", "1", "--models", "openai")) == 0
-    assert {row["level"] for row in read(tmp_path)} == {"sandbox", "live"}
+    assert {row["level"] for row in written.rows_of(tmp_path)} == {"sandbox", "live"}
 
 
 def test_an_address_with_a_password_is_refused_and_written_nowhere(assets, tmp_path, capsys):
@@ -210,7 +211,7 @@ def test_what_fails_while_asking_is_told_in_one_line_and_the_rest_is_written(
     assert said in told.out.splitlines()[-1]
     assert "Traceback" not in told.err
     assert "canary" not in told.err + told.out
-    assert {row["level"] for row in read(tmp_path / "out")} == {"sandbox"}
+    assert {row["level"] for row in written.rows_of(tmp_path / "out")} == {"sandbox"}
 
 
 def test_a_fault_of_ours_keeps_its_traceback(assets, tmp_path, answer, capsys):
@@ -226,7 +227,7 @@ def test_the_real_pool_is_measured_through_the_judge_server(assets, tmp_path, mo
     with JudgeServer() as server:
         where = ("--base-url", server.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
         assert run(assets, tmp_path / "out", *where, "--pairs", "40") == 0
-    found = {(row["judge"], row["figure"]): row for row in read(tmp_path / "out")}
+    found = {(row["judge"], row["figure"]): row for row in written.rows_of(tmp_path / "out")}
     pool = found["live alpaca_farm", "agreement"]
     assert (pool["level"], int(pool["n"])) == ("live", 40)
     assert 0.5 < float(pool["value"]) < 0.9

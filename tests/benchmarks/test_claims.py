@@ -1,12 +1,12 @@
 """The claims of the README about learning, each with a margin that comes from the spread of the seeds."""
 
-import csv
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import spearmanr
+from written import rows_of
 
 from alpacafarm_env.benchmarks.method_ranking import command as method_ranking
 from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
@@ -17,11 +17,6 @@ from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions
 from alpacafarm_env.benchmarks.win_rate_curve.plan import make_plans
 from alpacafarm_env.benchmarks.win_rate_curve.runs import run_seed
 from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, choose, compare, curves_of
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def assert_ppo_beats_sft(found, choice):
@@ -47,7 +42,7 @@ def test_the_main_job_beats_sft_over_five_seeds(tmp_path, capsys):
 def ranking(tmp_path, **options):
     assert method_ranking.run(MethodRankingOptions(out=tmp_path / "ranking", **options)) == 0
     found = {}
-    for row in rows_of(tmp_path / "ranking" / "table.csv"):
+    for row in rows_of(tmp_path / "ranking"):
         found.setdefault((row["method"], row["feedback"]), []).append(row)
     return {key: sorted(rows, key=lambda row: row["seed"]) for key, rows in found.items()}
 
@@ -89,7 +84,7 @@ def accuracies(tmp_path, num):
     folder = tmp_path / "accuracy"
     options = reward_model_accuracy.AccuracyOptions(out=folder, num=num, seeds=1)
     assert reward_model_accuracy.run(options) == 0
-    rows = [row for row in rows_of(folder / "table.csv") if row["subset"] == "all"]
+    rows = [row for row in rows_of(folder) if row["subset"] == "all"]
     return {row["judge"]: (float(row["accuracy"]), int(row["n"])) for row in rows}
 
 

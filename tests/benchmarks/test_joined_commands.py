@@ -37,16 +37,8 @@ def written(out: Path) -> list[Path]:
 
 
 def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path, capsys):
-    pairs = [
-        {
-            "instruction": f"Say pair {i}.",
-            "input": "",
-            "output_1": f"Yes {i}.",
-            "output_2": f"No, {i}!",
-            "preference": 1,
-        }
-        for i in range(6)
-    ]
+    answers = {"input": "", "output_1": "Yes.", "output_2": "No!", "preference": 1}
+    pairs = [{"instruction": f"Say pair {i}.", **answers} for i in range(6)]
     data = tmp_path / "data"
     data.mkdir()
     for file in own_data.iterdir():

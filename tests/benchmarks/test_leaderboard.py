@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from written import rows_of
 
 from alpacafarm_env.benchmarks import leaderboard
 from alpacafarm_env.benchmarks.leaderboard import compare, main, replay
@@ -113,8 +114,7 @@ def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, c
     assert "minimal fit" in printed
     assert printed.index("strong") < printed.index("weak")
 
-    with (out / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out)
     assert [row["generator"] for row in rows] == ["strong", "weak"]
     assert tuple(rows[0]) == COLUMNS
     for row in rows:
@@ -189,8 +189,7 @@ def test_the_published_leaderboard_comes_out(tmp_path):
     assert max(comparison["differences"][column] for column in ("win_rate", "standard_error")) <= 1e-9
     assert all(comparison["differences"][column] == 0 for column in (*leaderboard.COUNTS, "avg_length"))
     assert comparison["correlation"] > 0.95
-    with (tmp_path / "table.csv").open(newline="") as file:
-        controlled = {row["generator"]: float(row["length_controlled_winrate"]) for row in csv.DictReader(file)}
+    controlled = {row["generator"]: float(row["length_controlled_winrate"]) for row in rows_of(tmp_path)}
     # The minimal fit is close to the published figure near the reference's strength.
     assert controlled["alpaca-7b"] == pytest.approx(26.29, abs=1)
     assert controlled["text_davinci_001"] == pytest.approx(20.57, abs=1)

@@ -1,6 +1,5 @@
 """The ranking of methods as a command: cells that are run once, a method of one's own, and what it writes."""
 
-import csv
 import json
 import multiprocessing
 import os
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from written import rows_of
 
 from alpacafarm_env.benchmarks.harness.stored import check_settings
 from alpacafarm_env.benchmarks.method_ranking import command
@@ -30,11 +30,6 @@ ONLY_ASKED = ("gpt4", "chatgpt", "davinci001")
 def rank(out, *methods, num_eval=20, **changes):
     options = {"quick": True, "seeds": 1, "processes": 1, **changes}
     return command.run(MethodRankingOptions(out=out, methods=methods, num_eval=num_eval, **options))
-
-
-def rows_of(out):
-    with (out / "table.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """The over-optimization study as a command: its cells, a wrapper of one's own by name, resuming, and what it writes."""
 
-import csv
 import json
 import re
 import subprocess
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 import overoptimization_worlds
 import pytest
+from written import rows_of
 
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
@@ -69,11 +69,6 @@ def own(tmp_path, monkeypatch):
 def options_of(out, *treatments, **changes):
     given = {"out": out, "treatments": treatments, "seeds": 1, "processes": 1, "sizes": TINY}
     return OveroptimizationOptions(**{**given, **changes})
-
-
-def rows_of(out, name="table.csv"):
-    with (out / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture

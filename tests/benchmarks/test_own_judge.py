@@ -1,12 +1,12 @@
 """A judge of one's own in the main job: a reward model held out, a pool behind a server, and what is refused."""
 
-import csv
 import json
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from written import rows_of
 
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks.harness.own_judge import judge_content, judge_settings, make_own_judge
@@ -49,16 +49,11 @@ def options(own_data, own_models, tmp_path):
     )
 
 
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_reward_model_held_out_gives_the_share_above_the_reference(options, own_data, held_out, capsys):
     options = replace(options, judge=json.dumps({"reward_model": str(held_out)}))
     assert run(options) == 0
     out = options.out
-    table = read(out / "table.csv")
+    table = rows_of(out)
     assert list(table[0])[-1] == "win_rate"
     stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())["eval"]
     data, oracle = load_dataset(own_data), RewardModel(held_out)
@@ -86,7 +81,7 @@ def test_a_pool_behind_a_server_is_a_judge_and_its_budget_may_change(options, tm
         assert run(options) == 0
         asked = server.stats()["requests"]
         assert asked > 0
-        assert all(0 <= float(row["win_rate"]) <= 100 for row in read(options.out / "table.csv"))
+        assert all(0 <= float(row["win_rate"]) <= 100 for row in rows_of(options.out))
         assert run(replace(options, judge=json.dumps({**spec, "budget_usd": 9}))) == 0
         assert server.stats()["requests"] == asked
 

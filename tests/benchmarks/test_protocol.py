@@ -1,12 +1,12 @@
 """The command on few instructions: table, report and figures, a ranking beside it, resumption, faulty folders."""
 
-import csv
 import json
 import re
 from itertools import islice
 
 import numpy as np
 import pytest
+from written import rows_of
 
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.reward_models import fresh_instructions
@@ -39,11 +39,6 @@ def few(monkeypatch):
     monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
     for name, value in (("NUM_EVAL", 30), ("NUM_LIVE", 10), ("REPEATS", 2), ("RESAMPLES", 20)):
         monkeypatch.setattr(protocol, name, (value, value))
-
-
-def table(folder):
-    with (folder / "table.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def write_ranking(folder, answers, *, policy=()):
@@ -84,7 +79,7 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     out = tmp_path / "out"
     monkeypatch.setattr(report, "place_labels", lambda *_: None)  # seconds, and tested elsewhere
     assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
-    rows = table(out)
+    rows = rows_of(out)
     rates = {(row["subject"], row["other"], row["judge"]): row for row in rows if row["figure"] == "win_rate"}
     names = {subject for subject, other, _ in rates if other == "all"}
     assert names == OWN | {"ranked dpo (human)", "ranked base", "ranked my own (human)"}
@@ -110,7 +105,7 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     before = {file: file.stat().st_mtime_ns for file in (out / "cells").iterdir()}
     assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
     assert before == {file: file.stat().st_mtime_ns for file in (out / "cells").iterdir()}
-    assert table(out) == rows
+    assert rows_of(out) == rows
     assert main(["--out", str(out), "--quick", "--seeds", "1"]) == 2  # without the ranking it is another study
     assert "settings" in capsys.readouterr().err
 

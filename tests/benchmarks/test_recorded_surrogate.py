@@ -1,6 +1,5 @@
 """Surrogates of recorded verdicts: what training may see, arithmetic by hand, a planted world, the whole command."""
 
-import csv
 import gzip
 import json
 import os
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="install alpacafarm-env[recorded]")
+
+from written import rows_of
 
 from alpacafarm_env.benchmarks.harness.study import Study
 from alpacafarm_env.benchmarks.recorded_surrogate import command, data, models, networks, results
@@ -230,7 +231,7 @@ def test_one_near_reference_model_has_no_interval(tmp_path):
     command.write_results(study, judged, scores, "my_judge", {})
     said = json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"]
     assert f"{100 * row['difference']:+.1f} points, – standard errors" in said[2]
-    table = rows_of(tmp_path / "table.csv")
+    table = rows_of(tmp_path)
     assert table[2]["standard_error"] == table[2]["accuracy_low"] == ""
     assert "nan" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -269,15 +270,11 @@ def folder(tmp_path_factory, planted):
     return path
 
 
-def rows_of(path):
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-
-
 def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     args = ["--data", str(folder), "--quick", "--surrogates", "trees", "--out", str(tmp_path / "out")]
     assert command.main(args) == 0
     printed, out = capsys.readouterr().out, tmp_path / "out"
-    table = {(row["protocol"], row["group"], row["surrogate"]): row for row in rows_of(out / "table.csv")}
+    table = {(row["protocol"], row["group"], row["surrogate"]): row for row in rows_of(out)}
     best = table["disjoint", "near_reference", "trees"]
     assert float(best["accuracy"]) > 0.9
     assert float(best["z"]) > 2
@@ -286,11 +283,11 @@ def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     which = ("disjoint", "trees", "True")
     near = [
         float(row["accuracy"])
-        for row in rows_of(out / "models.csv")
+        for row in rows_of(out, "models.csv")
         if (row["protocol"], row["surrogate"], row["near_reference"]) == which
     ]
     assert np.mean(near) == pytest.approx(float(best["accuracy"]))
-    drawn = rows_of(out / "best_of_n.csv")
+    drawn = rows_of(out, "best_of_n.csv")
     assert {row["chooser"] for row in drawn} == {models.CHOSEN, models.BASELINE, results.LONGEST, results.JUDGE}
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("accuracy.png", "best_of_n.png"))
     page = (out / "report.html").read_text(encoding="utf-8")

@@ -1,12 +1,12 @@
 """The command that trains one method, in the sandbox and on a user's own data and models."""
 
-import csv
 import json
 import math
 import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
+from written import rows_of
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel
@@ -31,8 +31,7 @@ def own(own_data, own_models, tmp_path):
 
 
 def row_of(folder):
-    with (folder / "table.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(folder)
     return row
 
 

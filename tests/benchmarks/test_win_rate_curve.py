@@ -1,6 +1,5 @@
 """The main job end to end on a user's own data with tiny random models: files, resume, common random numbers."""
 
-import csv
 import json
 import math
 import shutil
@@ -9,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from written import rows_of
 
 from alpacafarm_env.agents import PPOConfig, evaluation
 from alpacafarm_env.benchmarks.win_rate_curve import runs
@@ -34,16 +34,11 @@ def options(own_data, own_models, tmp_path, monkeypatch):
     return WinRateCurveOptions(out=out, data=str(own_data), policy=policy, reward_model=reward_model, **sizes)
 
 
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_whole_command(options, capsys, monkeypatch):
     assert run(options) == 0
     out = options.out
-    table = read(out / "table.csv")
-    assert list(table[0]) == list(read(out / "val.csv")[0]) == COLUMNS
+    table = rows_of(out)
+    assert list(table[0]) == list(rows_of(out, "val.csv")[0]) == COLUMNS
     assert [(row["seed"], row["step"]) for row in table] == [(s, t) for s in "01" for t in "023"]
     for row in table:
         assert all(math.isnan(float(row[name])) for name in ("gold", "win_rate_simulated", "win_rate_human"))
@@ -93,7 +88,7 @@ def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, 
     capsys.readouterr()
     assert run(replace(options, seeds=2, steps=1)) == 0
     assert "seed 0, step 1" not in capsys.readouterr().err
-    assert [row["seed"] for row in read(first.out / "table.csv")] == ["0", "0", "1", "1"]
+    assert [row["seed"] for row in rows_of(first.out)] == ["0", "0", "1", "1"]
 
 
 def test_a_folder_has_the_numbers_of_instructions_that_there_are_and_one_setting(options):
