@@ -77,7 +77,7 @@ def missing_eos_penalty(scores: Tensor, finished: Tensor, *, value: float) -> Te
     The EOS trick of Stiennon et al. 2020 (arXiv:2009.01325), AlpacaFarm's penalty_reward_value (−1).
     """
     check_shapes(scores=scores, finished=finished)
-    return torch.where(finished | scores.isnan(), scores, torch.full_like(scores, value))
+    return scores.masked_fill(~finished & ~scores.isnan(), value)
 
 
 def place_scores(scores: Tensor, mask: Tensor) -> Tensor:

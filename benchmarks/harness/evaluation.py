@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from ...oracles.registry import make_oracle
 from ...statistics import win_rate
 from .own_judge import make_own_judge
 from .report import number
-
-if TYPE_CHECKING:
-    pass
 
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""

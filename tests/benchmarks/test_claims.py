@@ -100,7 +100,7 @@ def test_the_clean_reward_model_is_right_on_four_of_five_fresh_pairs(tmp_path, c
 
 
 def test_reward_models_on_fewer_pairs(tmp_path, capsys):
-    found = accuracies(tmp_path, 300)
+    found = accuracies(tmp_path, 600)
     accuracy, num = found["reward_model_clean"]
     assert accuracy > 0.8 - 2 * math.sqrt(0.16 / num)
     assert accuracy - found["reward_model"][0] > 0

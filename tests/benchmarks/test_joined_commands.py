@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torchrun_commands
+from written import rows_of
 
 from alpacafarm_env.benchmarks.harness.study import Study, run_command
 
@@ -25,9 +25,10 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
 
 
-def rows(file: Path) -> list[dict[str, float | str]]:
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(lines)]
+def rows(file: Path) -> list[dict[str, str]]:
+    return [
+        {name: value for name, value in row.items() if name != "seconds"} for row in rows_of(file.parent, file.name)
+    ]
 
 
 def written(out: Path) -> list[Path]:

@@ -75,7 +75,7 @@ def rank_three(out, processes=1):
 
 def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = multiprocessing.get_context("spawn").Process(target=rank_three, args=(killed,))
+    process = multiprocessing.get_context("spawn").Process(target=rank_three, args=(killed, 2))
     process.start()
     cells = killed / "cells"
     while not (cells.is_dir() and any(cells.glob("*.json"))):  # the first of three is stored, two are under way

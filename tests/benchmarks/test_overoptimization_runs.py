@@ -268,7 +268,7 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
 
 
 def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
-    whole, killed = (ppo(tmp_path / name, "ann") for name in ("whole", "killed"))
+    whole, killed = (ppo(tmp_path / name, "uwo_3") for name in ("whole", "killed"))
     for model in whole.reward_models():
         run(model)
     shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
