@@ -18,7 +18,7 @@ def make_bar(total: int, name: str, *, show: bool = True, **shape: Any) -> Any:
     if not (sys.stderr.isatty() or in_a_notebook):
         shape = {"file": _Lines(sys.stderr), "mininterval": SECONDS_IN_A_LOG, **shape}
     # miniters: by itself a bar would wait for as many steps as an earlier call had left done at once.
-    return tqdm(total=total, desc=name, disable=not show, miniters=1, dynamic_ncols=True, **shape)
+    return tqdm(total=total, desc=name, disable=not show, miniters=0, dynamic_ncols=True, **shape)
 
 
 class _Lines:

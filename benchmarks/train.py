@@ -1,6 +1,7 @@
 """One method of the paper: trains its agent, lets it answer eval, and saves the policy.
 
     python -m alpacafarm_env.benchmarks.train METHOD [--quick] [--feedback simulated|human] [--out DIR]
+    python -m alpacafarm_env.benchmarks.train reward_modeling --dataset DATA --policy FOLDER [--out DIR]
 
 In the sandbox it starts from the shipped SFT policy and prints the row that the ranking of methods would have. With
 --dataset, --policy and --reward-model it runs on your own data and models; --judge then gives a win rate against the
@@ -8,7 +9,8 @@ data's references. The answers are outputs.json in AlpacaEval's form, the refere
 
     python -m alpacafarm_env evaluate DIR/outputs.json --reference DIR/references.json
 
-has them judged by annotators over an API.
+has them judged by annotators over an API. reward_modeling trains a reward model from --policy on the data's
+preferences, the --reward-model of other methods, and tests it on pairs that it leaves out.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import tyro
 
@@ -30,14 +32,17 @@ from ..folders import hash_model
 from .harness.agent_options import OPTIONS, option_of
 from .harness.evaluation import subset
 from .harness.own_judge import has_references, judge_name, refuse_trained_on
-from .harness.runner import Progress, clock_text
-from .harness.stored import refuse_taken, take_folder
+from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
+from .harness.stored import ElapsedTime, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.job import Feedback, ModelOptions, check_positive
+from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, METHODS, find_method
+from .methods.own_reward_model import train_reward_model
+from .methods.presets import Dtype, PresetName
 from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
+REWARD_MODELING = "reward_modeling"
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,13 @@ class TrainOptions(ModelOptions):
     out: Path | None = None
     """Folder for checkpoints, metrics, policy and answers. Default: results/train/METHOD-FEEDBACK-SEED; with --quick
     its name ends with -quick."""
-    preset: Literal["sandbox", "paper"] = "sandbox"
-    """Settings of the agent: for the sandbox's small policy, or AlpacaFarm's for LLaMA 7B."""
+    preset: PresetName = "sandbox"
+    """Settings for the sandbox's small policy; AlpacaFarm's for LLaMA 7B, as they are (paper), by LoRA on one GPU of 80
+    GB, or of all weights on eight; or for a chat model of up to 3 B parameters on one of 24 GB."""
     num_eval: int = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
-    lora: int = 0
-    """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights."""
+    lora: int | None = None
+    """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights. Default: the preset's."""
     max_prompt_tokens: int | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the model
     can. Default: AlpacaFarm's 192."""
@@ -74,12 +80,14 @@ class TrainOptions(ModelOptions):
     """Responses that expert iteration samples at once."""
     num_instructions: int | None = None
     """Instructions that expert iteration learns from."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype | None = None
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
+    reward_dtype: Dtype | None = None
+    """Of the reward model's weights where it only scores."""
 
     def __post_init__(self) -> None:
         check_positive(self, ("num_eval", "max_prompt_tokens", *OPTIONS))
-        if self.lora < 0:
+        if self.lora is not None and self.lora < 0:
             raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
         if self.template and self.policy == "sandbox":
             raise ValueError("--template: expected --policy with it; the sandbox's models have theirs")
@@ -93,16 +101,24 @@ class TrainOptions(ModelOptions):
     def folder(self) -> Path:
         """Where everything goes."""
         labels = self.feedback if self.data == "sandbox" else "own"
-        name = f"{find_method(self.method).name}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
+        method = self.method if self.method == REWARD_MODELING else find_method(self.method).name
+        name = f"{method}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
         return self.out if self.out is not None else Path("results") / NAME / name
+
+    def job(self, reward: str | None = None) -> Job:
+        """What an agent is made from."""
+        return Job(folder=self.folder / "runs", **self._for_job(reward))
 
     def plan(self, reward: str | None) -> MethodPlan:
         """The cell of the ranking that this run is."""
-        same = ("method", "feedback", "seed", "quick", "preset", "template", "lora", "dtype", "max_prompt_tokens")
-        options = {name: getattr(self, name) for name in (*same, "changed", "allow_overlap", "judge")}
         known = len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
-        options |= {"dataset": self.data, "sft": self.policy, "reward": reward, "num_eval": min(self.num_eval, known)}
-        return MethodPlan(out=self.folder, **options)
+        options: dict[str, Any] = {"method": self.method, "judge": self.judge, "num_eval": min(self.num_eval, known)}
+        return MethodPlan(out=self.folder, **options, **self._for_job(reward))
+
+    def _for_job(self, reward: str | None) -> dict[str, Any]:
+        same = ("feedback", "seed", "quick", "preset", "template", "max_prompt_tokens", "lora", "dtype", "reward_dtype")
+        options = {name: getattr(self, name) for name in (*same, "changed", "allow_overlap")}
+        return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
 
 def run(options: TrainOptions) -> int:
@@ -115,18 +131,52 @@ def run(options: TrainOptions) -> int:
         if model != "sandbox":
             hash_model(model)  # refused before anything is written
     with take_folder(options.folder, NAME):
-        method = find_method(options.method)
-        if options.changed and method.needs == "nothing":
-            names = ", ".join(option_of(field) for field, _ in options.changed)
-            raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
-        reward = reward_model(options) if method.needs == "reward" else None
-        if options.judge is not None and reward is not None:
-            refuse_trained_on(options.judge, hash_model(reward))
-        plan = options.plan(reward)
-        rows = run_method(plan, Progress({plan.cell: plan.units}).update)
-        if rows:  # only the main process has any
-            write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+        if options.method == REWARD_MODELING:
+            make_reward_model(options)
+        else:
+            train_policy(options)
     return 0
+
+
+def train_policy(options: TrainOptions) -> None:
+    """Trains a method's policy; it answers, and the main process writes the results."""
+    method = find_method(options.method)
+    if options.changed and method.needs == "nothing" and method.fixed:
+        names = ", ".join(option_of(field) for field, _ in options.changed)
+        raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
+    reward = reward_model(options) if method.needs == "reward" else None
+    if options.judge is not None and reward is not None:
+        refuse_trained_on(options.judge, hash_model(reward))
+    plan = options.plan(reward)
+    rows = run_method(plan, Progress({plan.cell: plan.units}).update)
+    if rows:  # only the main process has any
+        write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+
+
+def make_reward_model(options: TrainOptions) -> None:
+    """Trains a reward model, and writes and prints how well it predicts held-out preferences."""
+    if options.judge is not None or options.reward_model != "sandbox":
+        raise DataError("--judge, --reward-model: expected none for reward_modeling, which answers no instruction.")
+    from ..agents.processes import Processes
+
+    quiet()
+    job, spent = options.job(), ElapsedTime(options.folder)
+    out, cell = options.folder, REWARD_MODELING
+    progress = Progress({cell: 100}) if Processes().is_main else None
+
+    def tell(share: float, state: str) -> None:
+        if progress is not None:
+            spent.keep()
+            progress.update(ProgressUpdate(cell, 100 * share, state=state))
+
+    found = train_reward_model(job, out / "reward_model", tell)
+    if progress is not None:
+        progress.end()
+        spent.keep(now=True)
+        write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **found}])
+        print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
+        print(*(f"  {name}: {value:.4g}" for name, value in found.items()), sep="\n")
+        print(f"\nThe reward model: {out / 'reward_model'}. Metrics and table.csv: {out}.")
 
 
 def write_results(plan: MethodPlan, row: Row) -> None:
@@ -186,7 +236,7 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions:
     if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
         given = [*given, "--num-eval", "201"]
     names, variants = (", ".join(method.name for method in methods) for methods in (METHODS, ABLATIONS))
-    about = f"{__doc__}\nMethods: {names}. Variants for experiments: {variants}."
+    about = f"{__doc__}\nMethods: {names}, {REWARD_MODELING}. Variants for experiments: {variants}."
     return tyro.cli(TrainOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=given, description=about)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 START_S = 30.0
 """Seconds that other shards have to start after this one, before it stops waiting for them."""
-_FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left]"
+_FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left{postfix}]"
 
 
 def quiet() -> None:
@@ -45,11 +45,12 @@ def quiet() -> None:
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """Completed units of a running cell, and an optional line for the log."""
+    """Completed units of a running cell, an optional line for the log, and where the cell is, for the bar itself."""
 
     cell: str
-    done: int
+    done: float
     text: str = ""
+    state: str = ""
 
 
 class CellError(Exception):
@@ -107,7 +108,7 @@ class Progress:
 
     def __init__(self, units: Mapping[str, int]) -> None:
         self._bar = make_bar(sum(units.values()), "", bar_format=_FORMAT, smoothing=0, show=bool(units))
-        self._done: dict[str, int] = {}
+        self._done: dict[str, float] = {}
         self._lock = threading.Lock()  # each running cell has a thread of its own
 
     def update(self, update: ProgressUpdate) -> None:
@@ -117,6 +118,8 @@ class Progress:
                 self._bar.start_t = self._bar.last_print_t = time.time()  # what a cell loads says nothing of its pace
             if update.cell not in self._done:
                 self._bar.initial += update.done
+            if update.state:
+                self._bar.set_postfix_str(update.state, refresh=False)
             self._bar.update(update.done - self._done.get(update.cell, 0))
             self._done[update.cell] = update.done
         if update.text:

@@ -20,7 +20,8 @@ from ...instructions import Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
 from ...sandbox.dataset import Sandbox
-from ..harness.agent_options import OPTIONS, naming, with_options
+from ..harness.agent_options import OPTIONS, naming, with_defaults, with_options
+from .presets import PRESETS, Dtype, PresetName
 
 Feedback = Literal["simulated", "human"]
 LABELS = {"simulated": "sim_ann", "human": "human"}
@@ -56,19 +57,34 @@ class ModelOptions:
     """Responses of each of their updates."""
     micro_batch_tokens: int | None = None
     """Tokens that go through a model at once, limited by memory; no result depends on it."""
+    sampling_batch: int | None = None
+    """Responses that PPO and Quark sample at once, limited by memory; no result depends on it."""
+    mixed_precision: Literal["no", "bf16"] | None = None
+    """Autocast of forward passes; bf16 halves the activations of float32 weights."""
+    gradient_checkpointing: bool | None = None
+    """Activations are computed again in the backward pass instead of being kept."""
+    sharding: Literal["none", "full"] | None = None
+    """Of all weights among the processes of torchrun: each holds all of them, or its share."""
+    value: Literal["adapter", "head", "model"] | None = None
+    """PPO's value: its own adapter on the policy's trunk, a head on the policy's adapter, or a model of its own."""
 
     @property
-    def changed(self) -> tuple[tuple[str, float], ...]:
+    def changed(self) -> tuple[tuple[str, Any], ...]:
         """Fields of the agent's config that are given, with their values."""
         given = {field: getattr(self, name, None) for name, field in OPTIONS.items()}
         return tuple((field, value) for field, value in given.items() if value is not None)
 
 
+def lora_settings(rank: int) -> dict[str, Any]:
+    """Adapters of all linear layers; rank 8 and alpha 64 are those of AlpacaFarm's own LoRA runs."""
+    return {"r": rank, "lora_alpha": 8 * rank, "target_modules": "all-linear"}
+
+
 def check_positive(options: object, names: Iterable[str]) -> None:
-    """Raises ValueError if an option is given but not a finite number above 0."""
+    """Raises ValueError if a number is given but not finite and above 0."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
+        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
             expected = "1 or more" if isinstance(value, int) else "a finite number above 0"
             raise ValueError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
 
@@ -83,8 +99,8 @@ class Job:
     feedback: Feedback = "simulated"
     quick: bool = False
     """Whether a small run of the same shape is wanted."""
-    preset: Literal["sandbox", "paper"] = "sandbox"
-    """Which preset of each config is used."""
+    preset: PresetName = "sandbox"
+    """Which of `PRESETS` says what is not given here."""
     dataset: str = "sandbox"
     sft: str = "sandbox"
     """Folder of the SFT policy to start from; "sandbox" is the shipped one."""
@@ -92,15 +108,24 @@ class Job:
     """Folder of the reward model trained on this feedback's labels; "sandbox" is the shipped one."""
     template: str | None = None
     """Name of the prompt template of one's own models, instead of what their folders say."""
-    lora: int = 0
-    """Rank of the LoRA adapters to train; 0 trains all weights."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: int | None = None
+    """Rank of the LoRA adapters to add and train; 0 trains all weights, or the policy's own adapters if it has some."""
+    dtype: Dtype | None = None
     """Of the policy's weights."""
+    reward_dtype: Dtype | None = None
+    """Of the reward model's, where it only scores."""
     max_prompt_tokens: int | None = None
     """Longest prompt to train on; None for AlpacaFarm's 192."""
-    changed: tuple[tuple[str, float], ...] = ()
+    changed: tuple[tuple[str, Any], ...] = ()
     """(name, value) of the fields of the agent's config that differ from the preset."""
     allow_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        named, is_adapter = PRESETS[self.preset], (Path(self.sft) / "adapter_config.json").is_file()
+        default = {"lora": 0 if is_adapter else named.lora, "dtype": named.dtype, "reward_dtype": named.reward_dtype}
+        for name, value in default.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     @cached_property
     def data(self) -> Dataset:
@@ -109,7 +134,8 @@ class Job:
 
     def config(self, preset: type[Config], **quick: Any) -> Config:
         """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
-        chosen: Any = getattr(preset, self.preset)()
+        named = PRESETS[self.preset]
+        chosen: Any = with_defaults(getattr(preset, named.config)(), named.fields)
         config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
 
@@ -125,17 +151,14 @@ class Job:
 
         from ...agents.processes import default_device
 
-        options: dict[str, Any] = {"max_response_tokens": 64 if self.preset == "sandbox" else 300, **limits}
+        options: dict[str, Any] = {"max_response_tokens": PRESETS[self.preset].max_response_tokens, **limits}
         if self.max_prompt_tokens is not None:
             options.setdefault("max_prompt_tokens", self.max_prompt_tokens)
         if self.sft != "sandbox":
             options["template"] = self.template
-        if self.lora:  # rank 8 and alpha 64 are those of AlpacaFarm's own LoRA runs
-            options["lora"] = LoraConfig(
-                r=self.lora, lora_alpha=8 * self.lora, target_modules="all-linear", task_type="CAUSAL_LM"
-            )
-            options["seed"] = self.seed
-        options |= {"device": default_device(), "dtype": getattr(torch, self.dtype)}
+        if self.lora:
+            options |= {"lora": LoraConfig(**lora_settings(self.lora), task_type="CAUSAL_LM"), "seed": self.seed}
+        options |= {"device": default_device(), "dtype": getattr(torch, self.dtype or "float32")}
         with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
             return agents.LanguageModel.from_pretrained(self.policy_folder, **options)
 
@@ -162,9 +185,10 @@ class Job:
     @property
     def reward_spec(self) -> str | dict[str, str]:
         """The reward model as an oracle is specified."""
-        if self.reward == "sandbox":
+        if self.reward == "sandbox" and self.reward_dtype is None:
             return "surrogate"
-        return {"reward_model": self.reward_model} | ({"template": self.template} if self.template else {})
+        more = {"template": self.template if self.reward != "sandbox" else None, "dtype": self.reward_dtype}
+        return {"reward_model": self.reward_model} | {name: value for name, value in more.items() if value}
 
     def oracle(self) -> RewardOracle:
         """The reward model as an oracle."""

@@ -46,6 +46,8 @@ class Method:
     """What the paper's method was, where it differs from ours."""
     trained: bool = True
     """Whether the ranking trains it, and does not only ask it."""
+    fixed: bool = True
+    """Whether its settings are fixed, if it needs nothing of a feedback."""
     effort: int = 60
     """Seconds it takes on one core, roughly: its weight in the progress report."""
 
@@ -53,6 +55,15 @@ class Method:
 def make_sft(job: Job) -> Actor:
     """The SFT policy as it is."""
     return agents.PolicyActor(job.policy(), seed=job.seed)
+
+
+def make_fine_tuning(job: Job) -> Actor:
+    """SFT that goes on from the policy, on the demonstrations of split sft."""
+    from ...agents.sft import FineTuningConfig
+
+    demonstrations = job.data.demonstrations("sft")[: 2000 if job.quick else None]
+    config = job.config(FineTuningConfig, epochs=1, save_every=20)
+    return agents.SFT(job.policy(), demonstrations, config=config, seed=job.seed, out=job.folder)
 
 
 def make_sft_52k(job: Job) -> Actor:
@@ -193,6 +204,7 @@ METHODS = (
 
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
 ABLATIONS = (
+    Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False),
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
     Method("conditioning_coin", "Conditioning, coin-flip labels", CONDITIONING_COIN, "preferences", effort=80),

@@ -4,7 +4,7 @@ An interrupted cell continues from its checkpoints; its seconds and tokens are t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ class MethodPlan(Job):
     """Marks the source of a method of one's own, as loaded where the plan was made."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "mark", source_mark(self.method))
         object.__setattr__(self, "folder", self.out / "runs" / file_name(self.cell))
 
@@ -92,9 +93,11 @@ class MethodPlan(Job):
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able; data and models by their content."""
+        from ...agents.loop import FREE_TO_CHANGE
+
         left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward"}
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
-        found["changed"] = {name: value for name, value in self.changed if name != "micro_batch_tokens"}
+        found["changed"] = {name: value for name, value in self.changed if name not in FREE_TO_CHANGE}
         found["judge"] = judge_settings(self.judge)
         found["dataset"] = data_content(self.dataset, allow_overlap=self.allow_overlap)
         found["policy"] = hash_model(self.policy_folder)
@@ -119,9 +122,9 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     quiet()
     check_unchanged(plan.method, plan.mark)
 
-    def tell(done: float, text: str = "") -> None:
+    def tell(done: float, text: str = "", state: str = "") -> None:
         if world.is_main:
-            on_progress(ProgressUpdate(plan.cell, int(done * plan.units), text))
+            on_progress(ProgressUpdate(plan.cell, done * plan.units, text, state))
 
     tell(0)
     settle = partial(_settle, plan, main=world.is_main)
@@ -134,18 +137,20 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     world.together(settle)  # settings that were refused until here leave the folder to others
     learning = 0.9 if hasattr(actor, "updates") else 0.0
 
-    def progress(done: float) -> None:
+    def progress(done: float, state: str = "") -> None:
         if world.is_main:
             spent.keep()
-        tell(done)
+        tell(done, state=state)
 
-    tokens = train(actor, lambda share: progress(learning * share))
+    tokens = train(actor, lambda share, state: progress(learning * share, state))
     if learning and hasattr(actor, "save") and world.is_main:
         actor.save(plan.folder / "policy")
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     files, asked = plan.folder / "answers", plan.instructions
-    responses, answered = answer(actor, asked, files, lambda done: progress(learning + (1 - learning) * done))
+    responses, answered = answer(
+        actor, asked, files, lambda done: progress(learning + (1 - learning) * done, "answers")
+    )
     if not world.is_main:
         return []
     spent.keep(now=True)
@@ -172,13 +177,21 @@ def _rows(plan: MethodPlan, found: Evaluation, costs: Row) -> list[Row]:
     return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 
 
-def train(actor: Any, tell_share: Callable[[float], None]) -> int:
-    """Does what the agent still has to learn; returns the tokens that it sampled, by its metrics."""
+def train(actor: Any, tell: Callable[[float, str], None]) -> int:
+    """Does what the agent still has to learn, telling the share done and where it is; the tokens that it sampled."""
     tokens, total = 0.0, getattr(actor, "num_steps", 0)
     for metrics in actor.updates() if hasattr(actor, "updates") else ():
         tokens += metrics.get("tokens", 0)
-        tell_share(min(1.0, metrics["step"] / total) if total else 0.0)
+        tell(min(1.0, metrics["step"] / total) if total else 0.0, state_of(metrics, total))
     return int(tokens)
+
+
+def state_of(metrics: Mapping[str, float], total: int) -> str:
+    """A step's number and its main metrics, as shown beside a progress bar."""
+    from ...agents.loop import SHOWN
+
+    shown = (f"{name}={metrics[name]:.4g}" for name in SHOWN if name in metrics)
+    return ", ".join([f"step {metrics['step']:.0f}" + (f"/{total}" if total else ""), *shown])
 
 
 def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
@@ -284,7 +297,7 @@ def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
     def progress(share: float, text: str = "") -> None:
         if main:
             spent.keep()
-            on_progress(ProgressUpdate(plan.cell, int(share * plan.units), text))
+            on_progress(ProgressUpdate(plan.cell, share * plan.units, text))
 
     progress(0)
     if plan.folder != sandbox.REWARD_MODEL and not (plan.folder / LAST_FILE).is_file():

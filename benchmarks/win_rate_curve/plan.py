@@ -61,9 +61,9 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "max_prompt_tokens", "learning_rate")
+        sizes = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "sampling_batch", "max_prompt_tokens")
         counts = ("steps", "evaluate_every", "num_val", "num_eval", "processes")
-        check_positive(self, (*counts, *sizes, "temperature"))
+        check_positive(self, (*counts, *sizes, "learning_rate", "temperature"))
         if self.template and self.policy == self.reward_model == "sandbox":
             raise ValueError("--template: expected --policy or --reward-model with it; the sandbox's have theirs")
         if self.preset == "paper" and self.policy == "sandbox":
@@ -121,8 +121,11 @@ class RunPlan(WinRateCurveOptions):
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed besides `sources`, JSON-able."""
+        from ...agents.loop import FREE_TO_CHANGE
+
         options = {name: getattr(self, name) for name in DECIDING}
-        ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name != "micro_batch_tokens"}
+        free = FREE_TO_CHANGE - {"save_every", "keep_checkpoints"}  # which are the study's
+        ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name not in free}
         return {**options, "judge": judge_settings(self.judge), "ppo": ppo}
 
     @property

@@ -140,6 +140,34 @@ def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_
     assert "sft" in capsys.readouterr().out
 
 
+def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, tmp_path, capsys):
+    data, (policy, _) = shutil.copytree(own_data, tmp_path / "data"), own_models
+    answers = {"output_1": "No.", "output_2": "Yes, now.", "preference": 2}
+    rows = {
+        "sft": [{"instruction": f"Do {i}.", "input": "", "output": f"Done {i}."} for i in range(8)],
+        "preference": [{"instruction": f"Try {i // 2}.", "input": "", **answers} for i in range(16)],
+    }
+    rows["preference"][1::2] = [{**row, "output_1": "Never."} for row in rows["preference"][1::2]]
+    for split, found in rows.items():
+        (data / f"{split}.json").write_text(json.dumps(found))
+
+    def command(method, policy, *more):
+        out = ["--dataset", str(data), "--out", str(tmp_path / method), "--quick", "--num-eval", "5"]
+        return train.run(train.parse([method, "--policy", str(policy), *out, *map(str, more)]))
+
+    assert command("fine_tuning", policy, "--epochs", 2, "--batch-size", 4, "--learning-rate", 0.01) == 0
+    (tuned,) = (tmp_path / "fine_tuning").glob("runs/*/policy")
+    assert len((tuned.parent / "metrics.jsonl").read_text().splitlines()) == 4
+    assert command("reward_modeling", tuned, "--batch-size", 2) == 0
+    row = row_of(tmp_path / "reward_modeling")
+    assert (row["num_train"], row["num_test"]) == ("14", "2")  # both pairs of one instruction
+    assert "accuracy" in capsys.readouterr().out
+    sizes = ["--rollout-batch-size", 4, "--minibatch-size", 4, "--steps", 1]
+    assert command("ppo", tuned, "--reward-model", tmp_path / "reward_modeling" / "reward_model", *sizes) == 0
+    with pytest.raises(DataError, match="--judge"):
+        command("reward_modeling", tuned, "--judge", "constant")
+
+
 @pytest.mark.parametrize("changed", ["policy", "reward_model"])
 def test_answers_of_another_model_are_never_taken_for_this_one_s(own, own_models, tmp_path, changed):
     folders = {path.name: shutil.copytree(path, tmp_path / path.name) for path in own_models}

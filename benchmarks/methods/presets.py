@@ -1,0 +1,70 @@
+"""Settings by name: for the sandbox, for AlpacaFarm's LLaMA 7B, and for real models on GPUs of a given memory.
+
+Learning rates, batch sizes and numbers of steps are those of an agent's `sandbox()` or `paper()`; a preset says what
+else a machine needs. An option that is given wins over its preset.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+Dtype = Literal["float32", "bfloat16"]
+PresetName = Literal["sandbox", "paper", "llama_7b_lora", "llama_7b_full", "small_chat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What a run's options are where they are not given."""
+
+    config: Literal["sandbox", "paper"] = "paper"
+    """Which preset of each agent's config."""
+    max_response_tokens: int = 300
+    lora: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    dtype: Dtype = "float32"
+    """Of the policy's weights."""
+    reward_dtype: Dtype | None = None
+    """Of the reward model's weights where it only scores; None: the oracle's default."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the agents' configs that differ, for those that have them."""
+
+
+PRESETS: Final[Mapping[PresetName, Preset]] = {
+    # Two CPU cores and the shipped models of 0.7 M parameters.
+    "sandbox": Preset(config="sandbox", max_response_tokens=64),
+    # AlpacaFarm's settings, float32, whatever the machine.
+    "paper": Preset(),
+    # LLaMA 7B on one GPU of 80 GB: 512 responses a step, prompts of 192 and responses of 300 tokens.
+    "llama_7b_lora": Preset(
+        lora=8,  # of all linear layers, with alpha 64: AlpacaFarm's own LoRA runs
+        dtype="bfloat16",  # of the frozen base, 13.5 GB of it; adapters and their moments are float32
+        reward_dtype="bfloat16",  # another 13.2 GB, in float32 26.4
+        fields={
+            "value": "adapter",  # on the policy's trunk: a value model of its own would be another 13.2 GB
+            "gradient_checkpointing": True,  # without it 8.8 MB a token, 144 GB at 16,384 tokens
+            "micro_batch_tokens": 16384,  # 33 rows of 492 tokens, which keep matrix products near their full rate
+        },
+    ),
+    # LLaMA 7B on eight GPUs of 80 GB, all weights: 16 bytes a parameter, of two models, lie on eight.
+    "llama_7b_full": Preset(
+        dtype="bfloat16",  # what is computed with and gathered; the optimizer moves float32 masters
+        reward_dtype="bfloat16",
+        fields={
+            "value": "model",  # AlpacaFarm's: it starts from the reward model and all of it is trained
+            "sharding": "full",
+            "gradient_checkpointing": True,
+            "micro_batch_tokens": 16384,
+        },
+    ),
+    # A chat model of 0.5 to 3 B parameters on one GPU of 24 GB.
+    "small_chat": Preset(
+        lora=8,
+        dtype="bfloat16",  # 6.2 GB of 3.1 B parameters
+        reward_dtype="bfloat16",
+        fields={
+            "value": "adapter",
+            "gradient_checkpointing": True,
+            "micro_batch_tokens": 4096,  # a vocabulary of 152,000 makes logits of 0.6 MB a token
+        },
+    ),
+}

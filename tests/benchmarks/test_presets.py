@@ -1,0 +1,77 @@
+"""Presets and options: what an agent's config gets, and whose word counts."""
+
+from dataclasses import fields
+
+import pytest
+
+from alpacafarm_env import agents
+from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.harness.agent_options import OPTIONS, with_options
+from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.methods.presets import PRESETS
+from alpacafarm_env.errors import DataError
+
+CONFIGS = (
+    *(agents.PPOConfig, agents.QuarkConfig, agents.DPOConfig, agents.SFTConfig, agents.RewardModelingConfig),
+    agents.ExpertIterationConfig,
+)
+
+
+def job(tmp_path, **options):
+    return Job(seed=0, folder=tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_agent_takes_of_a_preset_what_it_has(tmp_path, name):
+    for preset in CONFIGS:
+        found = job(tmp_path, preset=name).config(preset)
+        has = getattr(found, "sft", found)  # expert iteration's settings of training
+        for field, value in PRESETS[name].fields.items():
+            assert getattr(has, field, value) == value
+
+
+def test_a_given_option_wins_over_its_preset(tmp_path):
+    given = ["--preset", "llama_7b_lora", "--dataset", "d", "--policy", "p"]
+    kept = train.parse(["ppo", *given]).job()
+    assert (kept.lora, kept.dtype, kept.reward_dtype) == (8, "bfloat16", "bfloat16")
+    assert kept.config(agents.PPOConfig).micro_batch_tokens == PRESETS["llama_7b_lora"].fields["micro_batch_tokens"]
+    own = ["--lora", "0", "--dtype", "float32", "--micro-batch-tokens", "512", "--mixed-precision", "bf16"]
+    changed = train.parse(["ppo", *given, *own]).job()
+    assert (changed.lora, changed.dtype, changed.reward_dtype) == (0, "float32", "bfloat16")
+    config = changed.config(agents.PPOConfig)
+    assert (config.micro_batch_tokens, config.mixed_precision) == (512, "bf16")
+    assert config.rollout_batch_size == agents.PPOConfig.paper().rollout_batch_size
+
+
+def test_a_policy_that_is_an_adapter_gets_no_second_one(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert job(tmp_path, preset="llama_7b_lora", sft=str(tmp_path)).lora == 0
+    assert job(tmp_path, preset="llama_7b_lora", sft=str(tmp_path), lora=4).lora == 4  # refused where it is loaded
+
+
+def test_a_reward_model_is_read_in_the_dtype_that_is_asked_for(tmp_path):
+    assert job(tmp_path, reward="sandbox").reward_spec == "surrogate"
+    spec = job(tmp_path, reward="folder", reward_dtype="bfloat16").reward_spec
+    assert spec == {"reward_model": "folder", "dtype": "bfloat16"}
+
+
+def test_options_reach_the_training_within_expert_iteration():
+    changed = with_options(agents.ExpertIterationConfig.paper(), (("micro_batch_tokens", 99), ("num_instructions", 5)))
+    assert (changed.sft.micro_batch_tokens, changed.num_instructions) == (99, 5)
+    assert changed.micro_batch_tokens == agents.ExpertIterationConfig.paper().micro_batch_tokens
+    with pytest.raises(DataError, match="--micro-batch-tokens 0"):
+        with_options(agents.ExpertIterationConfig.paper(), (("micro_batch_tokens", 0),))
+
+
+def test_what_may_change_on_a_resume_is_no_part_of_a_run(tmp_path):
+    small, other = (
+        train.parse(["sft", "--out", str(tmp_path), *more]).plan(None).settings()["changed"]
+        for more in (["--micro-batch-tokens", "512"], ["--learning-rate", "0.1"])
+    )
+    assert (small, other) == ({}, {"learning_rate": 0.1})
+
+
+def test_options_are_fields_of_some_config():
+    known = {each.name for preset in (*CONFIGS, agents.BestOfNConfig) for each in fields(preset)}
+    coming = {"value", "gradient_checkpointing", "sharding", "sampling_batch_size"}
+    assert set(OPTIONS.values()) - coming <= known
