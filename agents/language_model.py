@@ -8,6 +8,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -25,6 +26,7 @@ from ..oracles.reward_model import num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading, token_limits
 from ..templates import PromptTemplate
 from .control_tokens import control_tokens, extend, insert, own_control_token, silence
+from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
@@ -239,25 +241,46 @@ class LanguageModel:
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
-        logits = self.logits(rollouts, role=role, temperature=temperature)
-        return -nn.functional.cross_entropy(logits, rollouts.tokens.to(logits.device), reduction="none")
+        tokens = rollouts.tokens.to(self.device)
+
+        def read(logits: Tensor, targets: Tensor) -> Tensor:
+            return -nn.functional.cross_entropy(self._distribution(logits, temperature), targets, reduction="none")
+
+        at_once = max(1, LOGITS_AT_ONCE // self._base_model.config.get_text_config().vocab_size)
+        if len(tokens) <= at_once or not self._gives_plain_logits:
+            return read(self._outputs(rollouts, role), tokens)
+        return self._outputs(
+            rollouts,
+            role,
+            lambda layer, hidden: by_chunks(lambda h, t: read(layer(h), t), hidden, tokens, rows=at_once),
+        )
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns the logits at each response token's place: flat [sum T, V] float32; -inf for control tokens.
 
         Arguments and errors as of `logprobs`.
         """
+        return self._distribution(self._outputs(rollouts, role), temperature)
+
+    def _distribution(self, logits: Tensor, temperature: float) -> Tensor:
+        """The logits that a model returns, [n, V], as those of the distribution that is sampled from."""
+        logits = silence(logits.float(), control_tokens(self._base_model))
+        return logits if temperature in (0, 1) else logits / temperature
+
+    def _outputs(self, rollouts: Rollouts, role: str, read: Any = None) -> Tensor:
+        """What a role's model returns for each response token, [sum T, V], or what `read` makes of it."""
         if role not in ROLES:
             raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
         ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
         self._check_positions(ids.shape[1])
-        if role == "policy":
-            with output_layer_at(self._base_model, predicts):
-                logits = self.model(input_ids=ids, use_cache=False).logits
-        else:
-            logits = self._reference_logits(ids, predicts)
-        logits = silence(logits.float(), control_tokens(self._base_model))
-        return logits if temperature in (0, 1) else logits / temperature
+        if role == "reference":
+            return self._reference_outputs(ids, predicts, read)
+        with output_layer_at(self._base_model, predicts, read):
+            return cast(Tensor, self.model(input_ids=ids, use_cache=False).logits)
+
+    @cached_property
+    def _gives_plain_logits(self) -> bool:
+        return gives_plain_logits(self._base_model)
 
     def add_reference(self) -> None:
         """Keeps a frozen copy of the policy as it is now as the reference; with LoRA, of what trains only."""
@@ -293,11 +316,11 @@ class LanguageModel:
         model: Any = self.model.get_base_model() if isinstance(self.model, peft.PeftModel) else self.model
         return cast(PreTrainedModel, model)
 
-    def _reference_logits(self, ids: Tensor, predicts: Tensor) -> Tensor:
+    def _reference_outputs(self, ids: Tensor, predicts: Tensor, read: Any) -> Tensor:
         if self.reference is None and self._reference_adapter is None:
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
         inputs = {"input_ids": ids, "use_cache": False}
-        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts):
+        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts, read):
             if self.reference is not None:
                 return cast(Tensor, self.reference(**inputs).logits)
             # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.

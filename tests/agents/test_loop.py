@@ -90,6 +90,11 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         make_loop(frozen=True)
 
 
+def test_a_model_that_cannot_be_checkpointed_is_refused() -> None:
+    with pytest.raises(ValueError, match="gradient_checkpointing"):
+        make_loop(gradient_checkpointing=True)
+
+
 def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path, save_every=0)
     yielded = list(loop.run(step_of(model, loop)))

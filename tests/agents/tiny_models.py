@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.templates import PromptTemplate
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -54,6 +56,29 @@ def build_gpt2(vocab_size: int, *, seed: int = 0) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
     return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, initializer_range=0.2, **sizes, **SPECIAL_IDS))
+
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+ENDS: dict[str, dict[str, Any]] = {
+    "Llama": HEADS,
+    "Qwen2": HEADS,
+    "Gemma2": {**HEADS, "final_logit_softcapping": 3.0},
+    "Cohere": {**HEADS, "logit_scale": 0.25},
+    "Granite": {**HEADS, "logits_scaling": 4.0},
+    "GPTNeoX": {"num_attention_heads": 4},
+    "GPT2": {"n_head": 4, "n_embd": 32, "n_layer": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}
+"""Architectures that differ in what they do to logits."""
+
+
+def build_ending(architecture: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
+    """A language model of one of `ENDS`."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 128}
+    sizes |= {"vocab_size": len(tokenizer), "initializer_range": 0.2} | SPECIAL_IDS | ENDS[architecture]
+    config = getattr(transformers, f"{architecture}Config")(**sizes)
+    torch.manual_seed(0)
+    name = f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}"
+    return LanguageModel(getattr(transformers, name)(config), tokenizer, TEMPLATE, max_response_tokens=8)
 
 
 BUILDERS: dict[str, Callable[[int], PreTrainedModel]] = {"llama": build_llama, "gpt2": build_gpt2}
