@@ -30,6 +30,7 @@ from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
+from .special_tokens import check_eos, end_ids, settle
 
 ROLES = ("policy", "reference")
 
@@ -39,7 +40,7 @@ class LanguageModel:
 
     Args:
         model: Its dropout is set to 0, for good.
-        tokenizer: Needs an end-of-sequence token and a padding token that differ.
+        tokenizer: Needs an end-of-sequence token. A padding token that it lacks, or that ends responses, is chosen.
         template: How an instruction becomes a prompt.
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
         max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or what the longest prompt leaves of the
@@ -58,10 +59,10 @@ class LanguageModel:
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
     ) -> None:
-        check_special_tokens(tokenizer)
         self.model: Any = turn_off_dropout(model)
         self.tokenizer = tokenizer
         self.template = template
+        settle(self._base_model, tokenizer, template)
         positions = num_positions(self._base_model.config) - (own_control_token(self._base_model) is not None)
         self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
         self.reference: PreTrainedModel | None = None
@@ -100,7 +101,7 @@ class LanguageModel:
         check_model(path)
         tokenizer = load_tokenizer(path)
         with reading(path, "a language model's tokenizer"):
-            check_special_tokens(tokenizer)
+            check_eos(tokenizer)
         is_adapter = (Path(path) / "adapter_config.json").is_file()
         if is_adapter and lora is not None:
             raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora= to go on training it")
@@ -125,8 +126,7 @@ class LanguageModel:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a response when sampling; the first is the one that ends it in training."""
-        first, listed = self.template.end_id(self.tokenizer), self._base_model.generation_config.eos_token_id
-        return tuple(dict.fromkeys([first, self.tokenizer.eos_token_id, *(listed if isinstance(listed, list) else ())]))
+        return end_ids(self._base_model, self.tokenizer, self.template)
 
     @property
     def device(self) -> torch.device:
@@ -347,19 +347,6 @@ def turn_off_dropout(model: Any) -> Any:
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model.eval()
-
-
-def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError unless the tokenizer has an EOS and a padding token, and they differ."""
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    if eos is None:
-        raise ValueError("The tokenizer has no end-of-sequence token; without one no response ever ends")
-    if pad is None or pad == eos:
-        found = "none" if pad is None else f"the end-of-sequence token {tokenizer.eos_token!r} (id {pad})"
-        raise ValueError(
-            f"The tokenizer needs a padding token that differs from the end-of-sequence token, got {found}. Add one: "
-            "tokenizer.add_special_tokens({'pad_token': '[PAD]'}); model.resize_token_embeddings(len(tokenizer))"
-        )
 
 
 def encode_prompts(

@@ -36,12 +36,13 @@ from ..pretrained import load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to
-from .language_model import check_special_tokens, turn_off_dropout
+from .language_model import turn_off_dropout
 from .loop import Loop, Resume, Schedule, Trainer, TrainingConfig, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
-from .saving import end_texts, save_files
+from .saving import end_texts, leave_texts, save_files
+from .special_tokens import check_eos, settle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +133,15 @@ class RewardModeling(Trainer):
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_model(init)
         self.tokenizer: Any = load_tokenizer(init)
+        with reading(init, "a language model's tokenizer"):
+            check_eos(self.tokenizer)
         self.template = load_template(init, self.tokenizer, template)
-        if not isinstance(self.template, ChatTemplate):  # that writes the end itself
+        if isinstance(self.template, ChatTemplate):
+            leave_texts(self.tokenizer)
+        else:
             end_texts(self.tokenizer, self.config.end_with_eos)
-        self.model = _scoring_model(init, self.tokenizer, seed).to(device or default_device())
+        self.model = _scoring_model(init, seed).to(device or default_device())
+        settle(self.model, self.tokenizer, self.template)  # a score is read at the last token that is no pad
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
         self.model.config.alpacafarm_max_length = self.config.max_length
         kept = self._fitting(preferences)
@@ -287,10 +293,8 @@ class RewardModeling(Trainer):
         return [cut_middle(row, limit) for row in rows]
 
 
-def _scoring_model(init: str | Path, tokenizer: Any, seed: int) -> Any:
+def _scoring_model(init: str | Path, seed: int) -> Any:
     """A sequence-classification model with one label; a head that the folder lacks starts at N(0, 1/√(d + 1))."""
-    with reading(init, "a language model's tokenizer"):
-        check_special_tokens(tokenizer)  # the score is read at the last token that is not a pad
     verbosity = hf_logging.get_verbosity()
     # Or it warns that the head is new, which is the point.
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -300,7 +304,6 @@ def _scoring_model(init: str | Path, tokenizer: Any, seed: int) -> Any:
             init,
             new={"score.weight"},
             num_labels=1,
-            pad_token_id=tokenizer.pad_token_id,
             dtype=torch.float32,
         )
     finally:

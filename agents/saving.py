@@ -61,6 +61,17 @@ def end_texts(tokenizer: Any, wanted: bool) -> None:
     tokenizer.add_bos_token, tokenizer.add_eos_token = bool(front), wanted
 
 
+def leave_texts(tokenizer: Any) -> None:
+    """Makes a tokenizer add nothing to a text, if its kind can do that, for a chat template that writes all there is.
+
+    Another library that renders a conversation and tokenizes the text would find two BOS in front otherwise.
+    """
+    front, behind = ids_around(tokenizer)
+    own = front in ([], [tokenizer.bos_token_id]) and behind in ([], [tokenizer.eos_token_id])
+    if (front or behind) and own and hasattr(tokenizer, "update_post_processor"):
+        tokenizer.add_bos_token = tokenizer.add_eos_token = False
+
+
 def _strip_loading_state(config: Path) -> None:
     content = json.loads(config.read_text(encoding="utf-8"))
     kept = {key: value for key, value in content.items() if key not in LOADING_STATE}

@@ -96,7 +96,7 @@ class ChatTemplate(PromptTemplate):
         def written(*contents: str, **options: Any) -> str:
             turns = zip(("user", "assistant"), contents, strict=False)
             messages: Any = [{"role": role, "content": content} for role, content in turns]
-            options["chat_template"] = _SAME_DAY + cast(str, tokenizer.chat_template)
+            options["chat_template"] = _SAME_DAY + tokenizer.get_chat_template()
             return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
         def ask(question: str) -> str:
@@ -114,7 +114,7 @@ class ChatTemplate(PromptTemplate):
             _is_trimmed(ask(f" {_QUESTION}\n "), head, _QUESTION, suffix),
             _is_trimmed(tell(f" {_ANSWER}\n "), head + _QUESTION + between, _ANSWER, trail),
         )
-        special = _special_ids(tokenizer)
+        special = special_ids(tokenizer)
         ends = [token for token in _parsed(tokenizer, [trail])[0] if token in special]
         end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
         with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
@@ -172,13 +172,16 @@ class ChatTemplate(PromptTemplate):
 def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, eos: bool = True) -> str | None:
     """Returns a plain template as a tokenizer's `chat_template`; of a `ChatTemplate` the tokenizer's own.
 
+    The latter writes the date of training for today's, so that the prompt stays what the model was trained on.
     An input is part of the user's message, after a blank line; a system message comes before it in the same way.
     Further turns repeat the form, which the model may never have seen. BOS is written out, once; with `eos` an answer
     ends with EOS. None where no chat template gives the same tokens, as for a plain template that spells special
     tokens.
     """
     if isinstance(template, ChatTemplate):
-        return cast(str, tokenizer.chat_template)
+        own: Any = tokenizer.chat_template  # several by name where a tokenizer has them, of which ours is the default
+        dated = isinstance(own, str) and "strftime_now" in own and not own.startswith(_SAME_DAY)
+        return cast(str, _SAME_DAY + own if dated else own)
     bos = "".join(tokenizer.convert_ids_to_tokens(ids_around(tokenizer)[0]))
     prompt, (expected,) = template.render(_QUESTION), template.encode_prompts(tokenizer, [_QUESTION])
     # A tokenizer of SentencePiece's kind puts a space before a text, but not where BOS is written in it.
@@ -221,7 +224,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]])
     somebody spelled one out: then piece by piece, the foreign ones as letters.
     """
     encoded = _parsed(tokenizer, ["".join(row) for row in rows])
-    special, known = _special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
+    special, known = special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
     for number, row in enumerate(rows):
         own = row[::2]
         if own not in known:
@@ -245,7 +248,7 @@ def _parsed(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[li
     return rows
 
 
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Without the one that stands for unknown letters."""
     added = tokenizer.added_tokens_decoder.items()
     return {number for number, token in added if token.special and number != tokenizer.unk_token_id}

@@ -21,7 +21,9 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     with reading(path, "a tokenizer (tokenizer.json ...)"):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+        tokenizer("a")  # some faults show only once it is used
+        return tokenizer
 
 
 def load_config(path: str | PathLike[str]) -> Any:

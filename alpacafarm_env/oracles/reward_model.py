@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat_templates import check_template, load_template
+from ..chat_templates import ChatTemplate, check_template, load_template
 from ..errors import CheckpointError
 from ..pretrained import file_states, load_model, load_tokenizer
 from ..templates import PromptTemplate
@@ -134,20 +134,23 @@ class RewardModel(DetailedOracle):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         kind: Final = "AutoModelForSequenceClassification"
         model, _ = load_model(kind, self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
-        self._check_padding(model.config.get_text_config())
+        self._pad: int | None = model.config.get_text_config().pad_token_id
+        self._check_padding()
         _ = self._template, self._tokenizer  # all that is read once, read now
         if file_states(self.path) != self._files:
             raise CheckpointError(f"{self.path}: its files have changed since the oracle was made; make it once more.")
         return model.to(device).eval()
 
-    def _check_padding(self, config: Any) -> None:
-        """The score is read at the last token that is no pad, so a pad must exist and must not be the last real one."""
-        if config.pad_token_id is None:
-            config.pad_token_id = self._tokenizer.pad_token_id
-        if config.pad_token_id is None or config.pad_token_id == self._tokenizer.eos_token_id:
+    def _check_padding(self) -> None:
+        """The score is read at the last token that is no pad: by a plain template, EOS must be none.
+
+        A chat template writes EOS itself, and a model trained elsewhere may have been trained to be read before it.
+        """
+        plain = not isinstance(self._template, ChatTemplate)
+        if plain and self._pad is not None and self._pad == self._tokenizer.eos_token_id:
             raise CheckpointError(
                 f"{self.path}: expected a pad_token_id that differs from the end-of-sequence token "
-                f"({self._tokenizer.eos_token_id!r}), got {config.pad_token_id!r}. Set it in config.json."
+                f"({self._tokenizer.eos_token_id!r}), got {self._pad!r}. Set it in config.json."
             )
 
     @property
@@ -166,8 +169,11 @@ class RewardModel(DetailedOracle):
     def _forward(self, rows: Sequence[list[int]]) -> NDArray[np.float64]:
         import torch
 
-        model, pad = self._model, self._model.config.get_text_config().pad_token_id
-        scores = np.empty(len(rows))
+        model, config = self._model, self._model.config.get_text_config()
+        scores, pad = np.empty(len(rows)), self._pad
+        if pad is None:  # then the score is read at the last token, so any that ends no text can fill up
+            ends = {row[-1] for row in rows}
+            pad = config.pad_token_id = next(token for token in range(len(ends) + 1) if token not in ends)
         with torch.inference_mode():
             for batch in batches([len(row) for row in rows], self.batch_size, self.max_batch_tokens):
                 width = max(len(rows[index]) for index in batch)

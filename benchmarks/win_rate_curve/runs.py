@@ -89,13 +89,13 @@ def num_positions(folder: str) -> int:
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The policy's tokenizer, whose end-of-sequence and padding tokens must differ."""
-    from ...agents.language_model import check_special_tokens
+    """The policy's tokenizer, which must have an end-of-sequence token."""
+    from ...agents.special_tokens import check_eos
 
     check_model(folder)
     tokenizer = pretrained.load_tokenizer(folder)
     with pretrained.reading(folder, "a language model's tokenizer"):
-        check_special_tokens(tokenizer)
+        check_eos(tokenizer)
     return tokenizer
 
 

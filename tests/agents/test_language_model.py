@@ -11,7 +11,6 @@ from tiny_models import (
     BUILDERS,
     ENDS,
     INSTRUCTIONS,
-    SPECIAL_TOKENS,
     TEMPLATE,
     build_ending,
     build_gpt2,
@@ -88,13 +87,6 @@ def test_response_continues_the_prompt_for_a_tokenizer_that_prefixes_spaces():
     lm = LanguageModel(build_llama(len(tokenizer)), tokenizer, template)
     joint = tokenizer("Q:Hello Hi")["input_ids"]
     assert lm.encode_prompts(["Q"])[0] + lm.encode_responses(["Hello Hi"], eos=False)[0] == joint
-
-
-@pytest.mark.parametrize("changes", [{"pad_token": "</s>"}, {"pad_token": None}, {"eos_token": None}])
-def test_padding_and_eos_must_be_there_and_differ(tokenizer, changes):
-    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **{**SPECIAL_TOKENS, **changes})
-    with pytest.raises(ValueError, match="end-of-sequence token"):
-        LanguageModel(build_llama(len(tokenizer)), other, TEMPLATE)
 
 
 @pytest.mark.parametrize("architecture", sorted(BUILDERS))

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from chat_tokenizers import FAMILIES, build_chat_tokenizer
+from chat_tokenizers import ENDS, FAMILIES
+from hub_models import build_hub_folder
 from tiny_models import TEMPLATE, build_llama, generator
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +22,7 @@ from alpacafarm_env.instructions import Instruction, Preference
 from alpacafarm_env.oracles import RewardModel, make_oracle
 from alpacafarm_env.templates import ALPACA, FILE_NAME, PromptTemplate
 
+pytestmark = pytest.mark.filterwarnings("ignore:The tokenizer has:UserWarning")
 VAL = sandbox.SANDBOX.instructions("val")[:24]
 SHIPPED = [sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN]
 PAIRS = [Preference(Instruction(ask), ("Yes.", "No, it is not."), 1 + len(ask) % 2) for ask in ("Hi", "What?", "Sing")]
@@ -117,8 +119,6 @@ def test_the_shipped_policy_without_its_template_answers_the_same(tmp_path):
     assert sandbox.gold_oracle().score(VAL, theirs).mean() > 4
 
 
-ENDS = {"chatml": ["<|im_end|>", "<|endoftext|>"], "llama-3": ["<|eot_id|>", "<|end_of_text|>"], "llama-2": ["</s>"]}
-"""What ends a response; first what ends a turn."""
 ASKS = ("List two birds.", "What is it?", "Sing")
 
 
@@ -129,15 +129,8 @@ def family(request) -> str:
 
 @pytest.fixture
 def folder(family, tmp_path):
-    """A policy as another library saves it: model, generation config and tokenizer."""
-    tokenizer = build_chat_tokenizer(family)
-    tokenizer.pad_token = tokenizer.pad_token or "<unk>"
-    model = build_llama(len(tokenizer))
-    listed = ENDS[family][0] if len(ENDS[family]) == 1 else sorted(ENDS[family], reverse=True)
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(listed)
-    model.save_pretrained(tmp_path / "policy")
-    tokenizer.save_pretrained(tmp_path / "policy")
-    return tmp_path / "policy"
+    """An instruct model as a hub has it."""
+    return build_hub_folder(family, tmp_path / "hub")
 
 
 def scores_of(folder, rows) -> list[float]:

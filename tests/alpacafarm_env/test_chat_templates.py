@@ -1,11 +1,12 @@
 """Chat templates: token for token what `apply_chat_template` gives, nothing injected, and no prompt guessed."""
 
 import pytest
-from chat_tokenizers import FAMILIES, build_chat_tokenizer
+from chat_tokenizers import ENDS, FAMILIES, build_chat_tokenizer
 
 from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, ids_around, load_template
 from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.pretrained import load_tokenizer
 from alpacafarm_env.templates import ALPACA, PromptTemplate
 
 OWN = PromptTemplate("Q: {instruction}\nIn: {input}\nA:", "Q: {instruction}\nA:")
@@ -16,7 +17,6 @@ TEXTS = (
     "\n\nx",
     Instruction("Sum up.", "It sings."),
 )
-TURN_ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "llama-2": "</s>"}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -56,7 +56,7 @@ def test_prompt_response_and_end_are_the_conversation(tokenizer):
     # A response that was sampled with its space gets no second one.
     again = tokenizer.decode(response, clean_up_tokenization_spaces=False)
     assert template.encode_responses(tokenizer, [again]) == [response]
-    assert template.end_id(tokenizer) == tokenizer.convert_tokens_to_ids(TURN_ENDS[tokenizer.family])
+    assert template.end_id(tokenizer) == tokenizer.convert_tokens_to_ids(ENDS[tokenizer.family][0])
 
 
 def test_special_tokens_in_a_text_are_letters(tokenizer):
@@ -140,11 +140,25 @@ def test_a_template_of_special_tokens_spelled_out_has_no_chat_template(tokenizer
 
 def test_a_prompt_does_not_depend_on_the_day(tokenizer):
     tokenizer.chat_template = "{{- strftime_now('%f %d %b %Y') -}}" + tokenizer.chat_template
-    assert ChatTemplate.of(tokenizer) == ChatTemplate.of(tokenizer)
+    template = ChatTemplate.of(tokenizer)
+    assert ChatTemplate.of(tokenizer) == template
+    # What is saved renders the day that the model was trained on, in any library.
+    tokenizer.chat_template = chat_template(template, tokenizer)
+    asked = library_ids(tokenizer, conversation("Hi"), add_generation_prompt=True)
+    assert [asked] == template.encode_prompts(tokenizer, ["Hi"])
+    assert chat_template(ChatTemplate.of(tokenizer), tokenizer) == tokenizer.chat_template
+
+
+def test_of_several_chat_templates_the_default_is_taken(tokenizer, tmp_path):
+    template = ChatTemplate.of(tokenizer)
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": "{{ messages | length }}"}
+    tokenizer.save_pretrained(tmp_path)
+    check_template(tmp_path)
+    assert load_template(tmp_path, load_tokenizer(tmp_path)) == template
 
 
 def test_what_a_tokenizer_puts_around_a_text_is_told_apart_if_it_is_one_token():
-    tokenizer = build_chat_tokenizer("llama-2")
+    tokenizer = build_chat_tokenizer("mistral")
     front = tokenizer.eos_token_id
     tokenizer.bos_token = tokenizer.eos_token
     tokenizer.add_bos_token, tokenizer.add_eos_token = True, False

@@ -128,11 +128,11 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_written(options
     assert not options.out.exists()
 
 
-def test_a_policy_without_a_padding_token_is_refused(options, tmp_path):
-    path = Path(shutil.copytree(options.policy, tmp_path / "no_pad")) / "tokenizer_config.json"
+def test_a_policy_without_an_end_of_sequence_is_refused(options, tmp_path):
+    path = Path(shutil.copytree(options.policy, tmp_path / "no_end")) / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, "pad_token": "</s>"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="no_pad: .*padding token"):
+    path.write_text(json.dumps({**config, "eos_token": None}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="no_end: .*end-of-sequence token"):
         check_inputs(make_plans(replace(options, policy=str(path.parent)))[0])
 
 
