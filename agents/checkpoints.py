@@ -193,8 +193,11 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
         for key, value in load_file(folder / "optimizer.safetensors").items():
             name, moment = key.rsplit(":", 1)
             parameter = parameters[name]
-            # AdamW keeps its step counter on the CPU, and its moments where the parameter is, in its type.
-            optimizer.state[parameter][moment] = value if moment == "step" else value.to(parameter)
+            # AdamW keeps its step counter on the CPU unless it is fused, and its moments where the parameter is, in its
+            # type.
+            counts = moment == "step"
+            here = parameter.device if optimizer.defaults.get("fused") else value.device
+            optimizer.state[parameter][moment] = value.to(here) if counts else value.to(parameter)
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:

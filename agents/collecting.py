@@ -46,12 +46,16 @@ class OnlineConfig(PolicyConfig):
     """Of sampling, and of every log-probability."""
     max_response_tokens: int | None = None
     """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
+    sampling_batch_size: int | None = None
+    """Most responses sampled at once: memory and speed only, results differ by rounding. None: 256 on a CPU, what fits
+    into the free memory on a GPU (set a number there for runs that are to be repeated in every bit)."""
     adam_eps: float = 1e-5
     kl_coef: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "max_response_tokens")
+        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs")
+        self.at_least(1, "max_response_tokens", "sampling_batch_size")
         self.at_least(0, "kl_coef")
         self.above_0("temperature")
 
@@ -93,7 +97,7 @@ class Collector:
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
         self._policy, self._loop, self._left_out = policy, loop, left_out
         self._batch_size, self._num_rounds = config.rollout_batch_size, config.rollout_batch_size // at_once
-        self._temperature = config.temperature
+        self._temperature, self._sampling_batch_size = config.temperature, config.sampling_batch_size
         self._max_new_tokens = config.max_response_tokens or policy.max_response_tokens
 
     def collect(self, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
@@ -145,7 +149,11 @@ class Collector:
             instructions, _ = self._env.reset(seed=seed)
         with self._loop.timed("sample"):
             responses = self._policy.generate(
-                instructions, generator=uniforms, temperature=self._temperature, max_new_tokens=self._max_new_tokens
+                instructions,
+                generator=uniforms,
+                temperature=self._temperature,
+                max_new_tokens=self._max_new_tokens,
+                batch_size=self._sampling_batch_size,
             )
         with self._loop.timed("score"):
             _, rewards, _, _, info = self._env.step(responses.texts)

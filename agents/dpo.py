@@ -35,7 +35,7 @@ from .language_model import LanguageModel
 from .loop import Resume, epoch_batch
 from .losses import dpo_loss, implicit_rewards
 from .policy_agent import PolicyAgent, PolicyConfig
-from .processes import Processes
+from .processes import Processes, float32_matmuls
 from .rollouts import micro_batches, segment_sum
 from .sft import data_identity, teacher_forced
 
@@ -158,7 +158,7 @@ class DPO(PolicyAgent):
         parts = self._cut(mine)
         with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
             for rows in parts:
-                with processes.autocast():
+                with processes.autocast(), float32_matmuls(self.policy.device, tf32=self.config.tf32):
                     table[:, mine[rows]] = self._logprobs(mine[rows])
                 bar.update()
         return processes.reduce(table)

@@ -36,7 +36,11 @@ def answer(
     limit = agent.config.max_response_tokens or agent.policy.max_response_tokens
     uniforms = torch.rand(len(instructions), limit, generator=keyed_generator(seed, "evaluation", split))
     return agent.policy.generate(
-        instructions[rows], generator=uniforms[rows], temperature=temperature, max_new_tokens=limit
+        instructions[rows],
+        generator=uniforms[rows],
+        temperature=temperature,
+        max_new_tokens=limit,
+        batch_size=agent.config.sampling_batch_size,
     )
 
 

@@ -26,7 +26,7 @@ from ..oracles.reward_model import num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading, token_limits
 from ..templates import PromptTemplate
 from .control_tokens import control_tokens, extend, insert, own_control_token, silence
-from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits
+from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
@@ -176,29 +176,32 @@ class LanguageModel:
         generator: torch.Generator | Sequence[torch.Generator] | Tensor,
         temperature: float = 1.0,
         max_new_tokens: int | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         num_samples: int = 1,
     ) -> Rollouts:
         """Samples `num_samples` responses to each of N instructions, in neighbouring rows, on the model's device.
 
         There is no top-k, top-p or penalty, so the log-probabilities are exact. Each row and step takes one uniform, in
-        the order of the instructions, whatever batch of `batch_size` rows it is decoded in. The generator is the source
-        of all of them, or one an instruction, so that its responses do not depend on the others; or the uniforms
-        themselves, [N x num_samples, max_new_tokens or more]. At temperature 0, the likeliest token at each step, it is
-        not used.
+        the order of the instructions, whatever batch of `batch_size` rows it is decoded in (None: 256 rows on a CPU,
+        what fits into the free memory on a GPU). The generator is the source of all of them, or one an instruction, so
+        that its responses do not depend on the others; or the uniforms themselves, [N x num_samples, max_new_tokens or
+        more]. At temperature 0, the likeliest token at each step, it is not used.
 
         Raises:
             ValueError: A number is out of range, the uniforms have another shape, a prompt is too long, or prompt and
                 response exceed the positions the model knows.
         """
         width = self.max_response_tokens if max_new_tokens is None else max_new_tokens
-        if not temperature >= 0 or width < 1 or batch_size < 1 or num_samples < 1:
+        if not temperature >= 0 or min(width, 1 if batch_size is None else batch_size, num_samples) < 1:
             raise ValueError(
                 "generate: expected temperature >= 0 and max_new_tokens, batch_size, num_samples >= 1, got "
                 f"{temperature!r}, {width!r}, {batch_size!r}, {num_samples!r}"
             )
         prompts = [tokens for tokens in self.encode_prompts(instructions) for _ in range(num_samples)]
-        self._check_positions(max(map(len, prompts), default=0) + width)
+        longest = max(map(len, prompts), default=0)
+        self._check_positions(longest + width)
+        if batch_size is None:
+            batch_size = sampling_rows(self._base_model, prompt=longest, response=width)
         uniforms = draw_uniforms(generator, len(instructions), num_samples, width) if temperature > 0 else None
         samples = sample(
             self._base_model,

@@ -1,4 +1,4 @@
-"""What keeps a step within the memory: activations computed again, and logits a chunk at a time."""
+"""What keeps a step within the memory: activations computed again, logits in chunks, as many samples as fit."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +19,18 @@ LOGITS_AT_ONCE = 2**26
 its gradient take a few. 16,384 tokens of the sandbox's vocabulary of 933 stay in one piece, with the numbers that a
 piece has; of LLaMA's 32,000 a chunk has 2,097 tokens."""
 
+CPU_ROWS = 256
+"""Responses sampled at once on a CPU."""
+MARGIN = 0.2
+"""The share of the free memory that sampling leaves to what is not counted."""
+
 
 def checkpointed_layers(modules: Iterable[nn.Module]) -> list[GradientCheckpointingLayer]:
-    """The layers of models by transformers that can compute their activations again."""
-    return [layer for module in modules for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    """The layers of models by transformers that can compute their activations again; ValueError if there are none."""
+    found = [layer for module in modules for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not found:
+        raise ValueError("gradient_checkpointing: expected a model that transformers can checkpoint; set it to False")
+    return found
 
 
 @contextmanager
@@ -69,6 +77,40 @@ def gives_plain_logits(model: PreTrainedModel) -> bool:
         shape.base_model.forward = lambda *args, **kwargs: hidden
         logits = shape.eval()(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
     return len(seen) == 1 and logits is seen[0]
+
+
+def kv_bytes_a_token(config: Any, dtype: torch.dtype) -> int:
+    """What a decoder keeps of a token for those after it: keys and values, layers x heads x head size of each."""
+    config = config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * dtype.itemsize)
+
+
+def rows_that_fit(free_bytes: float, config: Any, dtype: torch.dtype, *, prompt: int, response: int) -> int:
+    """How many responses can be sampled at once in `free_bytes`, at least 1; `prompt` and `response` are in tokens.
+
+    A row takes its keys and values; while its prompt is read, four hidden states and three of the feed-forward layer a
+    token; and four tables of the vocabulary in float32 to draw from. `MARGIN` of the memory stays free.
+    """
+    shape = config.get_text_config()
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    reading = prompt * (4 * shape.hidden_size + 3 * inner) * dtype.itemsize
+    row = (prompt + response) * kv_bytes_a_token(config, dtype) + reading + 4 * 4 * shape.vocab_size
+    return max(1, int((1 - MARGIN) * free_bytes / row))
+
+
+def sampling_rows(model: PreTrainedModel, *, prompt: int, response: int) -> int:
+    """How many responses to sample at once: what fits into a GPU's free memory now, and `CPU_ROWS` elsewhere."""
+    if model.device.type != "cuda":
+        return CPU_ROWS
+    return rows_that_fit(free_memory(model.device), model.config, model.dtype, prompt=prompt, response=response)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that this process can still fill, those that torch holds unused among them."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + held)
 
 
 class _TrunkOutput(tuple[Tensor]):

@@ -5,8 +5,8 @@ Processes are started by `accelerate launch` or `torchrun` and joined through ac
 
 import atexit
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
 from typing import Any, Literal, TypeVar
@@ -60,6 +60,20 @@ def default_device() -> torch.device:
     return device
 
 
+@contextmanager
+def float32_matmuls(device: torch.device, *, tf32: bool) -> Iterator[None]:
+    """Products of float32 matrices inside are computed in TF32 if that is wanted and the device is a CUDA one."""
+    if not tf32 or device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Processes:
     """The processes that train one model together; this one is `rank`, 0 to `count` - 1.
 
@@ -75,12 +89,12 @@ class Processes:
         state = join(cpu=device is not None and device.type == "cpu")
         self.rank: int = state.process_index
         self.count: int = state.num_processes
-        self._device: torch.device = state.device if device is None else device
+        self.device: torch.device = state.device if device is None else device
         self._mixed_precision = mixed_precision
-        if self.count > 1 and self._device.type != state.device.type:
+        if self.count > 1 and self.device.type != state.device.type:
             raise WorldError(
                 f"Expected the model on a device of the kind on which the processes are joined ({state.device.type}), "
-                f"got {self._device}. Load it with device=default_device() of alpacafarm_env.agents.processes."
+                f"got {self.device}. Load it with device=default_device() of alpacafarm_env.agents.processes."
             )
 
     @property
@@ -96,7 +110,7 @@ class Processes:
         """Run forward passes in the mixed precision."""
         if self._mixed_precision == "no":
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def share(self, rows: NDArray[np.int64]) -> Tensor:
         """This process's rows of a batch that all processes know: every `count`-th, from its rank on."""
@@ -106,7 +120,7 @@ class Processes:
         """Add a tensor up over all processes; the `reduce` of `losses`."""
         if self.count == 1:
             return sums
-        moved = sums.to(self._device, copy=True)
+        moved = sums.to(self.device, copy=True)
         torch.distributed.all_reduce(moved)
         return moved.to(sums.device)
 

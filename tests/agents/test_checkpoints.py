@@ -151,9 +151,9 @@ def test_what_is_not_needed_is_removed(out: Path) -> None:
     assert names(out) == ["checkpoint-10"]
 
 
-def trained(steps: int, *, seed: int = 0) -> tuple[dict[str, nn.Parameter], torch.optim.AdamW]:
+def trained(steps: int, **options: Any) -> tuple[dict[str, nn.Parameter], torch.optim.AdamW]:
     parameters = {"a": nn.Parameter(torch.ones(3)), "b": nn.Parameter(torch.ones(2, 2))}
-    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1, **options)
     train(parameters, optimizer, steps)
     return parameters, optimizer
 
@@ -177,6 +177,27 @@ def test_optimizer_state_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     with pytest.raises(CheckpointError, match="other parameters"):
         checkpoints.load_optimizer(tmp_path, optimizer, {"a": parameters["a"]})
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_fused_optimizer_and_the_other_go_on_with_each_others_state(before: bool, tmp_path: Path) -> None:
+    whole, _ = trained(6)
+    parameters, optimizer = trained(3, fused=before)
+    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
+    resumed, other = trained(0, fused=not before)
+    for name, parameter in parameters.items():
+        resumed[name].data.copy_(parameter.data)
+    checkpoints.load_optimizer(tmp_path, other, resumed)
+    train(resumed, other, 3)
+    for name in whole:
+        torch.testing.assert_close(resumed[name], whole[name], atol=1e-6, rtol=0)
+    # A fused one has its counter where the parameter is.
+    elsewhere = {name: nn.Parameter(parameter.to("meta")) for name, parameter in parameters.items()}
+    optimizer.defaults["fused"] = not before
+    optimizer.state.clear()
+    checkpoints.load_optimizer(tmp_path, optimizer, elsewhere)
+    steps = {str(state["step"].device) for state in optimizer.state.values()}
+    assert steps == {"cpu" if before else "meta"}
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ BAD: dict[Any, dict[str, tuple[object, ...]]] = {
         "num_epochs": (True,),
         "minibatch_size": (100,),  # of 512
         "max_response_tokens": (1.5, 0),
+        "sampling_batch_size": (0, 2.5),
         "kl_coef": (INF, -0.1),
         "kl_estimator": ("k33",),
         "missing_eos_score": (NAN,),

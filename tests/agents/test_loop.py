@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tiny_models import TEMPLATE, build_llama
 from tiny_worlds import DEMONSTRATIONS
 from torch import nn
 
+from alpacafarm_env.agents import loop as training_loop
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.loop import Loop, Resume, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
 from alpacafarm_env.agents.sft import SFT, SFTConfig
@@ -93,6 +96,22 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
 def test_a_model_that_cannot_be_checkpointed_is_refused() -> None:
     with pytest.raises(ValueError, match="gradient_checkpointing"):
         make_loop(gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_step_is_made_in_the_precision_that_is_set(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    @contextmanager
+    def watched(device: torch.device, *, tf32: bool) -> Iterator[None]:
+        found.append((device.type, tf32))
+        yield
+        found.append("end")
+
+    monkeypatch.setattr(training_loop, "float32_matmuls", watched)
+    _, loop = make_loop(total=1, tf32=tf32)
+    next(loop.run(lambda step: found.append(step) or {"loss": 0.0}))  # type: ignore[func-returns-value]
+    assert found == [("cpu", tf32), 1, "end"]
 
 
 def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:

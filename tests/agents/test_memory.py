@@ -1,6 +1,7 @@
 """Less memory for the same numbers: activations computed again, logits in chunks."""
 
 import copy
+from functools import partial
 
 import peft
 import pytest
@@ -10,10 +11,12 @@ from tiny_models import ENDS, INSTRUCTIONS, TEMPLATE, build_ending, build_llama,
 from tiny_worlds import assert_near
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from alpacafarm_env.agents import RewardModeling, RewardModelingConfig, language_model
+from alpacafarm_env.agents.evaluation import answer
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing
+from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing, kv_bytes_a_token, rows_that_fit
 
 BUILT_IN_MEMORY = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
 
@@ -157,3 +160,47 @@ def test_chunks_read_the_reference_of_adapters_on_the_output_layer(tokenizer, mo
         assert_near(others, gradients, atol=2e-5)
         assert max(shapes)[0] == 7
     assert (expected[0][0] - expected[1][0]).abs().max() > 0.1
+
+
+LLAMA_7B = LlamaConfig()  # 32 layers of 32 heads of 128, 11008 wide within; 32000 tokens
+QWEN_HALF = Qwen2Config(  # two heads of keys and values
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+)
+
+
+def test_rows_that_fit_into_the_memory():
+    assert kv_bytes_a_token(LLAMA_7B, torch.bfloat16) == 524_288
+    assert kv_bytes_a_token(LLAMA_7B, torch.float32) == 1_048_576
+    assert kv_bytes_a_token(QWEN_HALF, torch.bfloat16) == 24 * 2 * 64 * 2 * 2
+    assert kv_bytes_a_token(GPT2Config(), torch.float32) == 12 * 12 * 64 * 2 * 4
+    rows = partial(rows_that_fit, prompt=192, response=300)
+    # 257.9 MB of keys and values, 19.0 to read the prompt, 0.5 to draw
+    assert rows(0.2775e9 * 1.25 * 96 + 1e7, LLAMA_7B, torch.bfloat16) == 96
+    assert rows(50e9, LLAMA_7B, torch.bfloat16) == 144
+    assert rows(50e9, LLAMA_7B, torch.float32) == 72
+    # 6.05 MB, 6.98 and 2.43: the prompts take more than what is kept of them
+    assert rows(10e9, QWEN_HALF, torch.bfloat16) == int(8e9 / 15.46e6)
+    assert rows(0, LLAMA_7B, torch.bfloat16) == 1
+
+
+@pytest.mark.parametrize(("given", "most"), [(3, 3), (None, 8)])
+def test_rows_sampled_at_once_change_no_sample(given, most, policy_folder, monkeypatch):
+    """A number that is set, or what the memory's formula says, for training and evaluation."""
+    whole = RUNS["ppo"](policy_folder)
+    expected = next(whole.updates()), answer(whole, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts
+    monkeypatch.setattr(language_model, "sampling_rows", lambda model, prompt, response: 8)
+    agent = RUNS["ppo"](policy_folder, sampling_batch_size=given)
+    shapes = []
+    agent.policy.model.register_forward_pre_hook(
+        lambda _, __, options: shapes.append(options["input_ids"].shape) if options["use_cache"] else None,
+        with_kwargs=True,
+    )
+    metrics = next(agent.updates())
+    assert metrics == pytest.approx(expected[0], abs=1e-5)
+    assert answer(agent, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts == expected[1]
+    assert max(rows for rows, width in shapes if width == 1) == most

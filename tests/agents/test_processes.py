@@ -13,7 +13,7 @@ import torch
 from tiny_worlds import DEMONSTRATIONS, load_policy
 
 from alpacafarm_env.agents import loop
-from alpacafarm_env.agents.processes import Processes, join
+from alpacafarm_env.agents.processes import Processes, float32_matmuls, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError, WorldError
 
@@ -33,6 +33,20 @@ def test_a_process_that_was_not_joined_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(WorldError, match="WORLD_SIZE"):
         Processes(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("device", "tf32"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_tf32_on_gpus_within_a_block(device: str, tf32: bool) -> None:
+    def fail() -> None:
+        with float32_matmuls(torch.device(device), tf32=tf32):
+            found.append(torch.get_float32_matmul_precision())
+            raise KeyError
+
+    found: list[str] = []
+    with pytest.raises(KeyError):
+        fail()
+    assert found == ["high" if (device, tf32) == ("cuda", True) else "highest"]
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_two_precisions_live_in_one_process() -> None:

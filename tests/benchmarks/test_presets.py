@@ -73,5 +73,5 @@ def test_what_may_change_on_a_resume_is_no_part_of_a_run(tmp_path):
 
 def test_options_are_fields_of_some_config():
     known = {each.name for preset in (*CONFIGS, agents.BestOfNConfig) for each in fields(preset)}
-    coming = {"value", "gradient_checkpointing", "sharding", "sampling_batch_size"}
+    coming = {"value", "sharding"}
     assert set(OPTIONS.values()) - coming <= known
