@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .policy_agent import PolicyConfig as PolicyConfig
     from .ppo import PPO as PPO
     from .ppo import PPOConfig as PPOConfig
-    from .ppo import ValueModel as ValueModel
     from .quark import Quark as Quark
     from .quark import QuarkConfig as QuarkConfig
     from .reward_modeling import RewardModeling as RewardModeling
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from .sft import BinaryRewardConditioning as BinaryRewardConditioning
     from .sft import RewardConditioningConfig as RewardConditioningConfig
     from .sft import SFTConfig as SFTConfig
+    from .value_model import ValueModel as ValueModel
 
 _NAMES = {
     "api_policy": ("APIPolicy", "APIPolicyConfig", "paper_baselines"),
@@ -46,7 +46,7 @@ _NAMES = {
     "expert_iteration": ("ExpertIteration", "ExpertIterationConfig"),
     "language_model": ("LanguageModel",),
     "policy_agent": ("PolicyActor", "PolicyConfig"),
-    "ppo": ("PPO", "PPOConfig", "ValueModel"),
+    "ppo": ("PPO", "PPOConfig"),
     "quark": ("Quark", "QuarkConfig"),
     "reward_modeling": ("RewardModeling", "RewardModelingConfig"),
     "rollouts": ("Rollouts",),
@@ -58,6 +58,7 @@ _NAMES = {
         "RewardConditioningConfig",
         "SFTConfig",
     ),
+    "value_model": ("ValueModel",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)  # noqa: PLE0605 - a list, sorted

@@ -24,6 +24,8 @@ from ..folders import Claim
 from ..pretrained import reading
 
 MANIFEST = "manifest.json"
+BEFORE = {"value": "model"}
+"""What a run did that began before there was a setting, where that was not nothing."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -52,6 +54,14 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def flushed_length(path: Path) -> int:
+    """Length of a run's metrics.jsonl, forced to disk first: a checkpoint must not outlive its metrics."""
+    if not path.exists():
+        return 0
+    flush(path)
+    return path.stat().st_size
+
+
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """Turn a refusal of the operating system, such as a full disk, into a CheckpointError that says what to do."""
@@ -75,7 +85,8 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
     """
     saved, missing = read_json(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
-    pairs = {name: (saved.get(name, missing), identity.get(name, missing)) for name in names}
+    before = {name: saved.get(name, BEFORE.get(name, missing)) for name in names}
+    pairs = {name: (before[name], identity.get(name, missing)) for name in names}
     if changed := [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]:
         raise CheckpointError(
             f"{path.parent} was trained with other settings. Changed: {'; '.join(changed)}. "

@@ -22,9 +22,10 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.base import shorten
-from ..oracles.reward_model import num_positions
+from ..oracles.reward_model import RewardModel, num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading, token_limits
 from ..templates import PromptTemplate
+from .adapters import reward_oracle, with_adapter
 from .control_tokens import control_tokens, extend, insert, own_control_token, silence
 from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
@@ -112,9 +113,7 @@ class LanguageModel:
                 warnings.filterwarnings("error", message="Found missing adapter keys")
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
-            with torch.random.fork_rng(devices=()):  # peft initialises from the global generator, on the CPU
-                torch.default_generator.manual_seed(seed)
-                model = peft.get_peft_model(model, copy.deepcopy(lora))  # it writes the base model's name into a config
+            model = with_adapter(model, lora, seed=seed)
         return cls(
             model.to(device),
             tokenizer,
@@ -308,6 +307,10 @@ class LanguageModel:
         room = num_positions(self.model.config) - self.max_response_tokens - 1
         self.max_prompt_tokens = int(min(self.max_prompt_tokens, room))
         return ids
+
+    def reward_oracle(self, folder: str | Path, **options: Any) -> RewardModel:
+        """A LoRA reward adapter on this policy's own weights, as an oracle: see `adapters.reward_oracle`."""
+        return reward_oracle(self.model, folder, pad_token_id=cast(int, self.tokenizer.pad_token_id), **options)
 
     def save(self, folder: str | Path) -> None:
         """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only."""

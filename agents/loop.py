@@ -16,7 +16,6 @@ modules stay bare, so generation, exchanged adapters and parameters unused in a 
 
 import json
 import math
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -43,8 +42,11 @@ from .memory import checkpointed_layers, gradient_checkpointing
 from .processes import Processes, float32_matmuls, join
 from .settings import Settings
 
-Sums = Callable[[Tensor], dict[str, Tensor]]
-"""Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means."""
+Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
+"""Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.
+
+They come at once, or in parts that add up: see `Loop.accumulate`.
+"""
 
 Resume = Literal["auto", "never"]
 """What to do with a folder that has checkpoints: continue the newest complete one, or refuse."""
@@ -232,21 +234,38 @@ class Loop:
         return {**means, "grad_norm": norm}
 
     def accumulate(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
-        """Add up the gradients of mean(loss) over all micro-batches and processes; the means of all sums."""
+        """Add up the gradients of mean(loss) over all micro-batches and processes; the means of all sums.
+
+        Where `sums` yields parts, the "loss" of each is differentiated before the next one is asked for: what a role
+        keeps for its backward pass is freed before another role runs. Sums of one name add up.
+        """
         total = self.processes.add_up({"count": count})["count"]
         if total == 0:
             raise ValueError("Expected at least one real item in the batch of all processes, got none.")
         totals: dict[str, float] = {}
         for rows in micro_batches:
-            with self.processes.autocast(), gradient_checkpointing(self._layers):
-                parts = sums(rows)
-            (parts["loss"] / total).backward()  # type: ignore[no-untyped-call]
-            self._masters.take_gradients()
-            for name, part in parts.items():
-                totals[name] = totals.get(name, 0.0) + float(part.detach())
+            for name, value in self._differentiate(sums, rows, total).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
         for parameter in self.parameters.values():
             self.processes.add_gradients(parameter)
         return {name: value / total for name, value in self.processes.add_up(totals).items()}
+
+    def _differentiate(self, sums: Sums, rows: Tensor, total: float) -> dict[str, Tensor]:
+        """Add the gradients of loss / total of one micro-batch to the parameters'; its sums."""
+        found: dict[str, Tensor] = {}
+        parts: Iterator[dict[str, Tensor]] | None = None
+        while True:
+            with self.processes.autocast(), gradient_checkpointing(self._layers):
+                if parts is None:
+                    given = sums(rows)
+                    parts = iter([given]) if isinstance(given, dict) else given
+                part = next(parts, {})
+            if not part:
+                return found
+            (part["loss"] / total).backward()  # type: ignore[no-untyped-call]
+            self._masters.take_gradients()
+            for name, value in part.items():
+                found[name] = found[name] + value.detach() if name in found else value.detach()
 
     @property
     def learning_rate(self) -> float:
@@ -297,7 +316,9 @@ class Loop:
         self._masters.save(folder)
         checkpoints.save_optimizer(folder, self._optimizer, self.parameters)
         checkpoints.write_json(folder / "config.json", self._identity)
-        state = {"step": self.step, "metrics_bytes": self._metrics_bytes(), "agent": self.state, "version": __version__}
+        assert self.out is not None
+        length = checkpoints.flushed_length(self.out / "metrics.jsonl")
+        state = {"step": self.step, "metrics_bytes": length, "agent": self.state, "version": __version__}
         checkpoints.write_json(folder / "state.json", state)
 
     def _open(self, out: Path, resume: Resume) -> None:
@@ -355,16 +376,6 @@ class Loop:
                 file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
             if self._board is not None:
                 self._board.log(dict(metrics), step=int(metrics["step"]))
-
-    def _metrics_bytes(self) -> int:
-        """Length of metrics.jsonl, forced to disk first: a checkpoint must not outlive its metrics."""
-        assert self.out is not None
-        path = self.out / "metrics.jsonl"
-        if not path.exists():
-            return 0
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
 
 
 class Trainer:

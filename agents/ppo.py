@@ -19,32 +19,27 @@ Deviations from AlpacaFarm's released code:
 6. A response that the environment could not score is left out of the step and counted (`score/unscored`).
 """
 
-import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import peft
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from safetensors.torch import load_model as load_tensors
-from safetensors.torch import save_model as save_tensors
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
 
 from ..errors import did_you_mean
-from ..folders import check_model
-from ..pretrained import load_model, load_tokenizer, reading
 from . import losses
+from .adapters import has_lora
 from .collecting import OnlineAgent, OnlineConfig
-from .language_model import LanguageModel, turn_off_dropout
+from .language_model import LanguageModel
 from .loop import Resume
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
-from .rollouts import Rollouts, length_mask, pad_rows, scoring_batch, unpad
+from .rollouts import Rollouts, length_mask, pad_rows, unpad
+from .value_model import Kind, ValueHead, ValueModel, make_value_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +71,9 @@ class PPOConfig(OnlineConfig):
     """Divide token rewards by their standard deviation over the step."""
     missing_eos_score: float | None = None
     """The score of a response that did not end within the limit, instead of the environment's (Stiennon et al.: -1)."""
+    value: Kind | None = None
+    """What the value is read with: "model", a trunk of its own; "adapter", one of its own on a LoRA policy's trunk;
+    "head", the policy's own hidden states. None: "adapter" with LoRA, else "model". See `value_model`."""
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
     float32, where the two agree."""
@@ -117,59 +115,6 @@ class PPOConfig(OnlineConfig):
         )
 
 
-class ValueModel(nn.Module):
-    """A trunk and a linear head that starts at zero, so that before training V = 0 everywhere.
-
-    AlpacaFarm starts the trunk from the reward model (Dubois et al. 2023, Appendix B): `from_pretrained`. It is a
-    causal decoder that returns `last_hidden_state` [B, L, d]; `fill_token_id` is any id that it embeds.
-    """
-
-    def __init__(self, trunk: nn.Module, head: nn.Linear, *, fill_token_id: int) -> None:
-        super().__init__()
-        self.trunk = turn_off_dropout(trunk)
-        self.head = head
-        self._fill_token_id = fill_token_id
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, *, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> Self:
-        """Takes the trunk of a sequence-classification folder (a reward model); its own head is dropped.
-
-        Raises:
-            CheckpointError: The folder is missing or damaged.
-            ValueError: Its tokenizer is not the policy's: the same ids would mean other words.
-        """
-        check_model(path)
-        check_same_vocabulary(policy.tokenizer, load_tokenizer(path), str(path))
-        model, _ = load_model("AutoModelForSequenceClassification", path, new={"score.weight"}, dtype=dtype)
-        return cls._with_zero_head(model, policy)
-
-    @classmethod
-    def from_policy(cls, policy: LanguageModel) -> Self:
-        """Takes a copy of the policy's own trunk, LoRA adapters merged in; all of it trains."""
-        model: Any = copy.deepcopy(policy.model)
-        if isinstance(model, peft.PeftModel):
-            model = model.merge_and_unload()
-        return cls._with_zero_head(model, policy)
-
-    @classmethod
-    def _with_zero_head(cls, model: PreTrainedModel, policy: LanguageModel) -> Self:
-        head = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        trunk = model.base_model.requires_grad_(True)
-        return cls(trunk, head, fill_token_id=policy.tokenizer.eos_token_id).to(policy.device)
-
-    def values(self, rollouts: Rollouts) -> Tensor:
-        """V before every response token: flat [sum T] float32.
-
-        V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
-        """
-        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
-        hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
-        values: Tensor = self.head(hidden[predicts])[:, 0].float()
-        return values
-
-
 @dataclass(frozen=True)
 class Experience:
     """Scored responses and all that the losses need; columns are [B, T], 0 beyond a row's length."""
@@ -187,24 +132,48 @@ class Experience:
 
 
 def ppo_sums(
-    policy: LanguageModel, value_model: ValueModel, experience: Experience, rows: Tensor, config: PPOConfig
-) -> dict[str, Tensor]:
-    """Sums over response tokens of some rows: "loss" (policy loss + c · value loss), its two parts, diagnostics."""
+    policy: LanguageModel, value_model: ValueModel | ValueHead, experience: Experience, rows: Tensor, config: PPOConfig
+) -> Iterator[dict[str, Tensor]]:
+    """Sums over response tokens of some rows: first the policy's, then the value's ("loss": c times its loss).
+
+    The policy's activations can so be freed before there are any of the value. A `ValueHead` has no forward pass of its
+    own: all in one.
+    """
     rollouts = experience.rollouts[rows]
     columns = (experience.old_logprobs, experience.old_values, experience.advantages, experience.returns)
     old_logprobs, old_values, advantages, returns = (unpad(column[rows], rollouts.lengths) for column in columns)
-    clip, value_clip = config.clip or math.inf, config.value_clip or math.inf
-    logprobs = policy.logprobs(rollouts, temperature=config.temperature)
-    values = value_model.values(rollouts)
-    policy_loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
-    value_loss = losses.ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
+    if isinstance(value_model, ValueHead):
+        logprobs, values = value_model.logprobs_and_values(rollouts, temperature=config.temperature)
+        policy_part = policy_sums(logprobs, old_logprobs, advantages, config)
+        value_part = value_sums(values, old_values, returns, config)
+        yield {**policy_part, **value_part, "loss": policy_part["loss"] + value_part["loss"]}
+    else:
+        logprobs = policy.logprobs(rollouts, temperature=config.temperature)
+        yield policy_sums(logprobs, old_logprobs, advantages, config)
+        del logprobs
+        yield value_sums(value_model.values(rollouts), old_values, returns, config)
+
+
+def policy_sums(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: PPOConfig) -> dict[str, Tensor]:
+    """The policy's loss and diagnostics, summed over tokens."""
+    clip = config.clip or math.inf
+    loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
     return {
-        "loss": policy_loss + config.value_coef * value_loss,
-        "loss/policy": policy_loss,
-        "loss/value": value_loss,
+        "loss": loss,
+        "loss/policy": loss,
         "clip/policy": losses.policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
-        "clip/value": losses.value_clipped(values, old_values, returns, clip=value_clip).sum(),
         "kl/update": kl_estimate(old_logprobs, logprobs.detach(), "k3").sum(),
+    }
+
+
+def value_sums(values: Tensor, old_values: Tensor, returns: Tensor, config: PPOConfig) -> dict[str, Tensor]:
+    """The value's loss, and as "loss" c times that, summed over tokens."""
+    clip = config.value_clip or math.inf
+    loss = losses.ppo_value_loss(values, old_values, returns, clip=clip).sum()
+    return {
+        "loss": config.value_coef * loss,
+        "loss/value": loss,
+        "clip/value": losses.value_clipped(values, old_values, returns, clip=clip).sum(),
     }
 
 
@@ -212,10 +181,12 @@ class PPO(OnlineAgent):
     """Trains a policy by PPO. Environment and other arguments as of `OnlineAgent` and `PolicyAgent`.
 
     Args:
-        value_init: Folder of the reward model whose trunk the value model starts from (AlpacaFarm); None: the policy's.
+        value_init: Reward model that the value starts from (AlpacaFarm): its trunk, or with `value="adapter"` its LoRA
+            adapter over the policy's base. None: the policy's trunk.
 
     Raises:
-        ValueError: The environment resets by itself, its size does not divide the rollout batch, or no prompt fits.
+        ValueError: The environment resets by itself, its size does not divide the rollout batch, no prompt fits, or the
+            policy has no LoRA adapter beside which that of the value could stand.
     """
 
     label: ClassVar[str] = "PPO"
@@ -234,10 +205,9 @@ class PPO(OnlineAgent):
     ) -> None:
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
-        if value_init is None:
-            self.value_model = ValueModel.from_policy(self.policy)
-        else:
-            self.value_model = ValueModel.from_pretrained(value_init, policy=self.policy)
+        kind = self.config.value or ("adapter" if has_lora(self.policy.model) else "model")
+        self.config = replace(self.config, value=kind)
+        self.value_model = make_value_model(self.policy, kind, init=value_init, seed=seed)
         modules = {"policy": self.policy.model, "value": self.value_model}
         self._start_online(env, out=out, resume=resume, modules=modules)
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
@@ -341,23 +311,8 @@ class PPO(OnlineAgent):
 
     def _write(self, folder: Path) -> None:
         super()._write(folder)
-        save_tensors(self.value_model, str(folder / "value.safetensors"))
+        self.value_model.save_weights(folder / "value.safetensors")
 
     def _read(self, folder: Path) -> None:
         super()._read(folder)
-        with reading(folder, "the value model's weights"):
-            load_tensors(self.value_model, folder / "value.safetensors", device=str(self.policy.device))
-
-
-def check_same_vocabulary(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises ValueError unless two tokenizers map the same tokens to the same ids."""
-    ours, theirs = policy.get_vocab(), other.get_vocab()
-    if ours == theirs:
-        return
-    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-    first = differing[0]
-    raise ValueError(
-        f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} is id "
-        f"{ours.get(first)} for the policy and {theirs.get(first)} there. Use a reward model with the policy's "
-        "tokenizer, or start the value model from the policy"
-    )
+        self.value_model.load_weights(folder / "value.safetensors")

@@ -15,10 +15,10 @@ class Settings:
         for field in fields(self):
             value, hint = getattr(self, field.name), hints[field.name]
             kinds = get_args(hint) or (hint,)
-            if get_origin(hint) is Literal:
-                self.require(value in kinds, field.name, f"one of {kinds}")
             if value is None and NoneType in kinds:
                 continue
+            for choices in (get_args(kind) for kind in (hint, *kinds) if get_origin(kind) is Literal):
+                self.require(value in choices, field.name, f"one of {choices}")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             self.require(int not in kinds or (number and isinstance(value, int)), field.name, "an integer")
             self.require(float not in kinds or (number and math.isfinite(value)), field.name, "a finite number")

@@ -148,7 +148,7 @@ def hash_model(name: Path | str) -> Content:
     Neither path nor time of a file matter. A hub model is fetched first unless it is stored already. Raises
     CheckpointError if there is no such model, or a file cannot be read.
     """
-    root = Path(name) if isinstance(name, Path) or Path(name).is_dir() else _snapshot(name)
+    root = Path(name) if isinstance(name, Path) or Path(name).is_dir() else snapshot(name)
     try:
         files = sorted(path for path in root.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file())
         unread = [path for path in files if path.name.startswith(".") or path.name in TRAINING_FILES]
@@ -172,6 +172,27 @@ def check_model(name: Path | str) -> None:
     is_path = isinstance(name, Path) or not _HUB_NAME.fullmatch(text) or (len(path.parts) > 1 and path.parent.is_dir())
     if is_path and not path.is_dir():
         raise CheckpointError(f"{text}: expected a model's folder, found none.")
+
+
+def snapshot(name: str) -> Path:
+    """The folder of a hub model on this machine, the same one for the whole process."""
+    check_model(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
+    try:
+        # As transformers does it: weights of the old format only where there are no others.
+        ignored = ["*/*", "consolidated*"]  # the latter are weights in a format of their maker's
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[*ignored, "*.bin"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
+        return folder
+    except Exception as error:  # the hub's client, the network and the cache each have errors of their own
+        reason = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, LocalEntryNotFoundError):
+            reason = "neither such a folder nor a stored copy, and the hub cannot be reached"
+        raise CheckpointError(f"{name}: expected a model's folder or hub name, got {reason}.") from error
 
 
 def _lock(path: Path, owner: str, wait: bool) -> int:
@@ -226,27 +247,6 @@ def _taken(folder: Path, lock: str) -> CheckpointError:
 
 
 @cache
-def _snapshot(name: str) -> Path:
-    """The folder of a hub model on this machine, the same one for the whole process."""
-    check_model(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
-    try:
-        # As transformers does it: weights of the old format only where there are no others.
-        ignored = ["*/*", "consolidated*"]  # the latter are weights in a format of their maker's
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[*ignored, "*.bin"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
-        return folder
-    except Exception as error:  # the hub's client, the network and the cache each have errors of their own
-        reason = " ".join(str(error).split()).rstrip(".")
-        if isinstance(error, LocalEntryNotFoundError):
-            reason = "neither such a folder nor a stored copy, and the hub cannot be reached"
-        raise CheckpointError(f"{name}: expected a model's folder or hub name, got {reason}.") from error
-
-
 def _hash(file: Path) -> str:
     """A file that has not changed is read once per process: gigabytes take seconds."""
     found = file.stat()

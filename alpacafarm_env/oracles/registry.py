@@ -146,7 +146,7 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
         path = options.pop("reward_model")
         if not isinstance(path, str | PathLike):
             raise TypeError(f"An oracle's 'reward_model' is the folder of a model, got {path!r}.")
-        check_options(RewardModel, options, "path")
+        check_options(RewardModel, options, "path", "base")
         return lambda: RewardModel(path, **options)
     if len(options.keys() & {"name", "judge", "pool"}) != 1:
         # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
@@ -166,7 +166,7 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
         check_options(_judge, options, "dataset", "judge")
         return lambda: _win_rate(dataset, {"seed": seed, **options, "judge": WIN_RATES[name]})
     # The surrogate is a reward model, and takes what one takes.
-    check_options(RewardModel if name == "surrogate" else _NAMED[name], options, "dataset", "path")
+    check_options(RewardModel if name == "surrogate" else _NAMED[name], options, "dataset", "path", "base")
     return lambda: _NAMED[name](dataset=dataset, **options)
 
 

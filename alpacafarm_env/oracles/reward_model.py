@@ -1,7 +1,9 @@
-"""Learned reward models: any Hugging Face sequence-classification folder with one label.
+"""Learned reward models: any Hugging Face sequence-classification model with one label, whole or a LoRA adapter.
 
 A folder holds config.json, safetensors weights and a tokenizer, and may hold the prompt template the model was trained
-with (prompt_template.json). Four optional keys of config.json are ours:
+with (prompt_template.json). The folder of an adapter is peft's (adapter_config.json, which names the base model, and
+adapter_model.safetensors); in place of config.json it may have alpacafarm_reward.json. Four optional keys of either are
+ours:
 
 * `alpacafarm_end_with_eos` (default true): whether texts end with the end-of-sequence token, where the score is read.
 * `alpacafarm_max_length`: the most tokens of a text in training; longer ones lose their middle here as there.
@@ -12,24 +14,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..chat_templates import ChatTemplate, check_template, load_template
-from ..errors import CheckpointError
-from ..pretrained import file_states, load_model, load_tokenizer
+from ..errors import CheckpointError, did_you_mean
+from ..folders import snapshot
+from ..pretrained import adapter_base, file_states, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .base import DetailedOracle, OracleError, Verdicts, shorten
 
+if TYPE_CHECKING:
+    import torch
+
+DType = Literal["float32", "bfloat16", "float16"]
+KIND: Final = "AutoModelForSequenceClassification"
+ADAPTER_CONFIG: Final = "adapter_config.json"
+OWN_CONFIG: Final = "alpacafarm_reward.json"
+"""File of an adapter's folder with what a whole model has in its config.json, which would make transformers take the
+folder for a whole model's.
+"""
+
 
 class RewardModel(DetailedOracle):
-    """Scores a response with a learned model; unbounded, float32 arithmetic.
+    """Scores a response with a learned model; unbounded.
 
     The model reads template.render(instruction) + response + EOS; by a tokenizer's chat template, the conversation of a
     user's message and its answer. Special tokens that a text spells out are read as plain text, so a response cannot
@@ -42,16 +57,21 @@ class RewardModel(DetailedOracle):
     torch is imported and the weights are read at first use; the folder is checked at once.
 
     Args:
-        path: The folder.
+        path: The folder, or a hub name, whose files are downloaded at once unless they are stored already.
         batch_size: Most texts in one forward pass.
         max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
+        dtype: "float32", "bfloat16" or "float16", that of the weights; by default bfloat16 on CUDA, float32 elsewhere.
+            The head is float32 in any case.
         max_length: Most tokens of a text, at most as many as the model has positions; by default as in training.
         template: "alpaca" or a template of one's own, instead of the folder's.
         name: "reward_model:" and the folder's name by default.
+        base: For an adapter, what makes the model below it, instead of loading that by its name; its weights may be
+            others' too (`LanguageModel.reward_oracle`). Their dtype and place count then.
 
     Raises:
-        CheckpointError: There is no such folder, no safetensors weights, not one score, or a faulty config.json.
+        CheckpointError: There is no such folder or hub name, no safetensors weights, not one score, or a faulty
+            config.json.
         DataError: The folder has no template, and none is given.
     """
 
@@ -62,20 +82,24 @@ class RewardModel(DetailedOracle):
         batch_size: int = 256,
         max_batch_tokens: int = 16_384,
         device: str = "auto",
+        dtype: DType | None = None,
         max_length: int | None = None,
         template: PromptTemplate | str | None = None,
         name: str | None = None,
+        base: Callable[[], Any] | None = None,
     ) -> None:
         for key, value in {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}.items():
             if value < 1:
                 raise ValueError(f"{key} must be 1 or more, got {value!r}.")
         if max_length is not None and max_length < 2:
             raise ValueError(f"max_length must be 2 or more, got {max_length!r}.")
-        self.path = Path(path).expanduser()
+        if dtype is not None and dtype not in get_args(DType):
+            raise did_you_mean("dtype", dtype, get_args(DType))
+        self.path = model_folder(path)
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
-        self.device = device
-        self.name = name or f"reward_model:{self.path.name}"
+        self.device, self.dtype, self._base = device, dtype, base
+        self.name = name or f"reward_model:{Path(path).name}"
         self._config = check_folder(self.path)
         check_template(self.path, template)
         self._named = template
@@ -132,14 +156,15 @@ class RewardModel(DetailedOracle):
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        kind: Final = "AutoModelForSequenceClassification"
-        model, _ = load_model(kind, self.path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
+        dtype = self.dtype or ("bfloat16" if torch.device(device).type == "cuda" else "float32")
+        base = None if self._base is None else self._base()
+        model = load_scorer(self.path, dtype=getattr(torch, dtype), base=base)
         self._pad: int | None = model.config.get_text_config().pad_token_id
         self._check_padding()
         _ = self._template, self._tokenizer  # all that is read once, read now
         if file_states(self.path) != self._files:
             raise CheckpointError(f"{self.path}: its files have changed since the oracle was made; make it once more.")
-        return model.to(device).eval()
+        return (model.to(device) if base is None else model).eval()
 
     def _check_padding(self) -> None:
         """The score is read at the last token that is no pad: by a plain template, EOS must be none.
@@ -185,15 +210,26 @@ class RewardModel(DetailedOracle):
         return scores
 
 
+def model_folder(name: str | PathLike[str]) -> Path:
+    """The folder of that name, or that of a hub model's files on this machine; CheckpointError if there is neither."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() or isinstance(name, PathLike) else snapshot(str(path))
+
+
+def is_adapter(folder: str | PathLike[str]) -> bool:
+    """Whether a model's folder holds an adapter in peft's format."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
 def check_folder(path: Path) -> dict[str, Any]:
-    """The config.json of a reward model's folder; CheckpointError if the folder does not look like one."""
+    """The config.json, or alpacafarm_reward.json, of a reward model's folder; CheckpointError if it is none of one."""
     if not path.is_dir():
-        raise CheckpointError(
-            f"{path}: expected a reward model's folder, found none. Download models by hub name first."
-        )
-    config_file = path / "config.json"
+        raise CheckpointError(f"{path}: expected a reward model's folder, found none.")
+    adapter = is_adapter(path)
+    config_file = path / (OWN_CONFIG if adapter else "config.json")
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        has_none = adapter and not config_file.exists()  # an adapter that others have trained
+        config = {} if has_none else json.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{config_file}: expected a model's configuration as JSON: {error}") from error
     if not isinstance(config, dict):
@@ -206,12 +242,62 @@ def check_folder(path: Path) -> dict[str, Any]:
         )
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)
-    if num_labels != 1:
+    if num_labels != 1 and not adapter:
         raise CheckpointError(
             f"{config_file}: a reward model gives one score (num_labels = 1), this one has {num_labels!r} labels. Is "
             "it a language model or a classifier?"
         )
     return config
+
+
+def load_scorer(path: str | PathLike[str], *, dtype: torch.dtype, base: Any = None, trains: bool = False) -> Any:
+    """Returns the model in a reward model's folder: a transformers model, or a `PeftModel` of one.
+
+    `base` stands in for the model that an adapter names, and `trains` says whether the adapter will be trained. The
+    head, where it is one linear layer, is float32. Raises CheckpointError for weights that are damaged or not all
+    there, or are others than the base's.
+    """
+    if not is_adapter(path):
+        return float32_head(load_model(KIND, path, dtype=dtype, use_safetensors=True, local_files_only=True)[0])
+    import peft
+
+    if base is None:
+        name, pad = adapter_base(path), load_tokenizer(path).pad_token_id
+        if is_adapter(name):
+            raise CheckpointError(
+                f"{path}: its base {name} is an adapter itself; merge that one, and train anew on it."
+            )
+        base = float32_head(new_scorer(name, dtype=dtype, **({} if pad is None else {"pad_token_id": pad}))[0])
+    with reading(path, "a reward model's LoRA adapter"), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        model = peft.PeftModel.from_pretrained(base, str(path), is_trainable=trains)
+        if not isinstance(getattr(model.get_base_model(), "score", None), peft.utils.ModulesToSaveWrapper):
+            raise ValueError("it holds no head (modules_to_save: score)")
+    return model
+
+
+def new_scorer(name: str | PathLike[str], **options: Any) -> tuple[Any, bool]:
+    """A model with one label made of any model's folder, or hub name, and whether its head is new: drawn at random."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    # Or it warns that the head is new, which is the point.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        model, lacking = load_model(KIND, name, new={"score.weight"}, num_labels=1, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    return model, "score.weight" in lacking
+
+
+def float32_head(model: Any) -> Any:
+    """Has a linear head compute the score in float32, whatever the type of the model's other weights; the model."""
+    import torch
+
+    head = getattr(model, "score", None)
+    if isinstance(head, torch.nn.Linear):
+        head.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+    return model
 
 
 def num_positions(config: Any) -> float:

@@ -11,7 +11,7 @@ import pytest
 from peft import LoraConfig
 
 from alpacafarm_env.agents import LanguageModel, RewardModeling
-from alpacafarm_env.agents.ppo import ValueModel
+from alpacafarm_env.agents.value_model import ValueModel
 from alpacafarm_env.benchmarks.win_rate_curve.runs import load_tokenizer, num_positions
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError
 from alpacafarm_env.instructions import Instruction, Preference

@@ -1,15 +1,26 @@
 """The value model: zero at the start, causal, over the policy's tokens."""
 
+import copy
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import peft
 import pytest
 import torch
-from tiny_models import INSTRUCTIONS, TEMPLATE, build_llama, generator
+from safetensors.torch import load_file
+from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
+from tiny_worlds import assert_near, load_policy, make_env, small_ppo
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from alpacafarm_env.agents import checkpoints
+from alpacafarm_env.agents.adapters import trunk_of
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import ValueModel
+from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.rollouts import ragged_split
+from alpacafarm_env.agents.value_model import ValueHead, ValueModel, make_value_model
 from alpacafarm_env.errors import CheckpointError
 
 
@@ -63,3 +74,156 @@ def test_other_vocabulary_or_no_folder_is_refused(llama, reward_model_folder, to
         ValueModel.from_pretrained(reward_model_folder, policy=llama)
     with pytest.raises(CheckpointError, match="none"):
         ValueModel.from_pretrained(tmp_path / "none", policy=llama)
+
+
+# Roles on the trunk of a LoRA policy ----------------------------------------------------------------------------------
+
+
+def adapted(policy_folder: Path, **changes: Any) -> LanguageModel:
+    """A policy whose adapter is not the identity, as after some training."""
+    lora = replace(LORA, init_lora_weights=False, **changes)
+    return LanguageModel.from_pretrained(policy_folder, lora=lora, max_response_tokens=16)
+
+
+def storages(*modules: nn.Module) -> dict[int, int]:
+    """Bytes by address of everything that modules hold."""
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def test_an_adapter_of_its_own_starts_as_the_identity_on_the_very_weights_of_the_policy(policy_folder):
+    policy = adapted(policy_folder)
+    value_model = ValueModel.on_trunk(policy)
+    frozen = {p.data_ptr() for p in value_model.parameters() if not p.requires_grad}
+    assert frozen
+    assert frozen <= {p.data_ptr() for p in policy.model.parameters()}
+    trained = {name for name, p in value_model.named_parameters() if p.requires_grad}
+    assert trained == {name for name, _ in value_model.named_parameters() if "lora_" in name or "head" in name}
+    assert {p.data_ptr() for p in value_model.parameters() if p.requires_grad}.isdisjoint(
+        p.data_ptr() for p in policy.model.parameters()
+    )
+    ids = torch.tensor([policy.encode_prompts(["Hi"])[0]])
+    base = load_policy(policy_folder).model.model
+    expected = base(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(value_model.trunk(input_ids=ids).last_hidden_state, expected, rtol=0, atol=0)
+    assert not torch.allclose(trunk_of(policy.model)(input_ids=ids).last_hidden_state, expected, atol=1e-3)
+
+
+def test_the_seed_decides_the_random_half_of_a_fresh_adapter(policy_folder):
+    policy = load_policy(policy_folder, lora=LORA)
+    first, again, other = (ValueModel.on_trunk(policy, seed=seed).state_dict() for seed in (1, 1, 2))
+    name = next(name for name in first if "lora_A" in name)
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+
+
+def test_gradients_on_the_shared_trunk_are_those_of_a_copied_model(policy_folder):
+    """And no other role gets any."""
+    policy = adapted(policy_folder)
+    value_model = ValueModel.on_trunk(policy)
+    with torch.no_grad():
+        for parameter in value_model._trained().values():
+            parameter.normal_(0, 0.1, generator=generator(2))
+    rollouts = policy.generate(INSTRUCTIONS, generator=generator())
+    copied = copy.deepcopy(value_model)
+    assert storages(copied).keys().isdisjoint(storages(value_model))
+    policy.logprobs(rollouts).sum().backward()
+    of_policy = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+    for model in (value_model, copied):
+        model.values(rollouts).square().sum().backward()
+    found, expected = ({n: p.grad for n, p in model._trained().items()} for model in (value_model, copied))
+    assert_near(found, expected, atol=1e-6)
+    assert min(float(gradient.abs().max()) for gradient in expected.values()) > 0
+    assert_near({n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}, of_policy, atol=0)
+    assert all(p.grad is None for p in value_model.parameters() if not p.requires_grad)
+
+
+def test_a_head_reads_the_states_of_the_policys_own_pass(language_model):
+    value_model = ValueHead(language_model)
+    rollouts = language_model.generate(INSTRUCTIONS, generator=generator())
+    assert not value_model.values(rollouts).any()
+    nn.init.normal_(value_model.head.weight, generator=generator(1))
+    num_calls = []
+    trunk_of(language_model.model).register_forward_hook(lambda *_: num_calls.append(1))
+    logprobs, values = value_model.logprobs_and_values(rollouts, temperature=0.5)
+    assert len(num_calls) == 1
+    torch.testing.assert_close(logprobs, language_model.logprobs(rollouts, temperature=0.5), rtol=0, atol=0)
+    torch.testing.assert_close(values, value_model.values(rollouts), rtol=0, atol=1e-6)
+    values.sum().backward()  # the value shapes the trunk too
+    assert all(p.grad is not None for p in trunk_of(language_model.model).parameters())
+
+
+def test_a_trunk_that_the_policy_changes_is_not_shared(policy_folder, llama):
+    with pytest.raises(ValueError, match="LoRA"):
+        ValueModel.on_trunk(llama)
+    for changes in ({"bias": "all"}, {"modules_to_save": ["lm_head"]}):
+        with pytest.raises(ValueError, match=r"bias='all'|lm_head"):
+            ValueModel.on_trunk(load_policy(policy_folder, lora=replace(LORA, **changes)))
+
+
+# In PPO ---------------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def train(policy_folder: Path, out: Path, value: str | None, lora: Any, steps: int = 2) -> PPO:
+    """A run of two steps, saved each; `steps` of it are made."""
+    config = small_ppo(total_steps=2, save_every=1, value=value)
+    agent = PPO(make_env(), load_policy(policy_folder, lora=lora), config=config, seed=3, out=out)
+    for _ in itertools.islice(agent.updates(), steps):
+        pass
+    return agent
+
+
+@pytest.mark.parametrize(("value", "lora"), [(None, LORA), ("head", None)])
+def test_ppo_trains_each_kind_and_resumes_it_to_the_same_bytes(policy_folder, tmp_path, value, lora):
+    agent = train(policy_folder, tmp_path / "whole", value, lora)
+    assert isinstance(agent.value_model, ValueHead if value else ValueModel)
+    fresh = {name: p for name, p in agent.value_model.state_dict().items() if "lora_B" in name or "head" in name}
+    assert all(p.any() for p in fresh.values())  # all of them were 0
+    train(policy_folder, tmp_path / "parts", value, lora, steps=1)
+    train(policy_folder, tmp_path / "parts", value, lora)
+    whole, parts = (files(tmp_path / out / "checkpoint-2") for out in ("whole", "parts"))
+    assert whole == parts
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "parts/metrics.jsonl").read_bytes()
+    saved = load_file(tmp_path / "whole/checkpoint-2/value.safetensors")
+    assert saved.keys() == agent.value_model._trained().keys()
+    if lora:
+        policy = load_file(tmp_path / "whole/checkpoint-2/policy/adapter_model.safetensors")
+        assert len(policy) == sum(p.requires_grad for p in agent.policy.model.parameters())
+
+
+def test_policy_and_value_of_a_lora_policy_train_apart(policy_folder):
+    """What the value learns does not reach the policy, and the other way round."""
+    found = {}
+    for value_coef, learning_rate in ((0.1, 1e-3), (0.0, 1e-3)):
+        config = small_ppo(value_coef=value_coef, learning_rate=learning_rate, max_grad_norm=None, total_steps=1)
+        agent = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=config)
+        agent.learn()
+        found[value_coef] = {name: p.detach() for name, p in agent.policy.model.named_parameters()}
+    assert_near(found[0.1], found[0.0], atol=0)
+
+
+def test_the_kind_is_part_of_a_run_and_older_ones_had_a_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"seed": 1}')
+    checkpoints.compare(tmp_path / "config.json", {"seed": 1, "value": "model"}, free=())
+    checkpoints.compare(tmp_path / "config.json", {"seed": 1}, free=())
+    with pytest.raises(CheckpointError, match="value: 'model' -> 'adapter'"):
+        checkpoints.compare(tmp_path / "config.json", {"seed": 1, "value": "adapter"}, free=())
+
+
+def test_the_kind_is_named_and_none_takes_what_the_policy_has(policy_folder, llama):
+    with pytest.raises(ValueError, match=r"PPOConfig\.value.*'adapter'.*'heed'"):
+        PPOConfig(value="heed")
+    assert PPO(make_env(), llama, config=small_ppo()).config.value == "model"
+    assert PPO(make_env(), load_policy(policy_folder, lora=LORA), config=small_ppo()).config.value == "adapter"
+    with pytest.raises(ValueError, match="LoRA"):
+        PPO(make_env(), llama, config=small_ppo(value="adapter"))
+
+
+def test_what_cannot_start_from_a_reward_model_says_so(policy_folder, reward_model_folder):
+    for value in ("adapter", "head"):
+        with pytest.warns(UserWarning, match=f"not from {reward_model_folder}"):
+            make_value_model(load_policy(policy_folder, lora=LORA), value, init=reward_model_folder)

@@ -1,0 +1,113 @@
+"""LoRA adapters, and roles that share one frozen trunk.
+
+A role on the policy's trunk is a set of modules of its own over the very same parameters (`bare`), with an adapter of
+its own: a few MB beside the weights. No adapter is ever switched. So it does not matter which role ran last when the
+policy is saved, sampled from or differentiated, and what a backward pass computes again is its own role's.
+"""
+
+import copy
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import peft
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from ..folders import hash_model
+from ..oracles.reward_model import RewardModel, float32_head, is_adapter
+from ..pretrained import adapter_base
+
+HARMLESS_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the base's weights as they are; PiSSA, for one, takes its start off them."""
+
+
+def with_adapter(model: PreTrainedModel, config: peft.LoraConfig, *, seed: int = 0) -> peft.PeftModel:
+    """The model with a fresh adapter, the only part that trains; `seed` is that of its random half."""
+    with torch.random.fork_rng(devices=()):  # peft initialises from the global generator, on the CPU
+        torch.default_generator.manual_seed(seed)
+        # A copy: peft writes the base model's name into a config.
+        return peft.get_peft_model(model, copy.deepcopy(config))
+
+
+def has_lora(model: nn.Module) -> bool:
+    """Whether a LoRA adapter is what trains of a model."""
+    return isinstance(model, peft.PeftModel) and isinstance(model.active_peft_config, peft.LoraConfig)
+
+
+def trunk_of(model: Any) -> PreTrainedModel:
+    """The decoder below a causal language model's output layer, with its adapter if it has one."""
+    return cast(PreTrainedModel, (model.get_base_model() if isinstance(model, peft.PeftModel) else model).base_model)
+
+
+def bare(model: peft.PeftModel) -> PreTrainedModel:
+    """A second set of modules over the base model's parameters, not copied, without the adapter.
+
+    Raises:
+        ValueError: The adapter trains, or has changed, the base's own weights, which others would then read.
+    """
+    if not _spares_base(model.active_peft_config):
+        raise ValueError(
+            f"Only a LoRA adapter that leaves its base as it is can share it with another role, got "
+            f"{model.active_peft_config!r}. Expected bias='none' and init_lora_weights one of {HARMLESS_STARTS}."
+        )
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    twin: Any = copy.deepcopy(model, shared).unload()
+    if trained := [name for name, parameter in twin.named_parameters() if parameter.requires_grad]:
+        raise ValueError(f"The base must be frozen for several roles to share it, but the policy trains {trained[:3]}.")
+    vars(twin).pop("peft_config", None)  # what peft below 0.20 leaves; it would warn of a second adapter
+    return cast(PreTrainedModel, twin)
+
+
+def as_scorer(model: PreTrainedModel, *, pad_token_id: int) -> PreTrainedModel:
+    """A sequence-classification model with one label over a causal language model's own trunk; its head is 0."""
+    config = copy.deepcopy(model.config)
+    config.num_labels, config.get_text_config().pad_token_id = 1, pad_token_id
+    with torch.device("meta"):
+        scorer: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    if type(scorer.base_model) is not type(model.base_model):
+        raise ValueError(
+            f"{type(scorer).__name__} reads with a {type(scorer.base_model).__name__}, but the policy with a "
+            f"{type(model.base_model).__name__}: load the reward model separately."
+        )
+    setattr(scorer, scorer.base_model_prefix, model.base_model)
+    scorer.score.to_empty(device=model.device).requires_grad_(False).weight.zero_()
+    return cast(PreTrainedModel, float32_head(scorer.eval()))
+
+
+def reward_oracle(policy: Any, folder: str | Path, *, pad_token_id: int, **options: Any) -> RewardModel:
+    """A reward model's LoRA adapter on the trunk of a LoRA policy: no second copy of the base is loaded.
+
+    It reads the frozen base in the policy's dtype and place, whatever the policy learns; scores are those of
+    `RewardModel(folder)` in that dtype. `options` are those of `RewardModel` but device, dtype and base.
+
+    Raises:
+        ValueError: The policy has no LoRA adapter, or the folder holds none over the same base.
+    """
+    if not builds_on(folder, policy):
+        raise ValueError(
+            f"{folder}: expected a LoRA reward adapter over the base of a LoRA policy, to share its weights. Give the "
+            "environment {'reward_model': folder} instead, which loads a model of its own."
+        )
+    return RewardModel(folder, base=lambda: as_scorer(bare(policy), pad_token_id=pad_token_id), **options)
+
+
+def builds_on(folder: str | Path, model: Any) -> bool:
+    """Whether a folder holds a LoRA adapter over the base of `model`, by its path or else the content of its files."""
+    if not (has_lora(model) and is_adapter(folder) and _spares_base(peft.PeftConfig.from_pretrained(str(folder)))):
+        return False
+    ours, theirs = str(model.active_peft_config.base_model_name_or_path or ""), adapter_base(folder)
+    if not ours or not theirs:
+        return False
+    if Path(ours).resolve() == Path(theirs).resolve():
+        return True
+    return Path(ours).is_dir() and Path(theirs).is_dir() and _weights(ours) == _weights(theirs)
+
+
+def _weights(folder: str) -> dict[str, str]:
+    return {file: digest for file, digest in hash_model(folder).items() if file.endswith(".safetensors")}
+
+
+def _spares_base(config: Any) -> bool:
+    return isinstance(config, peft.LoraConfig) and config.bias == "none" and config.init_lora_weights in HARMLESS_STARTS
