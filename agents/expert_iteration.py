@@ -51,9 +51,10 @@ from .best_responses import (
 )
 from .fitting import fitting
 from .language_model import LanguageModel
-from .loop import FREE_TO_CHANGE, Resume, TrainingConfig, show_progress
+from .loop import FREE_TO_CHANGE, Resume, TrainingConfig
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes
+from .progress import show_progress
 from .sft import SFT, SFTConfig
 
 

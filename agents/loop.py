@@ -16,13 +16,13 @@ modules stay bare, so generation, exchanged adapters and parameters unused in a 
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,12 +34,12 @@ from .. import __version__
 from ..errors import CheckpointError
 from ..folders import claim
 from ..pretrained import reading
-from ..progress import make_bar
 from ..seeding import keyed_rng
 from . import checkpoints
 from .masters import Masters
 from .memory import checkpointed_layers, gradient_checkpointing
-from .processes import Processes, float32_matmuls, join
+from .processes import Processes, float32_matmuls
+from .progress import show_progress
 from .settings import Settings
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
@@ -120,23 +120,6 @@ def epoch_batch(step: int, *, num_items: int, batch_size: int, seed: int) -> NDA
 def keyed_generator(seed: int, *content: str | int) -> torch.Generator:
     """A fresh CPU generator for (seed, content), independent of all others."""
     return torch.Generator().manual_seed(int(keyed_rng(seed, *content).integers(2**62)))
-
-
-SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
-"""The metrics shown next to the progress bar."""
-
-
-def show_progress(updates: Iterator[dict[str, float]], *, done: int, total: int, label: str) -> dict[str, float]:
-    """Run `updates`, a generator, to the end behind a progress bar with an ETA; returns the last metrics."""
-    metrics: dict[str, float] = {}
-    show = join().is_main_process
-    # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
-    ending = closing(cast(Generator[Any, None, None], updates))
-    with ending, make_bar(total, label, show=show, initial=done, unit="step") as bar:
-        for metrics in updates:
-            bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
-            bar.update()
-    return metrics
 
 
 class Loop:

@@ -188,7 +188,7 @@ def train(actor: Any, tell: Callable[[float, str], None]) -> int:
 
 def state_of(metrics: Mapping[str, float], total: int) -> str:
     """A step's number and its main metrics, as shown beside a progress bar."""
-    from ...agents.loop import SHOWN
+    from ...agents.progress import SHOWN
 
     shown = (f"{name}={metrics[name]:.4g}" for name in SHOWN if name in metrics)
     return ", ".join([f"step {metrics['step']:.0f}" + (f"/{total}" if total else ""), *shown])
