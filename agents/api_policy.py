@@ -25,12 +25,13 @@ from ..errors import APIError, PolicyError, did_you_mean
 from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import Endpoint
 from ..llm.replies import Reply
-from ..llm.requests import Kind, Request
+from ..llm.requests import Request
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate
 from .settings import Settings
 
+Kind = Literal["chat", "completion"]
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
 

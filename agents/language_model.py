@@ -7,7 +7,7 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 import copy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -31,6 +31,7 @@ from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
+from .served_sampler import ServedSampler
 from .special_tokens import check_eos, end_ids, settle
 
 ROLES = ("policy", "reference")
@@ -68,6 +69,7 @@ class LanguageModel:
         self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
+        self._sampler: ServedSampler | None = None
         known = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
         if len(tokenizer) > known:
             raise ValueError(
@@ -87,13 +89,14 @@ class LanguageModel:
         template: PromptTemplate | str | None = None,
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
+        sampler: Mapping[str, Any] | None = None,
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
         A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
         that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
         trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your own;
-        None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`.
+        None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`. `sampler` is that property.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -114,13 +117,24 @@ class LanguageModel:
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
             model = with_adapter(model, lora, seed=seed)
-        return cls(
+        policy = cls(
             model.to(device),
             tokenizer,
             load_template(path, tokenizer, template),
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
         )
+        policy.sampler = sampler
+        return policy
+
+    @property
+    def sampler(self) -> ServedSampler | None:
+        """Who samples: None for this process, or a vLLM server. Set it to settings of `ServedSamplerConfig` by name."""
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, given: ServedSampler | Mapping[str, Any] | None) -> None:
+        self._sampler = None if given is None else ServedSampler.of(given, self.model)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -185,6 +199,7 @@ class LanguageModel:
         what fits into the free memory on a GPU). The generator is the source of all of them, or one an instruction, so
         that its responses do not depend on the others; or the uniforms themselves, [N x num_samples, max_new_tokens or
         more]. At temperature 0, the likeliest token at each step, it is not used.
+        With a served `sampler` they decide each request's seed.
 
         Raises:
             ValueError: A number is out of range, the uniforms have another shape, a prompt is too long, or prompt and
@@ -199,19 +214,19 @@ class LanguageModel:
         prompts = [tokens for tokens in self.encode_prompts(instructions) for _ in range(num_samples)]
         longest = max(map(len, prompts), default=0)
         self._check_positions(longest + width)
-        if batch_size is None:
-            batch_size = sampling_rows(self._base_model, prompt=longest, response=width)
         uniforms = draw_uniforms(generator, len(instructions), num_samples, width) if temperature > 0 else None
-        samples = sample(
-            self._base_model,
-            prompts,
-            uniforms=uniforms,
-            max_new_tokens=width,
-            temperature=temperature,
-            eos_token_ids=self.eos_token_ids,
-            batch_size=batch_size,
-            silent=control_tokens(self._base_model),
-        )
+        options: dict[str, Any] = {
+            "uniforms": uniforms,
+            "max_new_tokens": width,
+            "temperature": temperature,
+            "eos_token_ids": self.eos_token_ids,
+            "silent": control_tokens(self._base_model),
+        }
+        if self._sampler is not None:
+            samples = self._sampler.sample(self, prompts, **options)
+        else:
+            options["batch_size"] = batch_size or sampling_rows(self._base_model, prompt=longest, response=width)
+            samples = sample(self._base_model, prompts, **options)
         lengths, finished = samples.lengths, samples.finished
         # EOS is cut off by position: a tokenizer may not count it among the special tokens that decoding skips.
         text_lengths = lengths - finished.long()

@@ -121,6 +121,8 @@ class PolicyAgent(Trainer, PolicyActor):
         `inputs` is called only where its result is compared: by a later resume, or by the other processes. For a resume
         the fingerprints of the models at the start are added to it.
         """
+        if self.policy.sampler is not None:
+            self.policy.sampler.check_trainable()
         modules = modules or {"policy": self.policy.model}
         known: dict[str, Any] = {}
         if out is not None or Processes(self.policy.device).count > 1:

@@ -76,7 +76,7 @@ class PPOConfig(OnlineConfig):
     "head", the policy's own hidden states. None: "adapter" with LoRA, else "model". See `value_model`."""
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
-    float32, where the two agree."""
+    float32, where the two agree; always with a served sampler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,6 +205,8 @@ class PPO(OnlineAgent):
     ) -> None:
         self.env, self.config = env, config or PPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
+        if self.policy.sampler is not None and self.config.recompute_logprobs is False:
+            raise ValueError("A server's log-probabilities are not the policy's own: do recompute_logprobs")
         kind = self.config.value or ("adapter" if has_lora(self.policy.model) else "model")
         self.config = replace(self.config, value=kind)
         self.value_model = make_value_model(self.policy, kind, init=value_init, seed=seed)
@@ -304,6 +306,8 @@ class PPO(OnlineAgent):
 
     def _recomputes(self) -> bool:
         """Whether the old log-probabilities are computed by the code that computes the new ones."""
+        if self.policy.sampler is not None:
+            return True
         if self.config.recompute_logprobs is not None:
             return self.config.recompute_logprobs
         exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"

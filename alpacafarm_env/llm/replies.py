@@ -80,7 +80,7 @@ class Reply:
     """What a model answered; what the server did not send, or sent in an invalid form, is None.
 
     Attributes:
-        text: The answer; never blank.
+        text: The answer; never blank, but where it is asked for as token ids.
         finish_reason: Why it ended ("stop", "length" ...).
         logprobs: For each token of the answer the log-probabilities of the likeliest tokens in its place.
         prompt_tokens, completion_tokens: As the server counts.
@@ -138,6 +138,8 @@ def _json(raw: str) -> Any:
 
 
 def _text(kind: Kind, choice: dict[str, Any]) -> str:
+    if kind == "tokens":
+        return str(choice.get("text", ""))
     part = choice.get("message") if kind == "chat" else choice
     text = part.get("content" if kind == "chat" else "text") if isinstance(part, dict) else None
     reason = choice.get("finish_reason")
@@ -161,7 +163,7 @@ def _counts(usage: Any) -> Usage:
 
 def _logprobs(kind: Kind, given: Any) -> tuple[dict[str, float], ...] | None:
     """Both endpoints' layouts as one: a dict per token."""
-    if not isinstance(given, dict):
+    if kind == "tokens" or not isinstance(given, dict):
         return None
     rows: list[dict[str, float]] = []
     tokens = given.get("content") if kind == "chat" else given.get("top_logprobs")

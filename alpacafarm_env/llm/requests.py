@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, TypeGuard
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "tokens"]
+"""The last is a completion whose answer is token ids: it may have no text."""
 Usage = tuple[int | None, int | None]
 """Tokens of the prompt and of the completion; None where unknown."""
 _BYTES_PER_TOKEN = 8
@@ -24,7 +25,7 @@ class Request:
 
     Attributes:
         base_url: The server's address up to "/v1".
-        kind: The endpoint.
+        kind: The endpoint, and what of its reply is the answer.
         body: The whole JSON body: model, messages or prompt, temperature, limits.
         sample: Distinguishes draws from one body: a second opinion on the same prompt is another sample.
     """

@@ -20,7 +20,11 @@ CONNECT_S: Final = 10.0
 """Seconds to make a connection, TLS included; half of an attempt's if that is less."""
 LONGEST_REPLY: Final = 8 * 2**20
 """Bytes of the longest body that is read, after decompression."""
-_PATHS: Final[dict[Kind, str]] = {"chat": "/chat/completions", "completion": "/completions"}
+_PATHS: Final[dict[Kind, str]] = {
+    "chat": "/chat/completions",
+    "completion": "/completions",
+    "tokens": "/completions",
+}
 _ENCODINGS: Final = ("gzip", "deflate")
 """Accepted compressions, one at a time: a piece from the wire (64 KiB) becomes 64 MiB at most."""
 _CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -69,6 +73,26 @@ class Sender:
             return raw, explain(error, self._endpoint, request.model)
         finally:
             self._free.append(library)
+
+    async def call(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        """GET a path below the server's root, or POST a body to it: the status, 0 if there is none, and what was said.
+
+        For what a server offers beside answers: its version, its models, loading one.
+        """
+        from openai import APIStatusError, OpenAIError
+
+        self.connect()
+        library, whole = self._all[0], _http().Response
+        url = self._endpoint.base_url.removesuffix("/v1") + path
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                asked = library.get(url, cast_to=whole) if body is None else library.post(url, cast_to=whole, body=body)
+                response: Any = await asked
+        except APIStatusError as error:
+            response = error.response
+        except (OpenAIError, InvalidReplyError, TimeoutError) as error:
+            return 0, self._endpoint.redact(f"{error} {error.__cause__ or ''}".strip())
+        return response.status_code, self._endpoint.redact_reply(response.content.decode("utf-8", "replace"))
 
     def connect(self) -> None:
         """Be ready to send, with the key as it is now; not before it is needed: stored answers need no library and key.

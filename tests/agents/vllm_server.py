@@ -1,0 +1,140 @@
+"""A fake of vLLM's server on the loopback interface. It really samples, from a folder and adapters loaded into it.
+
+The schema is that of vLLM 0.33, strictly: a field that is unknown or not given is refused here.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import peft
+import torch
+
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.rollouts import Rollouts, ragged
+from alpacafarm_env.agents.sampling import sample
+from alpacafarm_env.judge_server.http import Listener
+from alpacafarm_env.judge_server.replies import HttpReply, as_error, as_json
+
+FIELDS = {
+    "model": str,
+    "prompt": list,
+    "max_tokens": int,
+    "stop_token_ids": list,
+    "ignore_eos": bool,
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+    "n": int,
+    "logprobs": int,
+    "return_token_ids": bool,
+}
+
+
+class VLLM:
+    """Serves the model in `folder` as `name`.
+
+    Attributes:
+        asked: The bodies of the requests for completions that were begun, in order; `answered` those that were sampled.
+        loaded: The names of adapters, each time one was loaded; `adapters` those that are there now.
+        before: Called before a request is answered, with its number from 1; a ConnectionError ends the connection.
+        spoil: Changes a reply, as JSON, before it is sent.
+    """
+
+    def __init__(self, folder: Path, name: str = "base", *, version: str = "0.33.0") -> None:
+        self.folder, self.name, self.version, self.port = folder, name, version, 0
+        self.asked, self.answered, self.loaded = [], [], []
+        self.before: Callable[[int], None] = lambda number: None
+        self.spoil: Callable[[dict], object] = lambda reply: None
+        self._lock = threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Up, on the same port as before, without any adapter."""
+        self.adapters: dict[str, LanguageModel] = {}
+        self._base = LanguageModel.from_pretrained(self.folder)
+        self._listener = Listener(("127.0.0.1", self.port), self.reply, latency_s=0, allow_remote=False)
+        self.port = self._listener.server_address[1]
+        threading.Thread(target=self._listener.serve_forever, args=(0.01,), daemon=True).start()
+
+    def kill(self) -> None:
+        """Down at once, with what is under way."""
+        self._listener.closing.set()
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._listener.end_connections()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
+        if (method, path) == ("GET", "/version"):
+            return as_json({"version": self.version})
+        if (method, path) == ("GET", "/v1/models"):
+            return as_json({"object": "list", "data": [{"id": name} for name in (self.name, *self.adapters)]})
+        body = json.loads(content or b"{}")
+        with self._lock:
+            if path == "/v1/load_lora_adapter":
+                return self._load(**body)
+            if path == "/v1/unload_lora_adapter":
+                known = self.adapters.pop(body["lora_name"], None)
+                return HttpReply(200, b"Success") if known else as_error(404, "cannot be found", "NotFoundError")
+        if path != "/v1/completions":
+            return as_error(404, "Not Found", "NotFoundError")
+        return self._complete(body)
+
+    def _load(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> HttpReply:
+        if lora_name in self.adapters and not load_inplace:
+            return as_error(400, "has already been loaded", "InvalidUserInput")
+        if not (Path(lora_path) / "adapter_config.json").is_file():
+            return as_error(404, f"No adapter found for {lora_path}", "NotFoundError")
+        adapted = LanguageModel.from_pretrained(self.folder)
+        adapted.model = peft.PeftModel.from_pretrained(adapted.model, lora_path).eval()
+        self.adapters[lora_name] = adapted
+        self.loaded.append(lora_name)
+        return HttpReply(200, f"Success: LoRA adapter '{lora_name}' added successfully.".encode())
+
+    def _complete(self, body: dict) -> HttpReply:
+        if missing := FIELDS.keys() - body.keys() - {"seed"}:  # vLLM takes what it can from the generation config
+            return as_error(400, f"not said: {sorted(missing)}", "BadRequestError")
+        for name, value in body.items():
+            if type(value) is not FIELDS.get(name):
+                return as_error(400, f"{name}: {value!r}", "BadRequestError")
+        model = self.adapters.get(body["model"], self._base if body["model"] == self.name else None)
+        if model is None:
+            return as_error(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
+        with self._lock:
+            self.asked.append(body)
+            number = len(self.asked)
+        self.before(number)
+        with self._lock:
+            reply = complete(model, body)
+            self.answered.append(body)
+        self.spoil(reply)
+        return as_json(reply)
+
+
+def complete(model: LanguageModel, body: dict) -> dict:
+    """One completion, with the log-probabilities of vLLM's default: those at temperature 1."""
+    uniforms = None
+    if body["temperature"] > 0:
+        uniforms = torch.rand(1, body["max_tokens"], generator=torch.Generator().manual_seed(body["seed"]))
+    options = {"max_new_tokens": body["max_tokens"], "temperature": body["temperature"], "uniforms": uniforms}
+    drawn = sample(model._base_model, [body["prompt"]], eos_token_ids=body["stop_token_ids"], **options)
+    tokens = drawn.tokens[0, : drawn.lengths[0]].tolist()
+    rollouts = Rollouts(("",), ("",), *ragged([body["prompt"]]), *ragged([tokens]), torch.zeros(len(tokens)), [True])
+    with torch.no_grad():
+        scores = model.logprobs(rollouts).tolist()
+    finished = bool(drawn.finished[0])
+    choice = {"index": 0, "text": model.tokenizer.decode(tokens), "finish_reason": "stop" if finished else "length"}
+    choice |= {"stop_reason": tokens[-1] if finished else None, "token_ids": tokens, "prompt_logprobs": None}
+    choice |= {"prompt_token_ids": body["prompt"], "logprobs": {"token_logprobs": scores, "tokens": [""] * len(tokens)}}
+    usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens), "total_tokens": 0}
+    return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
