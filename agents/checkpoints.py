@@ -10,18 +10,23 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..folders import Claim
 from ..pretrained import reading
+from .processes import Processes
+from .sharding import from_rows, is_sharded, local, mesh_of, own_rows
 
 MANIFEST = "manifest.json"
 BEFORE = {"value": "model"}
@@ -97,21 +102,47 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
     try:
-        with writing(folder):
-            draft.mkdir(parents=True)
-            write(draft)
-            write_json(draft / MANIFEST, {"files": _fingerprints(draft)})
-            for path in sorted(draft.rglob("*")):
-                flush(path)
-            flush(draft)
-            if folder.exists():  # only ever one that was found damaged
-                shutil.rmtree(folder)
-            draft.rename(folder)
-            flush(folder.parent)
+        _seal({draft: _fill(draft, folder, write)}, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def publish_together(folder: Path, write: Callable[[Path], None], processes: Processes) -> None:
+    """As `publish`, called by all processes: each writes and checks files of its own, the main one seals them all."""
+    draft = folder.with_name(f".{folder.name}.{processes.rank}-{os.getpid()}.tmp")
+    try:
+        drafts = dict(processes.gather((draft, processes.together(lambda: _fill(draft, folder, write)))))
+        processes.together(lambda: _seal(drafts, folder) if processes.is_main else None)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fill(draft: Path, folder: Path, write: Callable[[Path], None]) -> dict[str, dict[str, Any]]:
+    """Writes a draft of `folder`, flushed to disk; its files' fingerprints."""
+    shutil.rmtree(draft, ignore_errors=True)
+    with writing(folder):
+        draft.mkdir(parents=True)
+        write(draft)
+        for path in sorted(draft.rglob("*")):
+            flush(path)
+        return _fingerprints(draft)
+
+
+def _seal(drafts: Mapping[Path, Mapping[str, Any]], folder: Path) -> None:
+    """Joins drafts, given with their fingerprints, in the first and renames it to `folder`."""
+    draft = next(iter(drafts))
+    with writing(folder):
+        for other in drafts:
+            for name in drafts[other]:
+                (other / name).rename(draft / name)
+        write_json(draft / MANIFEST, {"files": dict(sorted(chain.from_iterable(x.items() for x in drafts.values())))})
+        for path in (draft / MANIFEST, draft):
+            flush(path)
+        if folder.exists():  # only ever one that was found damaged
+            shutil.rmtree(folder)
+        draft.rename(folder)
+        flush(folder.parent)
 
 
 def check(folder: Path) -> None:
@@ -185,13 +216,13 @@ def claim_metrics(out: Path | None, length: int) -> AbstractContextManager[objec
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Write the optimizer's state, a tensor for each parameter name and moment, to `optimizer.safetensors`."""
+    """Write the optimizer's state, a tensor for each parameter name and moment, as `save_rows` does."""
     state = {
-        f"{name}:{moment}": value.detach().cpu().contiguous()
+        f"{name}:{moment}": value.detach()
         for name, parameter in parameters.items()
         for moment, value in optimizer.state[parameter].items()
     }
-    save_file(state, folder / "optimizer.safetensors")
+    save_rows(folder, "optimizer", state)
     write_json(folder / "optimizer.json", {"name": type(optimizer).__name__, "parameters": list(parameters)})
 
 
@@ -201,14 +232,50 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
     if read_json(folder / "optimizer.json") != expected:
         raise CheckpointError(f"The optimizer state of {folder} belongs to other parameters than this agent's model.")
     with reading(folder, "an optimizer's state"):
-        for key, value in load_file(folder / "optimizer.safetensors").items():
+        # AdamW keeps its step counter on the CPU unless it is fused, its moments where the parameter is, in its type.
+        for key, rows in load_rows(folder, "optimizer"):
             name, moment = key.rsplit(":", 1)
             parameter = parameters[name]
-            # AdamW keeps its step counter on the CPU unless it is fused, and its moments where the parameter is, in its
-            # type.
-            counts = moment == "step"
-            here = parameter.device if optimizer.defaults.get("fused") else value.device
-            optimizer.state[parameter][moment] = value.to(here) if counts else value.to(parameter)
+            is_count = moment == "step"
+            value = rows(slice(None)) if is_count else from_rows(rows(own_rows(parameter)), parameter)
+            on_device = is_count and optimizer.defaults.get("fused")
+            optimizer.state[parameter][moment] = value.to(parameter.device) if on_device else value
+
+
+def save_rows(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors to `name.safetensors`; of sharded ones the rows that are here, to a file of this process.
+
+    What is not sharded among sharded ones is in every process's file.
+    """
+    mesh = next((mesh for mesh in map(mesh_of, tensors.values()) if mesh is not None), None)
+    part = "" if mesh is None else f"-{mesh.get_local_rank() + 1:05}-of-{mesh.size():05}"
+    here = {key: local(tensor).detach().cpu().contiguous() for key, tensor in tensors.items()}
+    save_file(here, folder / f"{name}{part}.safetensors")
+
+
+def load_rows(folder: Path, name: str) -> Iterator[tuple[str, Callable[[slice], Tensor]]]:
+    """The keys of what `save_rows` has written, by however many processes, each with what reads some of its rows."""
+    with ExitStack() as stack:
+        paths = sorted(folder.glob(f"{name}*.safetensors"))
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        for key in files[0].keys() if files else ():
+            parts = [file.get_slice(key) for file in files]
+            yield key, partial(_read_rows, parts)
+
+
+def _read_rows(parts: Sequence[Any], wanted: slice) -> Tensor:
+    """Some rows of a tensor whose rows are dealt out, in order, to several files."""
+    if not parts[0].get_shape():
+        return cast(Tensor, parts[0][...])
+    sizes = [part.get_shape()[0] for part in parts]
+    start, stop, _ = wanted.indices(sum(sizes))
+    found, begin = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        low, high = max(start - begin, 0), min(stop - begin, size)
+        if low < high:
+            found.append(part[low:high])
+        begin += size
+    return torch.cat(found) if found else cast(Tensor, parts[0][:0])
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -241,10 +308,13 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 def starting_point(model: nn.Module) -> str:
     """Fingerprint of a model's parameters, without LoRA matrices that do nothing yet: those are drawn unseeded."""
+    # A copy of sharded ones, one at a time: what numpy has seen could not be given free again.
+    own = is_sharded(model)
     parameters = list(model.named_parameters())
     second = ("lora_B", "lora_embedding_B")
     is_identity = not any(value.any() for name, value in parameters if any(part in name for part in second))
-    return fingerprint((name, value) for name, value in parameters if not (is_identity and "lora_" in name))
+    counted = ((name, value) for name, value in parameters if not (is_identity and "lora_" in name))
+    return fingerprint((name, value.clone() if own else value) for name, value in counted)
 
 
 def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:

@@ -188,6 +188,7 @@ class OnlineAgent(PolicyAgent):
         self._loop = self._start(
             config,
             modules=modules,
+            frozen=[] if self.policy.reference is None else [self.policy.reference],
             total=config.total_steps,
             inputs=lambda: {**describe(env), **DRAWS},
             out=out,

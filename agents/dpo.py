@@ -147,7 +147,7 @@ class DPO(PolicyAgent):
     def _logprobs(self, pairs: Tensor) -> Tensor:
         """Log-probabilities of the chosen and the rejected responses of some pairs, [2, b]."""
         rollouts = self._data[torch.cat([pairs, pairs + self._num_pairs])]
-        return segment_sum(self.policy.logprobs(rollouts), rollouts.lengths).view(2, -1)
+        return segment_sum(self.policy.logprobs(rollouts), rollouts.lengths).view(2, len(pairs))
 
     @torch.no_grad()
     def _reference_logprobs(self) -> Tensor:

@@ -10,23 +10,24 @@ Three laws make a run a function of its config and seed:
 - **No clocks in metrics.jsonl.** Times go to timing.jsonl. A resumed run cuts metrics.jsonl back to its checkpoint, and
   rewrites the bytes that an uninterrupted run would have written.
 
-Gradients are added up by one all-reduce a parameter after the last micro-batch, without DistributedDataParallel: the
-modules stay bare, so generation, exchanged adapters and parameters unused in a step need no special care.
+Gradients are added up in a few buckets after the last micro-batch, without DistributedDataParallel: the modules stay
+bare, so generation, exchanged adapters and parameters unused in a step need no special care. What is too large for each
+process to have is sharded: see `sharding`.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate.tracking import TensorBoardTracker
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -39,8 +40,9 @@ from . import checkpoints
 from .masters import Masters
 from .memory import checkpointed_layers, gradient_checkpointing
 from .processes import Processes, float32_matmuls
-from .progress import show_progress
+from .run_log import RunLog
 from .settings import Settings
+from .sharding import full, make_shards
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.
@@ -86,6 +88,8 @@ class TrainingConfig(Settings):
     """Steps between checkpoints, 0 for the last step only. The last step is always saved."""
     keep_checkpoints: int = 2
     """How many checkpoints to keep, at least 1."""
+    sharding: Literal["none", "full"] = "none"
+    """"full" splits weights, gradients and moments of all models over the processes (FSDP2); "none": each has all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +99,7 @@ class TrainingConfig(Settings):
 
 
 FREE_TO_CHANGE = frozenset(
-    {"save_every", "keep_checkpoints", "num_processes", "num_envs"}
+    {"save_every", "keep_checkpoints", "num_processes", "num_envs", "sharding"}
     | {"micro_batch_tokens", "sampling_batch_size", "gradient_checkpointing", "tf32"}
 )
 """What a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""
@@ -122,6 +126,12 @@ def keyed_generator(seed: int, *content: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int(keyed_rng(seed, *content).integers(2**62)))
 
 
+def trained(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient, by role and name."""
+    named = ((role, *each) for role, module in modules.items() for each in module.named_parameters())
+    return {f"{role}.{name}": parameter for role, name, parameter in named if parameter.requires_grad}
+
+
 class Loop:
     """Trains `modules` step by step and keeps the run's folder.
 
@@ -131,7 +141,8 @@ class Loop:
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
 
     Args:
-        modules: By name, what is trained: every parameter that requires a gradient.
+        modules: By name, what is trained: every parameter that requires a gradient. The first is the main one.
+        frozen: What else is sharded, such as a reference.
         total: Steps of the whole run, the horizon of the schedule.
         out: The run's folder; None keeps nothing.
         inputs: What else decides the result (data, environment), JSON-able, compared on resume.
@@ -154,13 +165,9 @@ class Loop:
         write: Callable[[Path], None],
         read: Callable[[Path], None],
         resume: Resume = "auto",
+        frozen: Sequence[nn.Module] = (),
     ) -> None:
-        parameters = {
-            f"{role}.{name}": parameter
-            for role, module in modules.items()
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }
+        parameters = trained(modules)
         if not parameters:
             raise ValueError(f"Nothing to train: no parameter of {', '.join(modules)} requires a gradient.")
         device = next(iter(parameters.values())).device
@@ -171,13 +178,16 @@ class Loop:
         self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
         self._seconds: dict[str, float] = {}
-        self._length = 0  # of metrics.jsonl as this run has left it
-        self._board: TensorBoardTracker | None = None
+        self._log: RunLog | None = None  # of the main process
         size = f"{len(parameters)} tensors, {sum(each.numel() for each in parameters.values())} numbers"
         self.processes.agree({**self._identity, "out": out and str(out.resolve()), "trained parameters": size})
         for parameter in parameters.values():  # fresh adapters and heads are drawn by each process for itself
             self.processes.copy_from_main(parameter)
+        folder = None if out is None else self._open(out, resume)
         self._layers = checkpointed_layers(modules.values()) if config.gradient_checkpointing else ()
+        self._shards = make_shards(modules, frozen, sharding=config.sharding, count=self.processes.count)
+        with self._split():
+            parameters = trained(modules)
         self._masters = Masters(parameters)
         self.parameters = self._masters.trained
         self._optimizer = torch.optim.AdamW(
@@ -188,7 +198,8 @@ class Loop:
             fused=True if device.type == "cuda" else None,  # one kernel instead of a dozen
         )
         if out is not None:
-            self._open(out, resume)
+            metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
+            self.processes.together(lambda: self._continue(out, metrics_bytes))
 
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
@@ -199,22 +210,35 @@ class Loop:
         Raises:
             FloatingPointError: The loss or the gradient is no longer finite.
         """
-        means = self.accumulate(micro_batches, sums, count=count)
-        limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
-        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), limit))
-        if not math.isfinite(norm) or not math.isfinite(means["loss"]):
+        with self._split():
+            means = self.accumulate(micro_batches, sums, count=count)
+            limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
+            norm = float(full(nn.utils.clip_grad_norm_(self.parameters.values(), limit)))
+            if finite := math.isfinite(norm) and math.isfinite(means["loss"]):
+                self._move()
+        if not finite:
             saved = "no checkpoint yet" if self.out is None else f"checkpoints are in {self.out}"
             raise FloatingPointError(
                 f"Training diverged in step {self.step + 1}: loss {means['loss']!r}, gradient norm {norm!r} ({saved}). "
                 f"Lower learning_rate (now {self.config.learning_rate!r}) or look at the rewards."
             )
+        return {**means, "grad_norm": norm}
+
+    def _move(self) -> None:
+        """One step of the optimizer."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
         self._masters.follow()
         self._optimizer.step()
         self._masters.lead()
         self._optimizer.zero_grad()
-        return {**means, "grad_norm": norm}
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All models whole on each process, for passes without gradients; entered by all together. See `sharding`."""
+        return nullcontext() if self._shards is None else self._shards.whole()
+
+    def _split(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._shards is None else self._shards.split()
 
     def accumulate(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """Add up the gradients of mean(loss) over all micro-batches and processes; the means of all sums.
@@ -222,16 +246,24 @@ class Loop:
         Where `sums` yields parts, the "loss" of each is differentiated before the next one is asked for: what a role
         keeps for its backward pass is freed before another role runs. Sums of one name add up.
         """
-        total = self.processes.add_up({"count": count})["count"]
-        if total == 0:
+        num_items = torch.tensor([count, len(micro_batches)], dtype=torch.float64)
+        counts, numbers = self.processes.gather_numbers(num_items).T.tolist()
+        if (total := math.fsum(counts)) == 0:
             raise ValueError("Expected at least one real item in the batch of all processes, got none.")
-        totals: dict[str, float] = {}
-        for rows in micro_batches:
+        # A pass without rows gives gradients of 0 and the names of the sums. Sharded, all make equal numbers of passes.
+        least = 1 if self._shards is None else int(max(numbers))
+        without = [torch.zeros(0, dtype=torch.int64, device=self.processes.device)] * (least - len(micro_batches))
+        totals: dict[str, Tensor] = {}
+        for rows in chain(micro_batches, without):
+            if self._shards is not None:
+                self._shards.before_pass()
             for name, value in self._differentiate(sums, rows, total).items():
-                totals[name] = totals.get(name, 0.0) + float(value)
-        for parameter in self.parameters.values():
-            self.processes.add_gradients(parameter)
-        return {name: value / total for name, value in self.processes.add_up(totals).items()}
+                totals[name] = totals.get(name, 0.0) + value.double()
+        if self._shards is None:
+            self.processes.add_gradients(self.parameters.values())
+        # One collective and one wait for the device an update; added up exactly, so in no order.
+        columns = self.processes.gather_numbers(torch.stack(list(totals.values()))).T.tolist()
+        return {name: math.fsum(column) / total for name, column in zip(totals, columns, strict=True)}
 
     def _differentiate(self, sums: Sums, rows: Tensor, total: float) -> dict[str, Tensor]:
         """Add the gradients of loss / total of one micro-batch to the parameters'; its sums."""
@@ -263,7 +295,7 @@ class Loop:
         From the first step to the end (or `close`) nobody else may write into `out`; CheckpointError if somebody has.
         """
         place = self.out if self.processes.is_main else None
-        with self.processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
+        with self.processes.together(lambda: checkpoints.claim_metrics(place, self._log.length if self._log else 0)):
             while self.step < self.total:
                 began = perf_counter()
                 learning_rate = self.learning_rate
@@ -271,14 +303,15 @@ class Loop:
                     made = make_step(self.step + 1)
                 metrics = {"step": self.step + 1, **made, "learning_rate": learning_rate}
                 self.step += 1
-                self._log(metrics, perf_counter() - began)
+                if self._log is not None:
+                    self._log.write(metrics, perf_counter() - began, self._seconds)
+                self._seconds = {}
                 due = self.config.save_every and self.step % self.config.save_every == 0
                 if due or self.step == self.total:
                     self.save()
                 yield metrics
-            if self._board is not None and self.out is not None:
-                with checkpoints.writing(self.out):
-                    self._board.finish()
+            if self._log is not None:
+                self._log.finish()
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -289,26 +322,39 @@ class Loop:
 
     def save(self) -> None:
         """Write `out/checkpoint-<completed steps>`, then remove older ones beyond `keep_checkpoints`."""
-        if self.out is not None and self.processes.is_main:
-            checkpoints.publish(self.out / f"checkpoint-{self.step}", self._fill)
-            checkpoints.prune(self.out, keep=self.config.keep_checkpoints)
-        self.processes.wait()
+        if self.out is not None:
+            folder = self.out / f"checkpoint-{self.step}"
+            with self.whole():
+                if self._shards is None:
+                    self._on_main(lambda: checkpoints.publish(folder, self._fill))
+                else:
+                    checkpoints.publish_together(folder, self._fill, self.processes)
+            self._on_main(partial(checkpoints.prune, self.out, keep=self.config.keep_checkpoints))
+
+    def _on_main(self, work: Callable[[], None]) -> None:
+        self.processes.together(lambda: work() if self.processes.is_main else None)
 
     def _fill(self, folder: Path) -> None:
-        self._write(folder)
+        """What a checkpoint holds; of sharded tensors, a file by each process."""
+        if self.processes.is_main:
+            self._write(folder)
         self._masters.save(folder)
         checkpoints.save_optimizer(folder, self._optimizer, self.parameters)
+        if not self.processes.is_main:
+            return
         checkpoints.write_json(folder / "config.json", self._identity)
         assert self.out is not None
         length = checkpoints.flushed_length(self.out / "metrics.jsonl")
         state = {"step": self.step, "metrics_bytes": length, "agent": self.state, "version": __version__}
         checkpoints.write_json(folder / "state.json", state)
 
-    def _open(self, out: Path, resume: Resume) -> None:
+    def _open(self, out: Path, resume: Resume) -> Path | None:
+        """The checkpoint to continue, whose weights are read; None to begin."""
         folder = self.processes.together(lambda: self._found(out, resume))
         self.processes.agree({"newest checkpoint in out": folder and folder.name})
-        metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
-        self.processes.together(lambda: self._continue(out, metrics_bytes))
+        if folder is not None:
+            self.processes.together(lambda: self._read_weights(folder))
+        return folder
 
     @staticmethod
     def _found(out: Path, resume: Resume) -> Path | None:
@@ -328,61 +374,17 @@ class Loop:
         with claim(out, "a training run"):
             checkpoints.cut_metrics(out / "metrics.jsonl", metrics_bytes)
             checkpoints.remove_leftovers(out, step=self.step)
-        self._length = metrics_bytes
-        if find_spec("tensorboard"):
-            with checkpoints.writing(out):
-                self._board = TensorBoardTracker("tensorboard", out, purge_step=self.step + 1)
-                self._board.start()
+        self._log = RunLog(out, length=metrics_bytes, step=self.step)
+
+    def _read_weights(self, folder: Path) -> None:
+        checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
+        self._read(folder)
 
     def _restore(self, folder: Path) -> int:
-        """Read a checkpoint; returns how long metrics.jsonl was."""
-        checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
+        """Read the rest of a checkpoint; returns how long metrics.jsonl was."""
         state = checkpoints.read_json(folder / "state.json")
-        self._read(folder)
         self._masters.load(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
         with reading(folder, "the state of a run in state.json"):
             self.step, self.state = int(state["step"]), dict(state["agent"])
             return int(state["metrics_bytes"])
-
-    def _log(self, metrics: Mapping[str, float], seconds: float) -> None:
-        parts = {name: round(value, 4) for name, value in self._seconds.items()}
-        self._seconds = {}
-        if self.out is None or not self.processes.is_main:
-            return
-        with checkpoints.writing(self.out):
-            with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-                known = {name: None if math.isnan(value) else value for name, value in metrics.items()}
-                file.write(json.dumps(known, allow_nan=False) + "\n")
-                self._length = file.tell()
-            with (self.out / "timing.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps({"step": metrics["step"], "seconds": round(seconds, 4), **parts}) + "\n")
-            if self._board is not None:
-                self._board.log(dict(metrics), step=int(metrics["step"]))
-
-
-class Trainer:
-    """Base of what a `Loop` trains: a subclass makes `_loop` and defines `_step`."""
-
-    label: ClassVar[str]
-    """What the progress bar and warnings call it."""
-    num_left_out: int = 0
-    """Examples, or instructions of the environment, that are left out as their prompts are too long."""
-    _loop: Loop
-
-    def updates(self) -> Iterator[dict[str, float]]:
-        """Train, one step at a time; yields each step's metrics."""
-        return self._loop.run(self._step)
-
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
-        return self._loop.total
-
-    def _step(self, step: int) -> dict[str, float]:
-        """Make step `step` (from 1); its metrics."""
-        raise NotImplementedError

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-FILE = "masters.safetensors"
+from .checkpoints import load_rows, save_rows
+from .sharding import from_rows, own_rows
+
+NAME = "masters"
+"""Of their files in a checkpoint, without the ending."""
 
 
 class Masters:
@@ -58,11 +61,12 @@ class Masters:
     def save(self, folder: Path) -> None:
         """Write the masters into a checkpoint; nothing where there are none."""
         if self._pairs:
-            save_file({name: master.detach().cpu() for name, (_, master) in self._pairs.items()}, folder / FILE)
+            save_rows(folder, NAME, {name: master for name, (_, master) in self._pairs.items()})
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, after the weights; they stand in for the masters that a checkpoint of 0.1.0 lacks."""
         self.follow()
-        for name, value in (load_file(folder / FILE) if (folder / FILE).is_file() else {}).items():
-            self._pairs[name][1].copy_(value)
+        for name, rows in load_rows(folder, NAME):
+            master = self._pairs[name][1]
+            master.copy_(from_rows(rows(own_rows(master)), master))

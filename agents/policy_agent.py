@@ -11,8 +11,9 @@ from ..instructions import Demonstration, Preference
 from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
-from .loop import Loop, Resume, Trainer, TrainingConfig, keyed_generator
+from .loop import Loop, Resume, TrainingConfig, keyed_generator
 from .processes import Processes, default_device
+from .trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class PolicyAgent(Trainer, PolicyActor):
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
+        frozen: Sequence[nn.Module] = (),
     ) -> Loop:
         """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`.
 
@@ -131,6 +133,7 @@ class PolicyAgent(Trainer, PolicyActor):
             known |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
         return Loop(
             modules,
+            frozen=frozen,
             config=config,
             total=total,
             seed=self.seed,

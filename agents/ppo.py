@@ -243,7 +243,7 @@ class PPO(OnlineAgent):
 
     def _step(self, step: int) -> dict[str, float]:
         rollouts, scores, numbers, collected = self._collector.collect(step)
-        with self._loop.timed("prepare"):
+        with self._loop.timed("prepare"), self._loop.whole():
             experience, prepared = self._prepare(rollouts, scores)
         with self._loop.timed("update"):
             improved = self._improve(step, experience, numbers)

@@ -5,7 +5,7 @@ Processes are started by `accelerate launch` or `torchrun` and joined through ac
 
 import atexit
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import chain
@@ -23,6 +23,8 @@ from ..errors import WorldError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+BUCKET = 2**24
+"""Numbers after which a bucket of gradients is full: 64 MB in float32, enough to be limited by the bandwidth alone."""
 PATIENCE = timedelta(days=1)
 """How long processes wait for each other: one may be asking judges. One that dies ends the others at once where a
 launcher has started them, and on CPUs; on GPUs without a launcher they wait for it.
@@ -137,12 +139,38 @@ class Processes:
         counts = self.add_up({name: column.numel() for name, column in known.items()})
         return {name: total / counts[name] if counts[name] else math.nan for name, total in sums.items()}
 
-    def add_gradients(self, parameter: torch.nn.Parameter) -> None:
-        """Add a parameter's gradient up over all processes; a missing one counts as zeros, so that all take part."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if self.count > 1:
-            torch.distributed.all_reduce(parameter.grad)
+    def gather_numbers(self, numbers: Tensor) -> Tensor:
+        """Each process's numbers, float64 [k], in the order of ranks: [count, k] on the CPU."""
+        if self.count == 1:
+            return numbers.cpu()[None]
+        own = numbers.to(self.device)
+        parts = [torch.empty_like(own) for _ in range(self.count)]
+        torch.distributed.all_gather(parts, own)
+        return torch.stack(parts).cpu()
+
+    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Add gradients up over all processes, in a few buckets; a missing one counts as zeros, so that all take part.
+
+        Not used by sharded parameters, whose gradients are added up in the backward pass.
+        """
+        bucket, size = list[Tensor](), 0
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if bucket and (size >= BUCKET or bucket[0].dtype != parameter.grad.dtype):
+                self._add_bucket(bucket)
+                bucket, size = [], 0
+            bucket.append(parameter.grad)
+            size += parameter.numel()
+        self._add_bucket(bucket)
+
+    def _add_bucket(self, gradients: Sequence[Tensor]) -> None:
+        if self.count == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        for gradient, total in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def copy_from_main(self, parameter: torch.nn.Parameter) -> None:
         """Overwrite a parameter with the main process's."""

@@ -178,7 +178,7 @@ class Quark(OnlineAgent):
 
     def _step(self, step: int) -> dict[str, float]:
         rollouts, scores, numbers, collected = self._collector.collect(step)
-        with self._loop.timed("prepare"):
+        with self._loop.timed("prepare"), self._loop.whole():
             pool, prepared = self._prepare(step, rollouts, scores, numbers)
         with self._loop.timed("update"):
             improved = self._improve(step, pool)

@@ -37,12 +37,13 @@ from ..templates import PromptTemplate
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to
 from .language_model import turn_off_dropout
-from .loop import Loop, Resume, Schedule, Trainer, TrainingConfig, epoch_batch, keyed_generator
+from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, leave_texts, save_files
 from .special_tokens import check_eos, settle
+from .trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,16 +245,17 @@ class RewardModeling(Trainer):
 
     def _sums(self, pairs: Sequence[tuple[list[int], list[int]]], targets: Tensor | None = None) -> dict[str, Tensor]:
         scores = self._forward([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs])
-        chosen, rejected = scores.chunk(2)
+        chosen, rejected = scores.view(2, len(pairs))
         losses = pairwise_loss(chosen, rejected, None if targets is None else targets.to(scores.device))
         right = (chosen > rejected).float() + (chosen == rejected).float() / 2
         return {"loss": losses.sum(), "accuracy": right.sum(), "margin": (chosen - rejected).sum()}
 
     def _forward(self, texts: Sequence[list[int]]) -> Tensor:
-        """Scores [B] of tokenized texts; padded on the right, read at the last real token."""
-        padded = self.tokenizer.pad({"input_ids": list(texts)}, padding_side="right", return_tensors="pt")
+        """Scores [B] of tokenized texts; padded on the right, read at the last real token. Of none, a pass anyway."""
+        given = list(texts) or [[self.tokenizer.eos_token_id]]
+        padded = self.tokenizer.pad({"input_ids": given}, padding_side="right", return_tensors="pt")
         inputs = {name: padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
-        return torch.as_tensor(self.model(**inputs, use_cache=False).logits)[:, 0].float()
+        return torch.as_tensor(self.model(**inputs, use_cache=False).logits)[: len(texts), 0].float()
 
     def _cut(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
         return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)

@@ -131,7 +131,11 @@ def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Te
     For one forward pass without a mask: the fill is on the right, where a causal model cannot see it. Fill with EOS:
     some
     models warn of a padding token without a mask. Row by row, the True slots are in the order of flat [sum T] tensors.
+    Of no rows one token is made, after which nothing is predicted: its pass gives gradients of 0.
     """
+    if not len(rollouts):
+        ids = torch.full((1, 1), fill_token_id, dtype=torch.int64, device=rollouts.tokens.device)
+        return ids, torch.zeros_like(ids, dtype=torch.bool)
     real = length_mask(rollouts.total_lengths)
     is_response = real & ~length_mask(rollouts.prompt_lengths, real.shape[1])
     ids = torch.full(real.shape, fill_token_id, dtype=torch.int64, device=real.device)

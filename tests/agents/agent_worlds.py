@@ -208,5 +208,6 @@ RUNS["reward_modeling"] = _reward_modeling
 EXACT: dict[str, Make] = {
     "ppo_by_path": partial(_by_path, PPO, small_ppo),
     "quark_by_path": partial(_by_path, Quark, small_quark),
+    "ppo_in_shards": partial(_by_path, PPO, partial(small_ppo, sharding="full", micro_batch_tokens=64)),
 }
 """Runs that two processes do as one does, to six digits after the point."""
