@@ -13,7 +13,8 @@ from ..errors import DataError
 from ..oracles.reward_model import num_positions
 from ..templates import PromptTemplate
 from .control_tokens import own_control_token
-from .language_model import LanguageModel, encode_prompts
+from .language_model import LanguageModel
+from .prompts import encode_prompts
 
 
 def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:

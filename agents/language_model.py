@@ -5,7 +5,6 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 """
 
 import copy
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,13 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
-from ..oracles.base import shorten
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_base, load_model, load_tokenizer, reading, token_limits
+from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter
 from .control_tokens import control_tokens, extend, insert, own_control_token, silence
 from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
+from .merged import MergedCopy, make_copy
+from .prompts import encode_prompts, fit_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
@@ -47,6 +47,8 @@ class LanguageModel:
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
         max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or what the longest prompt leaves of the
             positions (64 for the sandbox's policy, which knows 256).
+        sample_merged: Whether responses are sampled from a copy of the weights into which LoRA adapters are merged:
+            faster on a GPU, equal but for rounding. None: on a GPU, if the copy takes half of its free memory at most.
 
     Raises:
         ValueError: The tokenizer does not fit, or the limits do not fit the model's positions.
@@ -60,6 +62,7 @@ class LanguageModel:
         *,
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
+        sample_merged: bool | None = None,
     ) -> None:
         self.model: Any = turn_off_dropout(model)
         self.tokenizer = tokenizer
@@ -67,6 +70,7 @@ class LanguageModel:
         settle(self._base_model, tokenizer, template)
         positions = num_positions(self._base_model.config) - (own_control_token(self._base_model) is not None)
         self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
+        self._sample_merged = sample_merged
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
         self._sampler: ServedSampler | None = None
@@ -90,6 +94,7 @@ class LanguageModel:
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
         sampler: Mapping[str, Any] | None = None,
+        sample_merged: bool | None = None,
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
@@ -123,6 +128,7 @@ class LanguageModel:
             load_template(path, tokenizer, template),
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
+            sample_merged=sample_merged,
         )
         policy.sampler = sampler
         return policy
@@ -225,8 +231,9 @@ class LanguageModel:
         if self._sampler is not None:
             samples = self._sampler.sample(self, prompts, **options)
         else:
-            options["batch_size"] = batch_size or sampling_rows(self._base_model, prompt=longest, response=width)
-            samples = sample(self._base_model, prompts, **options)
+            model = self._base_model if self._merged is None else self._merged.follow()
+            options["batch_size"] = batch_size or sampling_rows(model, prompt=longest, response=width)
+            samples = sample(model, prompts, **options)
         lengths, finished = samples.lengths, samples.finished
         # EOS is cut off by position: a tokenizer may not count it among the special tokens that decoding skips.
         text_lengths = lengths - finished.long()
@@ -243,6 +250,15 @@ class LanguageModel:
             logprobs=unpad(samples.logprobs, lengths),
             finished=finished,
         )
+
+    @property
+    def samples_exactly(self) -> bool:
+        """Whether samples come from the very weights that score them, not from a merged copy."""
+        return self._merged is None
+
+    @cached_property
+    def _merged(self) -> MergedCopy | None:
+        return make_copy(self.model, self._sample_merged)
 
     def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.
@@ -368,30 +384,3 @@ def turn_off_dropout(model: Any) -> Any:
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model.eval()
-
-
-def encode_prompts(
-    tokenizer: Any, template: PromptTemplate, instructions: Sequence[str], *, max_tokens: int = sys.maxsize
-) -> list[list[int]]:
-    """Each instruction's prompt as token ids, with BOS if the tokenizer puts it there; errors as of the method."""
-    prompts = template.encode_prompts(tokenizer, instructions)
-    for instruction, tokens in zip(instructions, prompts, strict=True):
-        if not 0 < len(tokens) <= max_tokens:
-            raise ValueError(
-                f"A prompt must have 1 to {max_tokens} tokens, got {len(tokens)} for the instruction "
-                f"{shorten(instruction)}; load the policy with a larger max_prompt_tokens (and, where its positions do "
-                "not hold both, a smaller max_response_tokens), or leave the instruction out (of an environment: "
-                "env.unwrapped.leave_out([id]))"
-            )
-    return prompts
-
-
-def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
-    """The longest prompt and response, as `token_limits` has them; ValueError if they exceed the positions."""
-    prompt, response = token_limits(max_prompt_tokens, max_response_tokens, positions)
-    if prompt + response > positions:
-        raise ValueError(
-            f"Expected max_prompt_tokens and max_response_tokens that fit together into the {positions} positions that "
-            f"the model has for them (a control token takes one), got {prompt} and {response}; None takes what fits"
-        )
-    return prompt, response

@@ -76,7 +76,7 @@ class PPOConfig(OnlineConfig):
     "head", the policy's own hidden states. None: "adapter" with LoRA, else "model". See `value_model`."""
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
-    float32, where the two agree; always with a served sampler."""
+    float32 without merged adapters, where the two agree; always with a served sampler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -311,7 +311,7 @@ class PPO(OnlineAgent):
         if self.config.recompute_logprobs is not None:
             return self.config.recompute_logprobs
         exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
-        return not (exact and self.policy.device.type == "cpu")
+        return not (exact and self.policy.device.type == "cpu" and self.policy.samples_exactly)
 
     def _write(self, folder: Path) -> None:
         super()._write(folder)

@@ -28,7 +28,7 @@ from alpacafarm_env.agents import (
 )
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
-from alpacafarm_env.agents.language_model import fit_limits
+from alpacafarm_env.agents.prompts import fit_limits
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
 from alpacafarm_env.agents.sft import SFTConfig

@@ -1,0 +1,104 @@
+"""Sampling from a copy into which adapters are merged: the same samples, and nothing else has changed."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from tiny_models import INSTRUCTIONS, TEMPLATE, build_llama, generator
+from tiny_worlds import make_env, small_ppo
+from torch import nn
+
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.ppo import PPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
+KINDS = {
+    "all_linear": {"target_modules": "all-linear"},
+    "dora": {"target_modules": ["q_proj", "lm_head"], "use_dora": True},
+    "with_a_whole_layer": {"target_modules": ["v_proj"], "modules_to_save": ["norm"]},
+}
+
+
+def adapted(tokenizer, kind="all_linear", *, dtype=torch.float32, **settings):
+    config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **KINDS[kind])
+    model = peft.get_peft_model(build_llama(len(tokenizer)).to(dtype), config)
+    policy = LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=12, **settings)
+    move(policy, 3)
+    return policy
+
+
+@torch.no_grad()
+def move(policy, seed):
+    for name, parameter in policy.model.named_parameters():
+        if "lora_" in name and "magnitude" not in name:
+            nn.init.normal_(parameter, std=0.15, generator=generator(seed))
+        elif parameter.requires_grad:
+            parameter.mul_(1.1)
+
+
+def weights(policy):
+    return {name: value.clone() for name, value in policy.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merged_copy_samples_the_same_follows_and_leaves_the_model_alone(kind, tokenizer):
+    plain = adapted(tokenizer, kind)
+    merged = LanguageModel(copy.deepcopy(plain.model), tokenizer, TEMPLATE, max_response_tokens=12, sample_merged=True)
+    lora = []  # passes through adapters
+    for name, module in merged.model.named_modules():
+        if name.endswith(("lora_A.default", "lora_B.default")):
+            module.register_forward_hook(lambda *_, name=name: lora.append(name))
+    before = weights(merged)
+    texts = []
+    for seed in (4, 5, None):
+        for temperature in (0, 1.0):
+            found, expected = (
+                policy.generate(INSTRUCTIONS, generator=generator(), temperature=temperature)
+                for policy in (merged, plain)
+            )
+            assert torch.equal(found.tokens, expected.tokens)
+            torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+        texts.append(found.texts)
+        after = weights(merged)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+        if seed is not None:
+            for policy in (merged, plain):
+                move(policy, seed)
+            before = weights(merged)
+    assert len(set(texts)) == 3
+    assert not lora
+    torch.testing.assert_close(merged.logprobs(found).detach(), found.logprobs, atol=1e-5, rtol=0)
+    assert lora or kind == "dora"  # DoRA's layers call no modules
+
+
+def test_a_copy_of_low_precision_does_not_drift(tokenizer):
+    policy = adapted(tokenizer, dtype=torch.bfloat16, sample_merged=True)
+    expected = policy.generate(INSTRUCTIONS, generator=generator()).logprobs
+    for seed in (4, 5, 3):  # and back to where they were
+        move(policy, seed)
+        found = policy.generate(INSTRUCTIONS, generator=generator()).logprobs
+    assert torch.equal(found, expected)
+    assert {parameter.dtype for parameter in policy._merged.follow().parameters()} == {torch.bfloat16}
+
+
+def test_a_copy_is_made_where_it_is_asked_for_alone(tokenizer, llama):
+    assert adapted(tokenizer).samples_exactly  # by default on a GPU alone
+    assert not adapted(tokenizer, sample_merged=True).samples_exactly
+    with pytest.raises(ValueError, match="sample_merged"):
+        LanguageModel(llama.model, tokenizer, TEMPLATE, sample_merged=True).generate(["Hi"], generator=generator())
+
+
+@pytest.mark.parametrize("sample_merged", [True, False])
+def test_ppo_scores_again_what_a_merged_copy_has_sampled(sample_merged, tokenizer):
+    policy = adapted(tokenizer, sample_merged=sample_merged)
+    agent = PPO(make_env(), policy, config=small_ppo(max_response_tokens=4))
+    rollouts, scores, *_ = agent._collector.collect(1)
+    scored = policy.logprobs(rollouts).detach()
+    rollouts.logprobs.zero_()
+    experience, _ = agent._prepare(rollouts, scores)
+    real = experience.old_logprobs[experience.old_logprobs != 0]
+    assert len(real) == sample_merged * len(scored)
+    if sample_merged:
+        torch.testing.assert_close(real, scored, atol=1e-6, rtol=0)
