@@ -174,6 +174,7 @@ def check_model(name: Path | str) -> None:
         raise CheckpointError(f"{text}: expected a model's folder, found none.")
 
 
+@cache
 def snapshot(name: str) -> Path:
     """The folder of a hub model on this machine, the same one for the whole process."""
     check_model(name)
@@ -246,7 +247,6 @@ def _taken(folder: Path, lock: str) -> CheckpointError:
     )
 
 
-@cache
 def _hash(file: Path) -> str:
     """A file that has not changed is read once per process: gigabytes take seconds."""
     found = file.stat()
