@@ -18,22 +18,24 @@ Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; 
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import peft
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.utils import logging as hf_logging
 
 from ..chat_templates import ChatTemplate, load_template
+from ..errors import CheckpointError
 from ..folders import check_model
 from ..instructions import Preference
-from ..oracles.reward_model import cut_middle, num_positions
-from ..pretrained import load_model, load_tokenizer, reading
+from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, is_adapter, new_scorer, num_positions
+from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
+from .adapters import with_adapter
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to
 from .language_model import turn_off_dropout
@@ -109,6 +111,13 @@ class RewardModeling(Trainer):
         validation: Held-out preferences, evaluated while training.
         seed: Decides the head's start and the order of the pairs.
         template: "alpaca" or your own template instead of that in the folder of `init`.
+        lora: Trains a fresh adapter and the head, over a frozen base; what is saved is an adapter's folder, which names
+            the base. On a LoRA policy of that base it takes next to no memory (`LanguageModel.reward_oracle`), and the
+            value of PPO can start from it.
+        dtype: That of the weights; head and adapter are float32, and so are the optimizer's masters of other weights.
+
+    Raises:
+        CheckpointError: `init` is no model, or an adapter.
     """
 
     label: ClassVar[str] = "Reward model"
@@ -125,6 +134,8 @@ class RewardModeling(Trainer):
         out: str | Path | None = None,
         template: PromptTemplate | str | None = None,
         device: str | torch.device | None = None,
+        lora: peft.LoraConfig | None = None,
+        dtype: torch.dtype = torch.float32,
         resume: Resume = "auto",
     ) -> None:
         if not preferences:
@@ -133,6 +144,11 @@ class RewardModeling(Trainer):
             raise ValueError(f"Expected a target for each of {len(preferences)} preferences, got {len(targets)}.")
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_model(init)
+        if is_adapter(init):
+            raise CheckpointError(
+                f"{init}: expected a whole model to start from, got an adapter. Merge it into its base and save that: "
+                "model.merge_and_unload().save_pretrained(folder), with tokenizer and prompt template beside."
+            )
         self.tokenizer: Any = load_tokenizer(init)
         with reading(init, "a language model's tokenizer"):
             check_eos(self.tokenizer)
@@ -141,8 +157,11 @@ class RewardModeling(Trainer):
             leave_texts(self.tokenizer)
         else:
             end_texts(self.tokenizer, self.config.end_with_eos)
-        self.model = _scoring_model(init, seed).to(device or default_device())
+        self.model = _scoring_model(init, seed, dtype).to(device or default_device())
         settle(self.model, self.tokenizer, self.template)  # a score is read at the last token that is no pad
+        self.lora = None if lora is None else replace(lora, task_type="SEQ_CLS")  # which trains the head too
+        if self.lora is not None:
+            self.model = turn_off_dropout(with_adapter(self.model, self.lora, seed=seed))
         self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
         self.model.config.alpacafarm_max_length = self.config.max_length
         kept = self._fitting(preferences)
@@ -219,8 +238,15 @@ class RewardModeling(Trainer):
         return mean, std
 
     def save(self, folder: str | Path) -> None:
-        """Write a Hugging Face sequence-classification folder (one label) with tokenizer and prompt template."""
-        save_files(folder, self.model, self.tokenizer, self.template, eos=self.config.end_with_eos)
+        """Write a Hugging Face sequence-classification folder (one label) with tokenizer and prompt template.
+
+        Of a model with LoRA that is peft's folder of the adapter and the head, with alpacafarm_reward.json beside.
+        """
+        extra = {}
+        if self.lora is not None:
+            config = self.model.config.to_dict()
+            extra[OWN_CONFIG] = {key: config[key] for key in config if key.startswith("alpacafarm_")}
+        save_files(folder, self.model, self.tokenizer, self.template, eos=self.config.end_with_eos, extra=extra)
 
     def load(self, folder: str | Path) -> None:
         """Read weights that `save` wrote back into the model."""
@@ -265,6 +291,10 @@ class RewardModeling(Trainer):
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
         found = {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        if self.lora is not None:
+            layers: Any = self.lora.target_modules  # a set, by then, of what was given as a list
+            named = sorted(layers) if isinstance(layers, set) else layers
+            found["lora"] = {"r": self.lora.r, "alpha": self.lora.lora_alpha, "layers": named}
         return {**found, "left_out": self.num_left_out} if self.num_left_out else found
 
     def _fitting(self, preferences: Sequence[Preference]) -> list[int]:
@@ -295,22 +325,11 @@ class RewardModeling(Trainer):
         return [cut_middle(row, limit) for row in rows]
 
 
-def _scoring_model(init: str | Path, seed: int) -> Any:
+def _scoring_model(init: str | Path, seed: int, dtype: torch.dtype) -> Any:
     """A sequence-classification model with one label; a head that the folder lacks starts at N(0, 1/√(d + 1))."""
-    verbosity = hf_logging.get_verbosity()
-    # Or it warns that the head is new, which is the point.
-    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        model, lacking = load_model(
-            "AutoModelForSequenceClassification",
-            init,
-            new={"score.weight"},
-            num_labels=1,
-            dtype=torch.float32,
-        )
-    finally:
-        hf_logging.set_verbosity(verbosity)
-    if "score.weight" in lacking:
+    model, is_new = new_scorer(init, dtype=dtype)
+    float32_head(model)
+    if is_new:
         width = model.score.weight.shape[1]
         generator = keyed_generator(seed, "reward head")
         with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,26 @@ from transformers import PreTrainedTokenizerBase
 
 from ..chat_templates import chat_template, ids_around
 from ..templates import FILE_NAME, PromptTemplate
-from .checkpoints import writing
+from .checkpoints import write_json, writing
 
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
 
 def save_files(
-    folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, eos: bool = True
+    folder: str | Path,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate,
+    *,
+    eos: bool = True,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model folder: every file is complete before it gets its final name.
 
     The bytes do not depend on how the tokenizer was loaded, and files are as readable as the umask permits. The
-    tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there.
+    tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there. `extra` has
+    JSON files beside, by name.
     """
     target = Path(folder)
     with writing(target):
@@ -37,6 +45,8 @@ def save_files(
             tokenizer.chat_template = own
         _strip_loading_state(Path(beside) / "tokenizer_config.json")
         template.save(beside)
+        for name, content in (extra or {}).items():
+            write_json(Path(beside) / name, content)
         for name in (FILE_NAME, "chat_template.jinja"):  # an older file would render another prompt
             if not (Path(beside) / name).is_file():
                 (target / name).unlink(missing_ok=True)

@@ -1,12 +1,19 @@
+import itertools
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import LORA
 from tiny_worlds import TEXTS, TinyDataset
 
+from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Preference
@@ -146,3 +153,83 @@ def test_bad_input_is_refused(policy_folder: Path) -> None:
         RewardModeling(policy_folder, [])
     with pytest.raises(ValueError, match="5 preferences, got 1"):
         RewardModeling(policy_folder, PREFERENCES, targets=[1.0])
+
+
+# With LoRA ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_and_its_head_learn_over_a_frozen_base(policy_folder: Path, tmp_path: Path, dtype) -> None:
+    config = replace(FIT, learning_rate=1e-2)
+    agent = RewardModeling(policy_folder, PREFERENCES, config=config, lora=LORA, dtype=dtype, device="cpu")
+    before = {name: p.detach().clone() for name, p in agent.model.named_parameters()}
+    trained = {name: p for name, p in agent.model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    assert {p.dtype for name, p in before.items() if "layers" in name and name not in trained} == {dtype}
+    assert agent.learn()["accuracy"] == 1
+    changed = {name for name, p in agent.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in trained if "lora_" in name or "score" in name} == trained.keys()
+    mean, std = agent.calibrate(TEXTS, TEXTS)
+    agent.save(tmp_path / "reward")
+    assert not (tmp_path / "reward" / "model.safetensors").exists()
+    for oracle in (
+        RewardModel(tmp_path / "reward", device="cpu", dtype=str(dtype).removeprefix("torch.")),
+        LanguageModel.from_pretrained(policy_folder, lora=LORA, dtype=dtype).reward_oracle(tmp_path / "reward"),
+    ):
+        expected = (agent.score(TEXTS, TEXTS) - mean) / std
+        np.testing.assert_allclose(oracle.score(TEXTS, TEXTS), expected, rtol=0, atol=1e-5)
+
+
+def test_peft_alone_reads_what_is_saved(policy_folder: Path, tmp_path: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES, config=FIT, lora=LORA, device="cpu")
+    agent.learn()
+    agent.save(tmp_path)
+    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1).eval()
+    for instruction, response, expected in zip(TEXTS, TEXTS, agent.score(TEXTS, TEXTS), strict=True):
+        (ids,) = agent._encode([instruction], [response])
+        assert model(input_ids=torch.tensor([ids])).logits.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_adapters_run_is_resumed_to_the_same_bytes(policy_folder: Path, tmp_path: Path) -> None:
+    config = RewardModelingConfig(epochs=2, batch_size=5, learning_rate=1e-3, save_every=1)
+    for out, steps in (("whole", 2), ("parts", 1), ("parts", 2)):
+        agent = RewardModeling(policy_folder, PREFERENCES, config=config, lora=LORA, out=tmp_path / out)
+        for _ in itertools.islice(agent.updates(), steps):
+            pass
+    names = ["reward/adapter_model.safetensors", "optimizer.safetensors", "reward/alpacafarm_reward.json"]
+    for name in names:
+        whole, parts = ((tmp_path / out / "checkpoint-2" / name).read_bytes() for out in ("whole", "parts"))
+        assert whole == parts
+    with pytest.raises(CheckpointError, match="Changed: lora"):
+        RewardModeling(policy_folder, PREFERENCES, config=config, lora=replace(LORA, r=2), out=tmp_path / "whole")
+
+
+def test_an_adapter_is_no_start(policy_folder: Path, tmp_path: Path) -> None:
+    LanguageModel.from_pretrained(policy_folder, lora=LORA).save(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="adapter.*merge_and_unload"):
+        RewardModeling(tmp_path / "adapter", PREFERENCES)
+
+
+def test_all_weights_in_bfloat16_learn_too(policy_folder: Path) -> None:
+    agent = RewardModeling(policy_folder, PREFERENCES, config=FIT, dtype=torch.bfloat16)
+    assert agent.model.score.weight.dtype == torch.float32
+    assert agent.learn()["accuracy"] == 1
+
+
+def test_only_an_adapter_over_the_policys_own_base_is_read_on_its_trunk(
+    policy_folder: Path, reward_model_folder: Path, tmp_path: Path
+) -> None:
+    RewardModeling(policy_folder, PREFERENCES, lora=LORA).save(tmp_path / "reward")
+    other = shutil.copytree(policy_folder, tmp_path / "copy")
+    policy = LanguageModel.from_pretrained(other, lora=LORA)
+    assert policy.reward_oracle(tmp_path / "reward")  # the same weights by another path
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    for refused in (LanguageModel.from_pretrained(other, lora=LORA), LanguageModel.from_pretrained(policy_folder)):
+        with pytest.raises(ValueError, match="LoRA reward adapter over the base"):
+            refused.reward_oracle(tmp_path / "reward")
+    with pytest.raises(ValueError, match="LoRA reward adapter over the base"):
+        policy.reward_oracle(reward_model_folder)
+    with pytest.raises(ValueError, match="LoRA reward adapter over the base"):
+        policy.reward_oracle(tmp_path / "none")

@@ -1,17 +1,19 @@
 """The value model: zero at the start, causal, over the policy's tokens."""
 
 import copy
+import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
-from tiny_worlds import assert_near, load_policy, make_env, small_ppo
+from tiny_worlds import TinyDataset, assert_near, load_policy, make_env, small_ppo
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
@@ -19,9 +21,11 @@ from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.adapters import trunk_of
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig
-from alpacafarm_env.agents.rollouts import ragged_split
+from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
+from alpacafarm_env.agents.rollouts import ragged_split, scoring_batch
 from alpacafarm_env.agents.value_model import ValueHead, ValueModel, make_value_model
 from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.oracles.reward_model import RewardModel, load_scorer
 
 
 def test_values_start_at_zero_and_read_the_state_before_their_token(language_model):
@@ -89,6 +93,12 @@ def storages(*modules: nn.Module) -> dict[int, int]:
     """Bytes by address of everything that modules hold."""
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def alive() -> dict[int, int]:
+    """Bytes by address of all storages of tensors that Python knows."""
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
 
 
 def test_an_adapter_of_its_own_starts_as_the_identity_on_the_very_weights_of_the_policy(policy_folder):
@@ -227,3 +237,65 @@ def test_what_cannot_start_from_a_reward_model_says_so(policy_folder, reward_mod
     for value in ("adapter", "head"):
         with pytest.warns(UserWarning, match=f"not from {reward_model_folder}"):
             make_value_model(load_policy(policy_folder, lora=LORA), value, init=reward_model_folder)
+
+
+# Beside a reward adapter ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reward_adapter(policy_folder, tmp_path):
+    """A reward model's LoRA adapter over the policy's base, of other layers and another rank than the policy's."""
+    lora = replace(LORA, r=2, target_modules=["q_proj", "up_proj"])
+    config = RewardModelingConfig(epochs=2, batch_size=5, learning_rate=1e-2)
+    agent = RewardModeling(policy_folder, TinyDataset().preferences(), config=config, lora=lora)
+    agent.learn()
+    agent.save(tmp_path / "reward_adapter")
+    return tmp_path / "reward_adapter"
+
+
+def test_the_value_starts_from_the_reward_models_adapter(policy_folder, reward_adapter):
+    rollouts = load_policy(policy_folder).as_rollouts(INSTRUCTIONS, INSTRUCTIONS)
+    ids, _ = scoring_batch(rollouts, fill_token_id=1)
+    expected = load_scorer(reward_adapter, dtype=torch.float32).get_base_model().model(input_ids=ids).last_hidden_state
+    policy = adapted(policy_folder)
+    agent = PPO(make_env(), policy, value_init=reward_adapter, config=small_ppo(total_steps=1))
+    found = agent.value_model.trunk(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert not agent.value_model.values(rollouts).any()
+    frozen = {p.data_ptr() for p in agent.value_model.parameters() if not p.requires_grad}
+    assert frozen <= {p.data_ptr() for p in policy.model.parameters()}
+    agent.learn()
+    assert all(p.any() for p in agent.value_model._trained().values())
+    # A trunk of its own can start there too: the adapter is merged into it.
+    merged = make_value_model(policy, "model", init=reward_adapter)
+    torch.testing.assert_close(merged.trunk(input_ids=ids).last_hidden_state, expected, rtol=0, atol=1e-5)
+    assert all(p.requires_grad for p in merged.parameters())
+
+
+def test_four_roles_hold_one_trunk(policy_folder, reward_adapter):
+    """All storages that come into being are counted, whoever holds them."""
+    gc.collect()
+    before = alive()
+    policy = load_policy(policy_folder, lora=LORA)
+    trunk = sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
+    env = make_env(oracle=policy.reward_oracle(reward_adapter))
+    agent = PPO(env, policy, value_init=reward_adapter, config=small_ppo())
+    agent.learn()
+    gc.collect()
+    new = {place: size for place, size in alive().items() if place not in before}
+    adapters = sum(p.nbytes for p in agent._loop.parameters.values())
+    # Beside the trunk: what trains, its gradients and two moments, a frozen copy, the reward's adapter, small tensors.
+    assert trunk <= sum(new.values()) < trunk + 8 * adapters < 1.6 * trunk
+    assert max(sorted(new.values())[-30:]) <= trunk
+
+
+def test_scores_on_the_trunk_do_not_follow_the_policy(policy_folder, reward_adapter):
+    policy = load_policy(policy_folder, lora=LORA)
+    oracle = policy.reward_oracle(reward_adapter)
+    before = oracle.score(INSTRUCTIONS, INSTRUCTIONS)
+    np.testing.assert_allclose(before, RewardModel(reward_adapter).score(INSTRUCTIONS, INSTRUCTIONS), rtol=0, atol=1e-5)
+    first = policy.logprobs(policy.as_rollouts(INSTRUCTIONS, INSTRUCTIONS))
+    agent = PPO(make_env(oracle=oracle), policy, config=small_ppo(learning_rate=1e-2))
+    agent.learn()
+    assert not torch.allclose(policy.logprobs(policy.as_rollouts(INSTRUCTIONS, INSTRUCTIONS)), first, atol=1e-2)
+    np.testing.assert_array_equal(oracle.score(INSTRUCTIONS, INSTRUCTIONS), before)
