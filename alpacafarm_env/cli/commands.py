@@ -1,4 +1,4 @@
-"""The commands `annotate`, `evaluate` and `ledger` of `python -m alpacafarm_env`.
+"""The commands `annotate`, `evaluate`, `ledger`, `export` and `reward-server` of `python -m alpacafarm_env`.
 
 Heavy modules are imported when a command runs: the command line's help needs none of them.
 """
@@ -71,6 +71,27 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     spent = _command(commands, "ledger", "what was asked and paid, by host, model and annotator")
     spent.add_argument("--ledger", metavar="FILE", type=Path, help="the ledger (default: your own)")
     spent.set_defaults(run=ledger)
+
+    text = "write a split's prompts, and a reward, in the forms that verl and OpenRLHF read"
+    exported = _command(commands, "export", text)
+    exported.add_argument("--format", choices=["verl", "openrlhf"], required=True, help="who is to read them")
+    text = "sft, preference, unlabeled, val or eval (default: unlabeled)"
+    exported.add_argument("--split", default="unlabeled", metavar="NAME", help=text)
+    exported.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
+    _add_reward_options(exported)
+    exported.set_defaults(run=export)
+
+    text = "serve an oracle's rewards to OpenRLHF (--reward.remote_url)"
+    rewards = _command(commands, "reward-server", text)
+    text = "the trained model's folder or hub name: its tokenizer's special tokens are taken off a response's end"
+    rewards.add_argument("--tokenizer", required=True, metavar="NAME", help=text)
+    rewards.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
+    text = "where to listen; 0 for any free port"
+    rewards.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
+    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
+    rewards.add_argument("--allow-remote", action="store_true", help=text)
+    _add_reward_options(rewards)
+    rewards.set_defaults(run=reward_server)
 
 
 def annotate(options: argparse.Namespace) -> Report:
@@ -157,6 +178,57 @@ def ledger(options: argparse.Namespace) -> Report:
     if total.unpriced:
         lines.append(f"Attempts that count nothing, as their models have no known price: {total.unpriced}.")
     return Report("\n".join(lines))
+
+
+def export(options: argparse.Namespace) -> Report:
+    """Writes prompts, and for verl a reward function, and says how they are given to the framework.
+
+    Raises:
+        AlpacaFarmError: The data, the oracle or the folder.
+    """
+    from . import export as files
+
+    oracle = files.read_oracle(options.oracle)
+    given = {"dataset": options.dataset, "split": options.split, "oracle": oracle, "seed": options.seed}
+    written = files.export(options.format, out=options.out, **given)
+    if options.format == "verl":
+        use = f"data.train_files={written[0]} custom_reward_function.path={written[1]}"
+    else:
+        told = f"--dataset {options.dataset} --oracle '{options.oracle}' --seed {options.seed} --tokenizer MODEL"
+        keys = "--data.input_key input --data.label_key label --data.apply_chat_template"
+        use = f"--data.prompt_dataset {written[0]} {keys} --reward.remote_url URL"
+        use += f"\nURL: printed by python -m alpacafarm_env reward-server {told}"
+    return Report("\n".join([*(f"written: {path}" for path in written), f"{options.format}: {use}"]))
+
+
+def reward_server(options: argparse.Namespace) -> Report:
+    """Serves rewards until Ctrl-C.
+
+    Raises:
+        AlpacaFarmError: The data, the oracle, the tokenizer, or the address.
+    """
+    from ..judge_server.http import serve
+    from ..judge_server.rewards import RewardServer
+    from ..pretrained import load_tokenizer
+    from .export import read_oracle, scorer
+
+    score = scorer(dataset=options.dataset, oracle=read_oracle(options.oracle), seed=options.seed)
+    tokens = load_tokenizer(options.tokenizer).all_special_tokens
+    where = {"host": options.host, "port": options.port}
+
+    def start() -> RewardServer:
+        return RewardServer(score, special_tokens=tokens, allow_remote=options.allow_remote, **where)
+
+    return Report("", status=serve(start, lambda server: server.url, **where))
+
+
+def _add_reward_options(parser: argparse.ArgumentParser) -> None:
+    text = "a data set's name, folder or hub name (default: sandbox)"
+    parser.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
+    text = "who rewards: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
+    parser.add_argument("--oracle", required=True, metavar="SPEC", help=text)
+    text = "seeds the oracle's draws (default: 0)"
+    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
 
 
 def _judge(options: argparse.Namespace, pairs: Any) -> AnnotationReport:

@@ -1,5 +1,6 @@
 """The judge server's HTTP: connections, keep-alive, and replies that drip, hang or break off."""
 
+import errno
 import ipaddress
 import math
 import os
@@ -13,7 +14,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from ..errors import AlpacaFarmError
 from .replies import HttpReply, as_error
@@ -62,6 +63,27 @@ class Listener(ThreadingMixIn, TCPServer):
                 "line, takes it as it is."
             )
         super().__init__(found, _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address for clients, "http://127.0.0.1:PORT"."""
+        host, port = self.server_address[:2]
+        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+
+    def start(self) -> None:
+        """Accepts connections, on a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops at once, whatever is still being answered: open connections end."""
+        if self.closing.is_set():
+            return
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+        self.end_connections()
+        self._thread.join()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next connection, remembered until it ends."""
@@ -203,3 +225,39 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the server is quiet."""
+
+
+class Server(Protocol):
+    """A server that `serve` keeps running."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether other machines can reach it."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+S = TypeVar("S", bound=Server)
+
+
+def serve(start: Callable[[], S], address: Callable[[S], str], *, host: str = "127.0.0.1", port: int = 0) -> int:
+    """Starts a server and prints its address, and a warning if other machines can reach it; returns 0 at Ctrl-C.
+
+    AlpacaFarmError if the host or port cannot be had.
+    """
+    try:
+        server = start()
+    except OSError as error:
+        reason = str(error.strerror or error).rstrip(".")
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        text = f"Cannot listen on --host {host}, --port {port}: {reason}. Give another {option}."
+        raise AlpacaFarmError(text) from error
+    with server, suppress(KeyboardInterrupt):
+        if server.remote:
+            told = f"warning: other machines can reach {address(server)}; what is asked is not encrypted"
+            print(told, file=sys.stderr, flush=True)  # noqa: T201 -- for whoever starts it
+        print(address(server), flush=True)  # noqa: T201 -- this is what a caller waits for
+        while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
+            time.sleep(0.1)
+    return 0

@@ -8,15 +8,11 @@ encryption: it is meant for this machine's own programs.
 """
 
 import argparse
-import errno
 import hmac
 import json
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Self
@@ -26,7 +22,7 @@ from ..arguments import real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
 from .faults import FAULTS, PARAMETERS, Faults
-from .http import Listener
+from .http import Listener, serve
 from .replies import HttpReply, JudgeAnswer, as_error, as_json, spoiled
 from .sandbox_judge import BY_TASTE, SandboxJudge
 
@@ -79,14 +75,12 @@ class JudgeServer:
         self._answered = 0
         self._lock = threading.Lock()
         self._listener = Listener((host, port), self.reply, latency_s=latency_s, allow_remote=allow_remote)
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        self._listener.start()
 
     @property
     def base_url(self) -> str:
         """The address for clients, "http://127.0.0.1:PORT/v1"."""
-        host, port = self._listener.server_address[:2]
-        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/v1"
+        return f"{self._listener.url}/v1"
 
     @property
     def remote(self) -> bool:
@@ -113,13 +107,7 @@ class JudgeServer:
 
     def close(self) -> None:
         """Stops at once, whatever is still being answered: open connections end."""
-        if self._listener.closing.is_set():
-            return
-        self._listener.closing.set()
-        self._listener.shutdown()
-        self._listener.server_close()
-        self._listener.end_connections()
-        self._thread.join()
+        self._listener.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -188,21 +176,8 @@ def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> 
         AlpacaFarmError: The faults file is not well written (PoolError), or the host or port cannot be had.
     """
     loaded = None if faults is None else Faults.load(faults)
-    try:
-        server = JudgeServer(faults=loaded, **options)
-    except OSError as error:
-        reason = str(error.strerror or error).rstrip(".")
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        told = ", ".join(f"{name} {options[name]}" for name in ("host", "port") if name in options)
-        raise AlpacaFarmError(f"Cannot listen on {told}: {reason}. Give another {option}.") from error
-    with server, suppress(KeyboardInterrupt):
-        if server.remote:
-            told = f"warning: other machines can reach {server.base_url}; what is asked is not encrypted"
-            print(told, file=sys.stderr, flush=True)  # noqa: T201 -- for whoever starts it
-        print(server.base_url, flush=True)  # noqa: T201 -- this is what a caller waits for
-        while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
-            time.sleep(0.1)
-    return 0
+    where = {name: options[name] for name in ("host", "port") if name in options}
+    return serve(lambda: JudgeServer(faults=loaded, **options), lambda server: server.base_url, **where)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -61,18 +61,15 @@ class VLLM:
         self._base = LanguageModel.from_pretrained(self.folder)
         self._listener = Listener(("127.0.0.1", self.port), self.reply, latency_s=0, allow_remote=False)
         self.port = self._listener.server_address[1]
-        threading.Thread(target=self._listener.serve_forever, args=(0.01,), daemon=True).start()
+        self._listener.start()
 
     def kill(self) -> None:
         """Down at once, with what is under way."""
-        self._listener.closing.set()
-        self._listener.shutdown()
-        self._listener.server_close()
-        self._listener.end_connections()
+        self._listener.stop()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self._listener.url
 
     def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
         if (method, path) == ("GET", "/version"):

@@ -66,7 +66,7 @@ def test_other_machines_are_let_in_only_if_asked_for_and_that_is_told(host, caps
         assert exchange(base_url, *make_body("chatgpt_4", pairs(1))).status == 200
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("alpacafarm_env.judge_server.server.time.sleep", interrupt)
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.time.sleep", interrupt)
     if host != "::ffff:127.0.0.1":
         assert main(["judge-server", "--host", host, "--allow-remote"]) == 0
 

@@ -1,0 +1,128 @@
+"""Prompts and rewards in the forms that verl and OpenRLHF read, for who outgrows a node.
+
+- verl 0.8 and 0.9: `prompts.parquet` (data_source, prompt, ability, reward_model, extra_info, as its `RLHFDataset`
+  reads them) and `reward.py`, whose `compute_score` its `NaiveRewardManager` calls for each response.
+- OpenRLHF 0.11: `prompts.jsonl` (input, label, datasource, as its `PromptDataset` reads them). Its rewards come from
+  `python -m alpacafarm_env reward-server`.
+
+A prompt is the instruction as the user's message; the trained model's own chat template makes the rest of it, which
+models that this package saved have.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..data.load import load_dataset
+from ..errors import DataError, UnscoredError
+from ..oracles.base import judge, shorten
+from ..oracles.registry import check_oracle, make_oracle
+
+FORMATS: Final = ("verl", "openrlhf")
+_REWARD: Final = '''"""The reward of {about}, for verl: custom_reward_function.path={path}
+
+Each process of verl's that gives rewards needs the package alpacafarm_env, and what the oracle reads.
+"""
+
+from alpacafarm_env.cli.export import scorer
+
+score = scorer(dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    """One response's reward."""
+    return score([extra_info["instruction"]], [solution_str])[0]
+
+'''
+
+
+def read_oracle(text: str) -> Any:
+    """An oracle as the command line names it: a name, or a mapping as JSON.
+
+    Raises:
+        DataError: It begins like JSON and is none.
+        UnknownNameError: There is no such oracle.
+    """
+    spec: Any = text
+    if text.lstrip().startswith("{"):
+        try:
+            spec = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"--oracle: expected a name or JSON, got {shorten(text)}: {error}.") from error
+    check_oracle(spec)
+    if isinstance(spec, dict) and "reward_model" in spec and Path(spec["reward_model"]).is_dir():
+        spec["reward_model"] = str(Path(spec["reward_model"]).resolve())  # it is read from another working folder
+    return spec
+
+
+def scorer(
+    *, dataset: str = "sandbox", oracle: str | Mapping[str, Any], seed: int = 0
+) -> Callable[[Sequence[str], Sequence[str]], list[float]]:
+    """A function of instructions and responses that asks an oracle; it may be called by several threads.
+
+    It raises UnscoredError where the oracle gives no verdict: neither framework can leave a response out.
+    """
+    asked, lock = make_oracle(oracle, dataset=load_dataset(dataset), seed=seed), threading.Lock()
+
+    def score(instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
+        with lock:
+            scores = judge(asked, instructions, responses).scores
+        if np.isnan(scores).any():
+            response = responses[int(np.flatnonzero(np.isnan(scores))[0])]
+            raise UnscoredError(f"Oracle {asked.name!r} gave no verdict on {shorten(response)}.")
+        return [float(value) for value in scores]
+
+    return score
+
+
+def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, Any], out: Path, seed: int) -> list[Path]:
+    """Writes a split's prompts, and for verl the reward function, into a folder; returns the files.
+
+    Raises:
+        DataError: The data set has no such split, a file is there already, or pyarrow is missing (the extra "data").
+    """
+    found = load_dataset(dataset)
+    asked = found.instructions(split)
+    make_oracle(oracle, dataset=found, seed=seed)  # what it lacks is told now, not by another framework
+    known = str(Path(dataset).resolve()) if Path(dataset).is_dir() else dataset
+    source = f"alpacafarm_env/{found.name}"
+    names = ("prompts.parquet", "reward.py") if form == "verl" else ("prompts.jsonl",)
+    paths = [out.absolute() / name for name in names]
+    for path in paths:
+        if path.exists():
+            raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    if form == "verl":
+        _write_parquet(paths[0], [_verl_row(text, i, source, split) for i, text in enumerate(asked)])
+        about = f"the split {split} of {found.name}"
+        given = {"about": about, "path": paths[1], "dataset": known, "oracle": oracle, "seed": seed}
+        paths[1].write_text(_REWARD.format(**given), encoding="utf-8")
+    else:
+        rows = [{"input": str(text), "label": str(text), "datasource": source} for text in asked]
+        paths[0].write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return paths
+
+
+def _verl_row(instruction: str, index: int, source: str, split: str) -> dict[str, Any]:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": str(instruction)}],
+        "ability": "instruction_following",
+        # "rule": verl asks the reward function in validation too. There is no single right answer.
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": {"index": index, "split": split, "instruction": str(instruction)},
+    }
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        text = "writing Parquet needs the package pyarrow. Install it (pip install 'alpacafarm-env[data]')"
+        raise DataError(f"{path}: {text}.") from error
+    parquet.write_table(pa.Table.from_pylist(rows), path)

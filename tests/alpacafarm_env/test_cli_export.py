@@ -1,0 +1,161 @@
+"""What is written for verl and OpenRLHF, read as they read it, and the rewards that they get.
+
+Written against verl 0.9.1 (`RLHFDataset`, `load_module`, `NaiveRewardManager`) and OpenRLHF 0.11.2 (`preprocess_data`,
+`SingleTurnAgentExecutor`); neither is installed here.
+"""
+
+import importlib.util
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_files import write
+
+from alpacafarm_env import sandbox
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.cli.export import read_oracle, scorer
+from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
+from alpacafarm_env.judge_server.rewards import RewardServer
+
+ASKED = sandbox.SANDBOX.instructions("eval")
+RESPONSES = ["A lion is brave, golden and proud.", "- one\n- two\n- three", "No."]
+GOLD = sandbox.gold_oracle().score(ASKED[:3], RESPONSES)
+
+
+def export(form: str, out: Path, *more: str) -> int:
+    given = ["--format", form, "--split", "eval", "--oracle", "gold", "--out", str(out)]
+    return main(["export", *given, *more])
+
+
+def load(path: Path):
+    """As verl's `load_module`."""
+    spec = importlib.util.spec_from_file_location("custom_module", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_verl_reads_the_prompts_and_the_reward_function_gives_the_oracle_s_scores(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert export("verl", tmp_path / "out") == 0
+    told = capsys.readouterr().out
+    assert f"data.train_files={tmp_path}/out/prompts.parquet" in told
+    assert f"custom_reward_function.path={tmp_path}/out/reward.py" in told
+    rows = parquet.read_table(tmp_path / "out" / "prompts.parquet").to_pylist()
+    assert [row["prompt"] for row in rows] == [[{"role": "user", "content": str(ask)}] for ask in ASKED]
+    assert [row["extra_info"]["index"] for row in rows] == list(range(len(ASKED)))
+    fields = {"data_source": str, "prompt": list, "ability": str, "reward_model": dict, "extra_info": dict}
+    assert {name: type(value) for name, value in rows[0].items()} == fields
+    assert rows[0]["reward_model"].keys() == {"style", "ground_truth"}
+    compute_score = load(tmp_path / "out" / "reward.py").compute_score
+    scores = []
+    for row, response in zip(rows, RESPONSES, strict=False):
+        # As NaiveRewardManager calls it.
+        extra_info = {**row["extra_info"], "num_turns": 2, "rollout_reward_scores": {}}
+        asked = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"]}
+        scores.append(compute_score(**asked, solution_str=response, extra_info=extra_info))
+    assert scores == pytest.approx(GOLD)
+    assert all(type(score) is float for score in scores)
+
+
+def test_a_folder_s_data_and_an_oracle_by_mapping(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "x"} for n in range(3)]
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "unlabeled.jsonl", rows)
+    oracle = json.dumps({"name": "constant", "value": 0.25})
+    monkeypatch.chdir(tmp_path)
+    given = ["export", "--format", "verl", "--dataset", "data", "--oracle", oracle, "--out", "o"]
+    assert main(given) == 0
+    monkeypatch.chdir("/")
+    assert load(tmp_path / "o" / "reward.py").compute_score("d", "x", "", {"instruction": "Say 1."}) == 0.25
+
+
+@pytest.fixture
+def server() -> Iterator[RewardServer]:
+    with RewardServer(scorer(oracle="gold"), special_tokens=["<s>", "</s>", "<pad>", ""]) as running:
+        yield running
+
+
+def ask(url: str, **payload: object) -> dict:
+    """As `SingleTurnAgentExecutor._fetch_rewards_via_http`."""
+    request = urllib.request.Request(url, json.dumps(payload).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def test_openrlhf_reads_the_prompts_and_is_given_the_oracle_s_scores(tmp_path, capsys, server):
+    assert export("openrlhf", tmp_path) == 0
+    assert "--reward.remote_url" in capsys.readouterr().out
+    lines = (tmp_path / "prompts.jsonl").read_text().split("\n")
+    rows = [json.loads(line) for line in lines if line]
+    assert [(row["input"], row["label"]) for row in rows] == [(str(text), str(text)) for text in ASKED]
+    # As `preprocess_data` with --data.apply_chat_template, and a query with what the tokenizer writes.
+    prompts = [f"<s>Q: {row['input']}\nA: " for row in rows[:3]]
+    endings = ["</s>", "</s><pad><pad>", ""]
+    queries = [prompt + text + end for prompt, text, end in zip(prompts, RESPONSES, endings, strict=True)]
+    reply = ask(server.url, query=queries, prompts=prompts, labels=[row["label"] for row in rows[:3]])
+    assert reply["rewards"] == reply["scores"] == pytest.approx(list(GOLD))
+    assert reply["extra_logs"] == {}
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({"query": ["x"], "prompts": ["p"], "labels": ["l"]}, "begins with its prompt"),
+        ({"query": ["px"], "prompts": ["p"], "labels": [""]}, "label_key"),
+        ({"query": ["px"], "prompts": ["p"], "labels": []}, "one length"),
+        ({"query": ["px"]}, "labels"),
+        ({"query": "px", "prompts": "p", "labels": "l"}, "lists"),
+    ],
+)
+def test_requests_that_cannot_be_scored_rightly_are_refused(server, payload, told):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(server.url, **payload)
+    with caught.value as refused:
+        assert refused.code == 400
+        assert told in refused.read().decode()
+
+
+def test_no_verdict_is_an_error_and_never_a_number(monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.oracles.base.Constant.score", lambda *_: np.array([1.0, np.nan]))
+    score = scorer(oracle="constant")
+    with pytest.raises(UnscoredError, match="'b'"):
+        score(["x", "y"], ["a", "b"])
+    with RewardServer(score, special_tokens=[]) as server, pytest.raises(urllib.error.HTTPError) as caught:
+        ask(server.url, query=["pa", "pb"], prompts=["p", "p"], labels=["x", "y"])
+    with caught.value as refused:
+        assert refused.code == 500
+
+
+def test_the_command_serves_with_the_special_tokens_of_a_model(monkeypatch):
+    def serve(start, address, **where):
+        with start() as server:
+            query = {"query": [f"p{RESPONSES[0]}</s>"], "prompts": ["p"], "labels": [str(ASKED[0])]}
+            assert ask(address(server), **query)["rewards"] == pytest.approx(list(GOLD[:1]))
+        return 0
+
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
+    assert main(["reward-server", "--oracle", "gold", "--tokenizer", str(sandbox.POLICY)]) == 0
+
+
+def test_what_cannot_be_exported_is_told(tmp_path, capsys, monkeypatch):
+    assert export("openrlhf", tmp_path) == 0
+    assert export("openrlhf", tmp_path) == 2
+    assert "prompts.jsonl" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert export("verl", tmp_path / "other") == 2
+    assert "[data]" in capsys.readouterr().err
+    with pytest.raises(DataError, match="JSON"):
+        read_oracle('{"name": ')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rm").mkdir()
+    assert read_oracle('{"reward_model": "rm"}') == {"reward_model": str(tmp_path / "rm")}
+    assert read_oracle('{"reward_model": "hub/name"}') == {"reward_model": "hub/name"}
+    with pytest.raises(UnknownNameError, match="gold"):
+        read_oracle("gould")
