@@ -206,11 +206,16 @@ def zero_head(trunk: PreTrainedModel) -> nn.Linear:
 
 
 def check_same_vocabulary(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises ValueError unless two tokenizers map the same tokens to the same ids."""
+    """Raises ValueError unless two tokenizers map the same tokens to the same ids.
+
+    A padding token that only one of them has got is no word that the other would have to read.
+    """
     ours, theirs = policy.get_vocab(), other.get_vocab()
-    if ours == theirs:
+    pads = {policy.pad_token, other.pad_token} - (ours.keys() & theirs.keys())
+    words = (ours.keys() | theirs.keys()) - pads
+    differing = sorted(token for token in words if ours.get(token) != theirs.get(token))
+    if not differing:
         return
-    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
     first = differing[0]
     raise ValueError(
         f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} is id "

@@ -87,7 +87,7 @@ class ChatTemplate(PromptTemplate):
     trims: tuple[bool, bool]
     """Whether the template strips white space off the user's message, and off the answer."""
     end: int
-    """The first special token of `trail`, the tokenizer's EOS if it has none."""
+    """The first token of `trail` that is no text, the tokenizer's EOS if it has none."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
@@ -114,8 +114,9 @@ class ChatTemplate(PromptTemplate):
             _is_trimmed(ask(f" {_QUESTION}\n "), head, _QUESTION, suffix),
             _is_trimmed(tell(f" {_ANSWER}\n "), head + _QUESTION + between, _ANSWER, trail),
         )
-        special = special_ids(tokenizer)
-        ends = [token for token in _parsed(tokenizer, [trail])[0] if token in special]
+        # Not all that were added for a template are marked as special.
+        added = {n: token for n, token in tokenizer.added_tokens_decoder.items() if n != tokenizer.unk_token_id}
+        ends = [n for n in _parsed(tokenizer, [trail])[0] if n in added and str(added[n]).strip()]
         end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
         with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
         _split(without_input, "{instruction}")  # it might write the placeholder itself

@@ -2,6 +2,7 @@
 
 import pytest
 from chat_tokenizers import ENDS, FAMILIES, build_chat_tokenizer
+from tokenizers import AddedToken
 
 from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, ids_around, load_template
 from alpacafarm_env.errors import DataError, UnknownNameError
@@ -136,6 +137,14 @@ def test_plain_template_as_a_chat_template(tokenizer, template, tmp_path):
 def test_a_template_of_special_tokens_spelled_out_has_no_chat_template(tokenizer):
     spelled = PromptTemplate(f"{tokenizer.eos_token}{{instruction}}{{input}}", f"{tokenizer.eos_token}{{instruction}}")
     assert chat_template(spelled, tokenizer) is None
+
+
+def test_a_turn_s_end_ends_a_response_whether_or_not_it_is_marked_as_special():
+    for special in (True, False):
+        tokenizer = build_chat_tokenizer("qwen")
+        tokenizer.add_tokens([AddedToken("<turn_end>", special=special, normalized=False)])
+        tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<turn_end>")
+        assert ChatTemplate.of(tokenizer).end == tokenizer.convert_tokens_to_ids("<turn_end>")
 
 
 def test_a_prompt_does_not_depend_on_the_day(tokenizer):
