@@ -10,9 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
-from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, load_policy, make_env, small_ppo
-from vllm_server import VLLM
+from tiny_worlds import (
+    ASCII,
+    DEMONSTRATIONS,
+    TEXTS,
+    Share,
+    assert_near,
+    finish,
+    load_policy,
+    make_env,
+    small_ppo,
+    start_world,
+)
+from vllm_server import VLLM, train_served
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
 from alpacafarm_env.agents.language_model import LanguageModel
@@ -253,3 +265,13 @@ def test_ppo_samples_each_step_from_the_adapter_as_it_is_then(server: VLLM) -> N
     policy.sampler = None
     assert policy.generate(TEXTS, generator=generator(), temperature=0.0).texts == theirs.texts
     assert len(set(server.loaded)) == 3
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(server: VLLM, tmp_path: Path) -> None:
+    finish(start_world(train_served, server.folder, server.url, tmp_path / "two", 8, size=2))
+    versions = set(server.loaded)
+    assert len(versions) == 2
+    train_served(server.folder, server.url, tmp_path / "one", 16)
+    one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
+    assert_near(two, one, atol=1e-6)

@@ -4,14 +4,18 @@ The schema is that of vLLM 0.33, strictly: a field that is unknown or not given 
 """
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import peft
 import torch
+from tiny_models import LORA
+from tiny_worlds import load_policy, make_env, small_ppo
 
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.agents.rollouts import Rollouts, ragged
 from alpacafarm_env.agents.sampling import sample
 from alpacafarm_env.judge_server.http import Listener
@@ -116,6 +120,15 @@ class VLLM:
             self.answered.append(body)
         self.spoil(reply)
         return as_json(reply)
+
+
+def train_served(folder: Path, url: str, out: Path, num_envs: int) -> None:
+    """Two steps of PPO on an adapter, through a server; rank 0 writes it down."""
+    policy = load_policy(folder, lora=LORA, sampler={"base_url": url})
+    agent = PPO(make_env(num_envs), policy, config=small_ppo(max_response_tokens=4), seed=1)
+    agent.learn()
+    if os.environ.get("RANK", "0") == "0":
+        agent.save(out)
 
 
 def complete(model: LanguageModel, body: dict) -> dict:
