@@ -10,7 +10,7 @@ from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
-from alpacafarm_env.oracles import OracleError, RewardModel, judge
+from alpacafarm_env.oracles import OracleError, RewardModel, judge, make_oracle
 from alpacafarm_env.oracles.reward_model import batches
 
 INSTRUCTIONS = [Instruction(f"Ask {i}", "something" if i % 3 == 0 else "") for i in range(24)]
@@ -177,3 +177,102 @@ def test_limits_are_positive(tiny_model):
     for name, least in (("batch_size", 1), ("max_batch_tokens", 1), ("max_length", 2)):
         with pytest.raises(ValueError, match=f"{name}.* {least - 1}"):
             RewardModel(tiny_model, **{name: least - 1})
+
+
+# Adapters, types, hub names -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory):
+    """The folder of a LoRA adapter, as peft saves it, over the whole model: other attention, another head."""
+    import peft
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("adapter") / "reward"
+    base = AutoModelForSequenceClassification.from_pretrained(tiny_model)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="SEQ_CLS")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(base, config)
+        torch.nn.init.normal_(model.base_model.model.score.modules_to_save["default"].weight)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "prompt_template.json"):
+        shutil.copy(tiny_model / name, folder)
+    return folder
+
+
+def test_an_adapter_equals_the_model_that_it_is_merged_into(adapter, tmp_path, scores):
+    import peft
+
+    found = RewardModel(adapter).score(INSTRUCTIONS, RESPONSES)
+    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(adapter, num_labels=1)
+    model.merge_and_unload().save_pretrained(tmp_path)
+    for file in adapter.glob("*to*.json"):
+        shutil.copy(file, tmp_path)
+    shutil.copy(adapter / "prompt_template.json", tmp_path)
+    np.testing.assert_allclose(found, RewardModel(tmp_path).score(INSTRUCTIONS, RESPONSES), rtol=0, atol=1e-4)
+    assert np.abs(found - scores).max() > 0.1
+
+
+def test_an_adapter_keeps_its_scale_in_a_file_of_its_own(adapter, tmp_path):
+    folder = shutil.copytree(adapter, tmp_path / "scaled")
+    (folder / "alpacafarm_reward.json").write_text(json.dumps(SCALE | {"alpacafarm_end_with_eos": False}))
+    (ids,) = RewardModel(folder).encode(["Ask"], ["fine"])
+    assert [*ids, 2] == RewardModel(adapter).encode(["Ask"], ["fine"])[0]
+    (folder / "alpacafarm_reward.json").write_text(json.dumps(SCALE))
+    found = [RewardModel(each).score(INSTRUCTIONS, RESPONSES) for each in (folder, adapter)]
+    np.testing.assert_allclose(found[0], (found[1] - 0.5) / 2, rtol=0, atol=1e-6)
+    (folder / "alpacafarm_reward.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        RewardModel(folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("no head", "score"), ("a matrix", "lora_A"), ("base", "nowhere"), ("base of an adapter", "adapter itself")],
+)
+def test_an_adapter_that_is_not_whole_gives_no_score(adapter, tmp_path, fault, told):
+    folder = shutil.copytree(adapter, tmp_path / "faulty")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    weights = load_file(folder / "adapter_model.safetensors")
+    if fault == "no head":
+        weights = {name: value for name, value in weights.items() if "score" not in name}
+    elif fault == "a matrix":
+        del weights[next(name for name in weights if "lora_A" in name)]
+    else:
+        config["base_model_name_or_path"] = str(adapter) if "adapter" in fault else str(tmp_path / "nowhere")
+    save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=told):
+        RewardModel(folder).score(["Ask"], ["fine"])
+
+
+def test_half_the_memory_for_nearly_the_same_scores(tiny_model, adapter, scores):
+    """By name, as a mapping has it; the head adds up in float32."""
+    import torch
+
+    for folder in (tiny_model, adapter):
+        whole = RewardModel(folder).score(INSTRUCTIONS, RESPONSES)
+        oracle = make_oracle({"reward_model": str(folder), "dtype": "bfloat16", "device": "cpu"}, dataset=None)
+        found = oracle.score(INSTRUCTIONS, RESPONSES)
+        assert 0 < np.abs(found - whole).max() < 0.2 * whole.std()
+        types = {name: value.dtype for name, value in oracle._model.named_parameters()}
+        assert {value for name, value in types.items() if "layers" in name and "lora" not in name} == {torch.bfloat16}
+        assert {value for name, value in types.items() if "score" in name} == {torch.float32}
+        assert not np.array_equal(found, found.astype(np.float16))  # finer than bfloat16 has numbers
+    with pytest.raises(ValueError, match=r"bfloat32.*bfloat16"):
+        RewardModel(tiny_model, dtype="bfloat32")
+
+
+def test_a_hub_name_is_read_from_what_is_stored(tiny_model, tmp_path, monkeypatch, scores):
+    stored = tmp_path / "models--someone--reward"
+    shutil.copytree(tiny_model, stored / "snapshots" / "abc")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    oracle = make_oracle({"reward_model": "someone/reward"}, dataset=None)
+    assert oracle.name == "reward_model:reward"
+    np.testing.assert_array_equal(oracle.score(INSTRUCTIONS, RESPONSES), scores)
+    with pytest.raises(CheckpointError, match=r"someone/other.*cannot be reached"):
+        RewardModel("someone/other")
