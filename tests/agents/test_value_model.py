@@ -3,7 +3,8 @@
 import copy
 import gc
 import itertools
-from dataclasses import replace
+import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
 from tiny_worlds import TinyDataset, assert_near, load_policy, make_env, small_ppo
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.adapters import trunk_of
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import PPO, PPOConfig
+from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
 from alpacafarm_env.agents.rollouts import ragged_split, scoring_batch
 from alpacafarm_env.agents.value_model import ValueHead, ValueModel, make_value_model
@@ -104,6 +105,29 @@ def storages(*modules: nn.Module) -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
+@dataclass(eq=False)
+class Holder:
+    tensor: Tensor
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """The most bytes that were kept for backward passes at once within the block."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        super().__init__(self._keep, lambda kept: kept.tensor)
+
+    def _keep(self, tensor: Tensor) -> Any:
+        kept = Holder(tensor)
+        self._count(tensor.nbytes)
+        weakref.finalize(kept, self._count, -tensor.nbytes)
+        return kept
+
+    def _count(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
 def alive() -> dict[int, int]:
     """Bytes by address of all storages of tensors that Python knows."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
@@ -175,8 +199,8 @@ def test_a_head_reads_the_states_of_the_policys_own_pass(language_model):
 def test_a_trunk_that_the_policy_changes_is_not_shared(policy_folder, llama):
     with pytest.raises(ValueError, match="LoRA"):
         ValueModel.on_trunk(llama)
-    for changes in ({"bias": "all"}, {"modules_to_save": ["lm_head"]}):
-        with pytest.raises(ValueError, match=r"bias='all'|lm_head"):
+    for changes in ({"bias": "all"}, {"modules_to_save": ["norm"]}):
+        with pytest.raises(ValueError, match=r"bias='all'|norm"):
             ValueModel.on_trunk(load_policy(policy_folder, lora=replace(LORA, **changes)))
 
 
@@ -223,6 +247,35 @@ def test_policy_and_value_of_a_lora_policy_train_apart(policy_folder):
         agent.learn()
         found[value_coef] = {name: p.detach() for name, p in agent.policy.model.named_parameters()}
     assert_near(found[0.1], found[0.0], atol=0)
+
+
+@pytest.mark.parametrize("value", ["adapter", "head"])
+def test_layers_that_are_computed_again_are_those_of_their_role(policy_folder, value):
+    """An adapter that is switched for the other role's would be read in the backward pass, too."""
+    found = []
+    for again in (False, True):
+        config = small_ppo(value=value, gradient_checkpointing=again, total_steps=1)
+        agent = PPO(make_env(), adapted(policy_folder), config=config)
+        agent.learn()
+        found.append({name: p.detach() for name, p in agent._loop.parameters.items()})
+    assert_near(*found, atol=1e-6)
+
+
+def test_what_the_policy_keeps_for_its_gradient_is_freed_before_the_value_is_computed(policy_folder):
+    agent = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=small_ppo())
+    rollouts, scores, *_ = agent._collector.collect(1)
+    experience, _ = agent._prepare(rollouts, scores)
+
+    def sums(rows: Tensor) -> Any:
+        return ppo_sums(agent.policy, agent.value_model, experience, rows, agent.config)
+
+    apart, together = Kept(), Kept()
+    with apart:
+        agent._loop.accumulate([torch.arange(16)], sums, count=100)
+    with together:
+        parts = list(sums(torch.arange(16)))
+    assert apart.most < 0.7 * together.most
+    assert len(parts) == 2
 
 
 def test_the_kind_is_part_of_a_run_and_older_ones_had_a_model(tmp_path):
