@@ -62,7 +62,8 @@ def silence(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     if not tokens:
         return logits
     columns = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    columns[list(tokens)] = True
+    for token in tokens:  # not by a list, which would be copied to the device at each step of sampling
+        columns[token] = True
     return logits.masked_fill(columns, -torch.inf)
 
 

@@ -8,15 +8,15 @@ The uniforms are an argument, one for each row and step, so a row's sample does 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import PreTrainedModel
 
 from .control_tokens import silence
+from .kv_cache import PreallocatedCache
+from .static_decode import StaticStep
 
 
 class Samples(NamedTuple):
@@ -45,16 +45,18 @@ def sample(
     temperature: float,
     eos_token_ids: Sequence[int],
     batch_size: int = 256,
-    compact_below: float = 0.9,
+    compact_below: float | None = None,
     silent: Sequence[int] = (),
+    static: bool | None = None,
 ) -> Samples:
     """Samples a response for each of B prompts (ids, none empty), without gradient; equal prompts are read once.
 
     Rows come back in the order of the prompts, on the model's device. `uniforms` are [B, `max_new_tokens` or more] in
     [0, 1); None if and only if temperature is 0, which takes the likeliest tokens, with log-probabilities at
     temperature 1. Each of `eos_token_ids` ends a row. Ended rows leave their batch, of `batch_size` at most, once less
-    than a share of `compact_below` is alive (0 never, 1 at once). Log-probabilities are those of the distribution
-    without `silent` tokens, which are never drawn.
+    than a share of `compact_below` is alive (0 never, 1 at once; None: 0.9, or 0.5 if static). Log-probabilities are
+    those of the distribution without `silent` tokens, which are never drawn. Steps are `static`, and a CUDA graph, on a
+    CUDA device (None); see `static_decode`.
 
     Raises:
         ValueError: `uniforms` and temperature do not fit, or attention is not full ("sdpa" or "eager", no window).
@@ -63,13 +65,16 @@ def sample(
         raise ValueError("sample: give uniforms with a temperature above 0, and none for greedy decoding (0)")
     _check_attention(model, max(map(len, prompts), default=0) + max_new_tokens)
     device, shape = model.device, (len(prompts), max_new_tokens)
+    static = device.type == "cuda" if static is None else static
+    if compact_below is None:
+        compact_below = 0.5 if static else 0.9  # a graph is of a number of rows: each other number takes a new one
     # Slots past a row's end stay EOS, so a row's first EOS is its end however long its batch ran.
     tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
     last: _ReadPrompt | None = None
     for rows in _even_batches(order, batch_size):
-        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last)
+        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last, static=static)
         logits, last = batch.read_prompts()
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
         drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_ids, compact_below)
@@ -181,6 +186,7 @@ class _Batch:
         silent: Sequence[int],
         *,
         known: _ReadPrompt | None,
+        static: bool,
     ) -> None:
         device = model.device
         distinct = list(dict.fromkeys(prompts))
@@ -188,6 +194,8 @@ class _Batch:
         width = max(map(len, distinct))
         self._model = model
         self._silent = silent
+        self._static = static
+        self._step: StaticStep | None = None
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
@@ -228,8 +236,18 @@ class _Batch:
     def read_token(self) -> Tensor:
         """Reads each row's sampled token; [rows, V] logits of the next one."""
         self._positions = self._positions + 1
+        if self._static:
+            self._step = self._step or StaticStep(self._forward, self._cache, self._whole_mask())
+            return self._step(self.token, self._positions)
         mask = None if self._mask is None else self._mask[..., : self._cache.get_seq_length() + 1]
         return self._forward(self.token[:, None], self._positions, mask)
+
+    def _whole_mask(self) -> Tensor:
+        """Additive [rows, 1, 1, buffers' width], for a static step to write to."""
+        if self._mask is not None:
+            return self._mask.clone()
+        shape = (len(self.rows), 1, 1, self._cache.width)
+        return torch.zeros(shape, dtype=self._model.dtype, device=self.rows.device)
 
     def compact(self, num_alive: int) -> None:
         """Moves live rows from the tail into the places of ended ones, and cuts the tail off."""
@@ -241,6 +259,7 @@ class _Batch:
             return kept[:num_alive]
 
         self._cache.close_up(places, movers, num_alive)
+        self._step = None
         self.rows, self.alive, self.token = close_up(self.rows), close_up(self.alive), close_up(self.token)
         self._positions = close_up(self._positions)
         self._mask = None if self._mask is None else close_up(self._mask)
@@ -256,101 +275,6 @@ class _Batch:
             logits_to_keep=1,
         )
         return silence(output.logits[:, -1], self._silent)
-
-
-class PreallocatedCache(Cache):
-    """Keys and values of all layers, in buffers allocated once for rows of at most `max_length` tokens.
-
-    The first `update` brings the states of U prompts: row b takes those of prompt `source[b]` ([B] int64). `known` are
-    each layer's keys and values [heads, P, head size] of a prompt read already: it is prompt 0, `update` brings the
-    others.
-    """
-
-    def __init__(
-        self, num_layers: int, source: Tensor, max_length: int, *, known: Sequence[tuple[Tensor, ...]] | None = None
-    ) -> None:
-        states = known or [()] * num_layers
-        self._own_layers = [_PreallocatedLayer(source, max_length, states[i]) for i in range(num_layers)]
-        super().__init__(layers=list(self._own_layers))
-
-    def fill_with_known(self) -> None:
-        """Replaces the first `update` where the known prompt is the only one."""
-        for layer in self._own_layers:
-            layer.fill(*layer.known)
-
-    def states(self, row: int, length: int) -> list[tuple[Tensor, ...]]:
-        """Copies of a row's newest `length` keys and values, each [heads, length, head size], layer by layer."""
-        return [layer.states(row, length) for layer in self._own_layers]
-
-    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
-        """Copies rows `movers` over rows `places` and keeps the first `num_rows`."""
-        for layer in self._own_layers:
-            layer.close_up(places, movers, num_rows)
-
-
-class _PreallocatedLayer(CacheLayerMixin):
-    """One layer's two buffers [B, heads, max_length, head size]; `update` writes in place and returns views."""
-
-    def __init__(self, source: Tensor, max_length: int, known: tuple[Tensor, ...]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.known = tuple(states[None] for states in known)
-        self._source = source
-        self._max_length = max_length
-        self._length = 0
-        self._buffers: tuple[Tensor, ...] = ()
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self._buffers = tuple(
-            states.new_empty(len(self._source), states.shape[1], self._max_length, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def fill(self, keys: Tensor, values: Tensor) -> None:
-        """Gives each row the keys and values of its prompt, from [U, heads, width, head size]."""
-        self.lazy_initialization(keys, values)
-        self._length = keys.shape[2]
-        for buffer, part in zip(self._buffers, (keys, values), strict=True):
-            # One prompt is spread out by the assignment itself, without a second copy of all rows.
-            buffer[:, :, : self._length] = part if len(part) == 1 else part[self._source]
-        self.known = ()
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.fill(*map(self._beside_known, (key_states, value_states), self.known or (None, None)))
-            return key_states, value_states
-        end = self._length + key_states.shape[2]
-        keys, values = self._buffers
-        keys[:, :, self._length : end] = key_states
-        values[:, :, self._length : end] = value_states
-        self._length = end
-        return keys[:, :, :end], values[:, :, :end]
-
-    @staticmethod
-    def _beside_known(states: Tensor, known: Tensor | None) -> Tensor:
-        if known is None:
-            return states
-        return torch.cat([functional.pad(known, (0, 0, states.shape[2] - known.shape[2], 0)), states])
-
-    def states(self, row: int, length: int) -> tuple[Tensor, ...]:
-        return tuple(buffer[row, :, self._length - length : self._length].clone() for buffer in self._buffers)
-
-    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
-        for buffer in self._buffers:
-            buffer[places, :, : self._length] = buffer[movers, :, : self._length]
-        self._buffers = tuple(buffer[:num_rows] for buffer in self._buffers)
-
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        # Older versions of transformers 5 give the positions of the queries instead of their number.
-        return self._length + (len(query_length) if isinstance(query_length, Tensor) else query_length), 0
-
-    def get_seq_length(self) -> int:
-        return self._length
-
-    def get_max_length(self) -> int:
-        return self._max_length
-
-    get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it
 
 
 def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
