@@ -32,6 +32,7 @@ from ..chat_templates import ChatTemplate, load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..instructions import Preference
+from ..last_layer import last_mlp_for_scores
 from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, is_adapter, new_scorer, num_positions
 from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
@@ -281,7 +282,9 @@ class RewardModeling(Trainer):
         given = list(texts) or [[self.tokenizer.eos_token_id]]
         padded = self.tokenizer.pad({"input_ids": given}, padding_side="right", return_tensors="pt")
         inputs = {name: padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
-        return torch.as_tensor(self.model(**inputs, use_cache=False).logits)[: len(texts), 0].float()
+        with last_mlp_for_scores(self.model, inputs["input_ids"]):
+            logits = self.model(**inputs, use_cache=False).logits
+        return torch.as_tensor(logits)[: len(texts), 0].float()
 
     def _cut(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
         return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)

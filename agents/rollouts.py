@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..last_layer import last_mlp_at
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -151,9 +153,10 @@ def output_layer_at(
 ) -> Iterator[None]:
     """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
 
-    Hidden states are picked in front of the output layer, so whatever the model does to its logits (a scale, a soft
-    cap) still happens. Works under a LoRA wrapper (`model` is the one below it) and `functional_call`, and with
-    versions of transformers whose `logits_to_keep` takes no mask (before 5.21).
+    The last layer's MLP is computed there only, too. Hidden states are picked in front of the output layer, so whatever
+    the model does to its logits (a scale, a soft cap) still happens. Works under a LoRA wrapper (`model` is the one
+    below it) and `functional_call`, and with versions of transformers whose `logits_to_keep` takes no mask (before
+    5.21).
 
     With `read`, which is given the output layer and the hidden states [n, d], what it makes of them comes back in place
     of the logits, which need never exist as a whole. That is for models that return the output layer's logits as they
@@ -178,7 +181,8 @@ def output_layer_at(
     if read is not None:
         handles.append(layer.register_forward_hook(lambda *_: None if reading else found.pop()))
     try:
-        yield
+        with last_mlp_at(model, positions):
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..folders import check_model
+from ..last_layer import last_mlp_at
 from ..oracles.reward_model import is_adapter, load_scorer
 from ..pretrained import load_model, load_tokenizer, reading
 from .adapters import as_scorer, bare, builds_on, has_lora, trunk_of, with_adapter
@@ -45,7 +46,8 @@ class Values(nn.Module):
         V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
         """
         ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
-        hidden = self._decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        with last_mlp_at(self._decoder(), predicts):
+            hidden = self._decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return self._read(hidden, predicts)
 
     def save_weights(self, path: Path) -> None:

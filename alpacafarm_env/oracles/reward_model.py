@@ -194,6 +194,8 @@ class RewardModel(DetailedOracle):
     def _forward(self, rows: Sequence[list[int]]) -> NDArray[np.float64]:
         import torch
 
+        from ..last_layer import last_mlp_for_scores
+
         model, config = self._model, self._model.config.get_text_config()
         scores, pad = np.empty(len(rows)), self._pad
         if pad is None:  # then the score is read at the last token, so any that ends no text can fill up
@@ -202,10 +204,11 @@ class RewardModel(DetailedOracle):
         with torch.inference_mode():
             for batch in batches([len(row) for row in rows], self.batch_size, self.max_batch_tokens):
                 width = max(len(rows[index]) for index in batch)
-                padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch])
+                padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch]).to(model.device)
                 lengths = torch.tensor([len(rows[i]) for i in batch])
                 mask = (torch.arange(width) < lengths[:, None]).long()
-                logits = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device)).logits
+                with last_mlp_for_scores(model, padded):
+                    logits = model(input_ids=padded, attention_mask=mask.to(model.device)).logits
                 scores[batch] = logits[:, 0].double().cpu().numpy()
         return scores
 
