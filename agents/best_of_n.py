@@ -13,6 +13,7 @@ Deviations from its released code:
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 
 from ..errors import UnscoredError
 from ..oracles.base import RewardOracle, judge, shorten
+from .asking import asking
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
+from .processes import Processes
 from .settings import Settings
 
 BATCHES_A_CHUNK = 4
@@ -123,6 +126,19 @@ class BestOfN(PolicyActor):
     ) -> None:
         super().__init__(policy, seed=seed)
         self.oracle, self.config = oracle, config or BestOfNConfig()
+
+    @contextmanager
+    def joined(self, processes: Processes) -> Iterator[None]:
+        """While open, processes that share instructions ask a paid oracle through the main one. All open it together.
+
+        Each may answer as often as it needs to, or never.
+        """
+        own = self.oracle
+        try:
+            with asking(own, processes) as self.oracle:
+                yield
+        finally:
+            self.oracle = own
 
     @property
     def instructions_at_once(self) -> int:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from ..errors import UnscoredError
 from ..oracles.base import checked
 from ..seeding import keyed_rng
-from .fitting import unreadable
+from .asking import judge_together
+from .fitting import scorings, unreadable
 from .language_model import LanguageModel
 from .loop import Loop, Resume, Sums, keyed_generator
 from .losses import masked_moments
@@ -143,6 +145,7 @@ class Collector:
     def _round(self, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
+        processes = self._loop.processes
         with ExitStack() as stack:
             for env, positions in self._left_out:
                 stack.enter_context(env.leaving_out(positions))
@@ -155,8 +158,10 @@ class Collector:
                 max_new_tokens=self._max_new_tokens,
                 batch_size=self._sampling_batch_size,
             )
-        with self._loop.timed("score"):
-            _, rewards, _, _, info = self._env.step(responses.texts)
+        with self._loop.timed("score"), ExitStack() as stack:
+            for env in scorings(self._env):
+                stack.enter_context(env.asking_by(partial(judge_together, processes)))
+            _, rewards, _, _, info = processes.together(lambda: self._env.step(responses.texts))
         given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
         scores = np.where(info.get("scored", True), given, math.nan)
         return responses, torch.from_numpy(scores), _float_columns(info)

@@ -117,7 +117,7 @@ class ExpertIteration(PolicyAgent):
 
     Args:
         instructions: What to respond to. Equal texts get equal responses.
-        oracle: Scores; each process asks its own. Other arguments as of `PolicyAgent`.
+        oracle: Scores; each process asks its own, unless it is `paid`. Other arguments as of `PolicyAgent`.
 
     Raises:
         ValueError: There are no instructions, or fewer than `num_instructions`.
@@ -192,22 +192,21 @@ class ExpertIteration(PolicyAgent):
         first, processes, config = len(self._best), self._processes, self.config
         chunk = range(len(self.instructions))[first : first + config.instructions_per_step]
         mine = chunk[processes.rank :: processes.count]
-        rows, num_tokens = list[BestResponse](), 0
-        if mine:
-            sampling = BestOfNConfig(
-                num_samples=config.num_samples,
-                temperature=config.temperature,
-                max_response_tokens=config.max_response_tokens,
-                batch_size=config.sample_batch_size,
-            )
-            seed = round_seed(self.seed, self._round, "sampling")
-            best_of_n = BestOfN(self.policy, self.oracle, config=sampling, seed=seed)
+        sampling = BestOfNConfig(
+            num_samples=config.num_samples,
+            temperature=config.temperature,
+            max_response_tokens=config.max_response_tokens,
+            batch_size=config.sample_batch_size,
+        )
+        seed = round_seed(self.seed, self._round, "sampling")
+        best_of_n = BestOfN(self.policy, self.oracle, config=sampling, seed=seed)
+        with best_of_n.joined(processes):
             samples = best_of_n.sample([self.instructions[row] for row in mine])
-            rows, num_tokens = best_responses(mine, samples), samples.num_tokens
-        rows = sorted(chain.from_iterable(processes.gather(rows)), key=lambda best: best.row)
+        own = best_responses(mine, samples)
+        rows = sorted(chain.from_iterable(processes.gather(own)), key=lambda best: best.row)
         metrics = {
             **reward_metrics(rows),
-            "tokens": processes.add_up({"tokens": num_tokens})["tokens"],
+            "tokens": processes.add_up({"tokens": samples.num_tokens})["tokens"],
             "instructions": chunk.stop,
         }
         if self.out is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
+from ..envs.scoring import Scoring
 from ..errors import DataError
 from ..oracles.reward_model import num_positions
 from ..templates import PromptTemplate
@@ -84,18 +85,22 @@ def unreadable(
     Returns:
         Environments with the positions of their instructions that are too long, for `leaving_out`.
     """
-    base: Any = env.unwrapped
-    scorings = [base] if hasattr(base, "leaving_out") else [single.unwrapped for single in getattr(base, "envs", ())]
     known: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly ask the same
     found = []
-    for scoring in scorings:
-        if hasattr(scoring, "leaving_out"):
-            asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
-            key = tuple((position, x.instruction, x.input) for position, x in asked)
-            if key not in known:
-                texts = [x for _, x in asked]
-                kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
-                known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
-            if known[key]:
-                found.append((scoring, known[key]))
+    for scoring in scorings(env):
+        asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
+        key = tuple((position, x.instruction, x.input) for position, x in asked)
+        if key not in known:
+            texts = [x for _, x in asked]
+            kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
+            known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
+        if known[key]:
+            found.append((scoring, known[key]))
     return found
+
+
+def scorings(env: VectorEnv[Any, Any, Any]) -> list[Scoring]:
+    """The AlpacaFarm environments below any wrappers: one, or those of a SyncVectorEnv of single ones."""
+    base: Any = env.unwrapped
+    found = [base] if isinstance(base, Scoring) else [single.unwrapped for single in getattr(base, "envs", ())]
+    return [each for each in found if isinstance(each, Scoring)]

@@ -210,10 +210,23 @@ class Processes:
         final: Result = result
         return final
 
-    def spread(self, parts: Sequence[Part], work: Callable[[Part], Result]) -> list[Result]:
-        """`work` of each part, each done by one process; all get all results, in order. Errors as of `together`."""
-        numbers = range(len(parts))[self.rank :: self.count]
-        own = self.together(lambda: [(number, work(parts[number])) for number in numbers])
+    def spread(
+        self,
+        parts: Sequence[Part],
+        work: Callable[[Part], Result],
+        *,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> list[Result]:
+        """`work` of each part, each done by one process; all get all results, in order. Errors as of `together`.
+
+        Each process does its parts within a context of its own.
+        """
+
+        def own_parts() -> list[tuple[int, Result]]:
+            with within():
+                return [(number, work(parts[number])) for number in range(len(parts))[self.rank :: self.count]]
+
+        own = self.together(own_parts)
         found = dict(chain.from_iterable(self.gather(own)))
         return [found[number] for number in range(len(parts))]
 

@@ -113,6 +113,7 @@ class AnnotatorPool(NoDeepCopy):
         self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
         roles = load_models(models, self.config.roles)
         self.name = self.config.name + (f"+{compat}_draws" if compat else "")
+        self.paid = True
         self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
         self.served = tuple(
             Served(annotator, load_prompt(annotator.prompt), roles[annotator.role], self.endpoint.base_url, seed)

@@ -5,7 +5,7 @@ outermost wrapper decides; the environment's own oracle is then neither asked no
 """
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,9 @@ from .rendering import RENDER_MODES, Episode, Frame
 if TYPE_CHECKING:
     from ..data import Dataset
     from ..oracles.base import RewardOracle
+
+Judge = Callable[["RewardOracle", Sequence[Instruction], Sequence[str]], Verdicts]
+"""Asks an oracle about a batch, as `oracles.base.judge` does."""
 
 ON_UNSCORED: Final = ("raise", "truncate")
 
@@ -78,6 +81,7 @@ class Scoring:
         self._episodes: dict[int, Episode] = {}  # by slot; stays empty without a render mode
         self._deciding: RewardOracle | None = None
         self._observers: dict[str, RewardOracle] = {}
+        self._judge: Judge = judge
 
     def leave_out(self, instruction_ids: Iterable[int]) -> None:
         """Draws these instructions no more, such as those that are too long for a model.
@@ -148,6 +152,15 @@ class Scoring:
         finally:
             del self._observers[key]
 
+    @contextmanager
+    def asking_by(self, ask: "Judge") -> Iterator[None]:
+        """While this context is open, oracles are asked by `ask` instead of `oracles.base.judge`."""
+        before, self._judge = self._judge, ask
+        try:
+            yield
+        finally:
+            self._judge = before
+
     def score(
         self, instructions: Sequence[Instruction], responses: Sequence[str]
     ) -> tuple[NDArray[np.float64], Columns]:
@@ -157,7 +170,7 @@ class Scoring:
         UnscoredError for a response without verdict unless on_unscored="truncate".
         """
         oracle = self._deciding if self._deciding is not None else self.oracle
-        verdicts = judge(oracle, instructions, responses)
+        verdicts = self._judge(oracle, instructions, responses)
         rewards = column(verdicts.scores)
         scored = ~np.isnan(rewards)
         if self._on_unscored == "raise" and not scored.all():
@@ -171,7 +184,7 @@ class Scoring:
             "reward_components": {oracle.name: rewards.copy()},
         }
         for key, observer in self._observers.items():
-            scores = verdicts.scores if observer is oracle else judge(observer, instructions, responses).scores
+            scores = verdicts.scores if observer is oracle else self._judge(observer, instructions, responses).scores
             columns[key] = column(scores)
         for key, values in verdicts.details.items():
             if key in columns or key in RESERVED_KEYS or key.startswith("_"):

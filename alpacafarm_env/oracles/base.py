@@ -4,7 +4,8 @@ An oracle needs a `name` and one method, `score` or `compare`, and nothing has t
 a whole batch in one call, given as tuples of texts; NaN means "no verdict". One that knows more about each row (who
 judged, in which order, at what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the
 environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
-a row that it was not asked about, so that every step's info has the same keys.
+a row that it was not asked about, so that every step's info has the same keys. One whose answers cost something says
+so by an attribute `paid`: where several processes train together, the main one alone asks it, for all.
 """
 
 from __future__ import annotations
@@ -114,6 +115,11 @@ def blank_of(oracle: PreferenceOracle) -> Mapping[str, Any]:
     """The details of a row that a preference oracle was not asked about, {} if it declares none."""
     blank: Mapping[str, Any] = getattr(oracle, "blank", {})
     return blank
+
+
+def is_paid(*oracles: RewardOracle | PreferenceOracle) -> bool:
+    """Whether an answer of one of the oracles costs something, by its attribute `paid`."""
+    return any(getattr(oracle, "paid", False) for oracle in oracles)
 
 
 def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnknownNameError, did_you_mean
-from .base import UNSCORED_REASON, DetailedOracle, PreferenceOracle, RewardOracle, Verdicts, judge
+from .base import UNSCORED_REASON, DetailedOracle, PreferenceOracle, RewardOracle, Verdicts, is_paid, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
 DEFAULT_WEIGHT: Final = 0.5
@@ -73,6 +73,7 @@ class Ensemble(DetailedOracle):
         self.weight = DEFAULT_WEIGHT if weight is None else float(weight)
         self.member_names = _numbered([member.name for member in self.members])
         self.name = name or f"ensemble:{combine}{f'{self.weight:g}' if combine == 'uwo' else ''}"
+        self.paid = is_paid(*self.members)
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """The combined score of each response, [B]; NaN where a member has no verdict."""
@@ -146,6 +147,7 @@ class BaselineSubtracted(DetailedOracle):
 
     def __init__(self, oracle: RewardOracle, answers: Answers, *, name: str | None = None) -> None:
         self.oracle, self.name = oracle, name or oracle.name
+        self.paid = is_paid(oracle)
         self._answers = answers
         self._levels: dict[str, float] = {}
 

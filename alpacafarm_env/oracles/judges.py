@@ -27,6 +27,7 @@ from .base import (
     Verdicts,
     blank_of,
     compare,
+    is_paid,
     judge,
     place,
     unscored,
@@ -57,6 +58,7 @@ class WinRate(DetailedOracle):
         self._judge = judge
         self.references = references
         self.name = name or f"win_rate:{judge.name}"
+        self.paid = is_paid(judge)
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """What the judge gives the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
@@ -76,6 +78,7 @@ class HigherReward(NoDeepCopy):
     def __init__(self, oracle: RewardOracle) -> None:
         self._oracle = oracle
         self.name = oracle.name
+        self.paid = is_paid(oracle)
         self._known: dict[tuple[str, str], float] = {}
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
@@ -109,6 +112,7 @@ class Flip(DetailedJudge):
         self.draws_order: bool = getattr(judge, "draws_order", False)
         self.blank = {**blank_of(judge), "noised": False}
         self.name = f"{judge.name}+flip{p:g}"
+        self.paid = is_paid(judge)
         # Noise on top of noise has coins of its own: shared ones would pick the same rows twice.
         self._stream = f"flip over {judge.name}" if isinstance(judge, Flip) else "flip"
 
@@ -149,6 +153,7 @@ class BothOrders(DetailedJudge):
             )
         self._judge = judge
         self.name = f"{judge.name}+both_orders"
+        self.paid = is_paid(judge)
         self.blank = {**blank_of(judge), "orders_agree": True}
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
@@ -182,6 +187,7 @@ class Pool(DetailedJudge):
         if not names or len(set(names)) < len(names):
             raise ValueError(f"A pool needs one or more annotators with different names, got {names!r}.")
         self.annotators = tuple(annotators)
+        self.paid = is_paid(*annotators)
         self.name = name
         self.seed = seed
         self.blank: dict[str, Any] = {}

@@ -5,6 +5,7 @@ An interrupted cell continues from its checkpoints; its seconds and tokens are t
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -232,9 +233,10 @@ def answer(
     starts = range(0, len(instructions), size)
     blocks = {folder / f"{first:06}-{size}.json": instructions[first : first + size] for first in starts}
     missing = world.from_main([file for file in blocks if not file.is_file()])
+    joined = partial(actor.joined, world) if hasattr(actor, "joined") else nullcontext
     for first in range(0, len(missing), world.count):
         files = missing[first : first + world.count]
-        done = world.spread(files, lambda file: respond(actor, blocks[file]))
+        done = world.spread(files, lambda file: respond(actor, blocks[file]), within=joined)
         for file, block in zip(files, done, strict=True):
             if world.is_main:
                 write_atomic(file, json.dumps(block))

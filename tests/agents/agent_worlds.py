@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, load_policy, make_env, small_ppo
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Paid, Share, TinyDataset, load_policy, make_env, small_ppo
 from torch import Tensor
 
 from alpacafarm_env.agents import (
@@ -164,8 +164,8 @@ def _online(agent: Any, config: Any, policy: Path, out: Path | None = None, *, s
 
 
 def _by_path(agent: Any, config: Any, policy: Path, out: Path | None = None, *, seed: int = 0) -> Any:
-    """Three steps of two minibatches, small enough that rounding stays rounding; the policy is given as a path."""
-    env = make_env(16 // int(os.environ.get("WORLD_SIZE", "1")))
+    """Three steps of two minibatches, small enough that rounding stays rounding; policy by path, paid oracle."""
+    env = make_env(16 // int(os.environ.get("WORLD_SIZE", "1")), Paid(ASCII))
     settings = config(total_steps=3, learning_rate=2e-4, max_response_tokens=4)
     return agent(env, str(policy), config=settings, seed=seed, out=out)
 
@@ -200,7 +200,7 @@ RUNS: dict[str, Make] = {
     "ppo": partial(_online, PPO, small_ppo),
     "quark": partial(_online, Quark, small_quark),
     "quark_of_all_quantiles": partial(_online, Quark, partial(small_quark, best_quantile_only=False, minibatch_size=8)),
-    "expert_iteration": make_expert_iteration,
+    "expert_iteration": partial(make_expert_iteration, oracle=Paid(ASCII)),
 }
 """Those with checkpoints."""
 ACTORS: dict[str, Make] = {**RUNS, "best_of_n": _best_of_n, "reinforce": _reinforce}

@@ -123,7 +123,7 @@ def test_processes_that_differ_are_all_told_how(world: tuple[list[BaseProcess], 
     finish(started)
     first, second = ((out / f"told-{rank}").read_text().splitlines() for rank in (0, 1))
     expected = ["learning_rate", "out", "newest checkpoint", "resume='never'", "num_envs"]
-    expected += ["wrappers", "responses", "demonstrations", "instructions_sha256"]
+    expected += ["wrappers", "responses", "demonstrations", "instructions_sha256", "out of money", "of money"]
     for told in (first, second):
         assert [line.split(" -> ")[0] for line in told] == expected
         assert all(name in line.split(" -> ")[1] for name, line in zip(expected, told, strict=True))

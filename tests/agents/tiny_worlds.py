@@ -32,6 +32,7 @@ from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import CheckpointError, UnscoredError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
+from alpacafarm_env.oracles.base import OracleError, Verdicts
 
 torch.set_num_threads(1)  # models this small gain nothing from threads, and lose much on a busy machine
 ASCII = "".join(map(chr, range(33, 127)))
@@ -70,6 +71,24 @@ class Share:
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         return np.array([self.sign * sum(c in self.characters for c in r) / self.size for r in responses], np.float64)
+
+
+class Paid(Share):
+    """Only the main process may ask it; what an answer costs is a detail."""
+
+    paid = True
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        if os.environ.get("RANK", "0") != "0":
+            raise OracleError("asked by a process that is not the main one")
+        return Verdicts(self.score(instructions, responses), {"cost_usd": np.array([len(text) / 100 for text in responses])})
+
+
+class Broke(Paid):
+    """Has no money left."""
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        raise OracleError("out of money")
 
 
 class Picky(Share):

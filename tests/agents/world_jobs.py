@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agent_worlds import EXACT, RUNS
-from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, make_env, small_ppo
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Broke, Share, TinyDataset, make_env, small_ppo
 
 from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
@@ -51,6 +51,8 @@ def disagree(policy: str, out: Path) -> None:
         "responses": lambda: DPO(policy, data.preferences()[rank:]),
         "demonstrations": lambda: SFT(policy, DEMONSTRATIONS[rank:]),
         "instructions_sha256": lambda: ExpertIteration(policy, TEXTS[rank:], Share(ASCII)),
+        "out of money": lambda: PPO(make_env(8, Broke(ASCII)), policy, config=ppo).learn(),
+        "of money": lambda: ExpertIteration(policy, TEXTS[:1], Broke(ASCII)).learn(),
     }
     for name, attempt in attempts.items():
         try:
