@@ -81,7 +81,9 @@ class Paid(Share):
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         if os.environ.get("RANK", "0") != "0":
             raise OracleError("asked by a process that is not the main one")
-        return Verdicts(self.score(instructions, responses), {"cost_usd": np.array([len(text) / 100 for text in responses])})
+        return Verdicts(
+            self.score(instructions, responses), {"cost_usd": np.array([len(text) / 100 for text in responses])}
+        )
 
 
 class Broke(Paid):
