@@ -6,6 +6,7 @@ policy is saved, sampled from or differentiated, and what a backward pass comput
 """
 
 import copy
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,21 @@ def with_adapter(model: PreTrainedModel, config: peft.LoraConfig, *, seed: int =
         torch.default_generator.manual_seed(seed)
         # A copy: peft writes the base model's name into a config.
         return peft.get_peft_model(model, copy.deepcopy(config))
+
+
+def with_tokens(model: peft.PeftModel, tokens: Sequence[int]) -> peft.PeftModel:
+    """The adapter anew, over the same base, with trained input embeddings of some tokens in it."""
+    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    config = copy.deepcopy(model.active_peft_config)
+    base: Any = model.unload()
+    vars(base).pop("peft_config", None)  # what peft below 0.20 leaves; it would warn of a second adapter
+    table = next(name for name, module in base.named_modules() if module is base.get_input_embeddings())
+    config.trainable_token_indices = {table.rpartition(".")[2]: list(tokens)}
+    wider = with_adapter(base, config)
+    peft.set_peft_model_state_dict(
+        wider, {**peft.get_peft_model_state_dict(wider, save_embedding_layers=False), **state}
+    )
+    return wider
 
 
 def has_lora(model: nn.Module) -> bool:

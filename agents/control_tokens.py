@@ -3,18 +3,22 @@
 Used by binary reward conditioning (Dubois et al. 2023, sec. 4) and by Quark's all-quantile mode (Lu et al. 2022,
 arXiv:2205.13636). They are inserted as ids behind BOS: no text encodes to one, and no model ever says one, as their
 logits count as -inf everywhere. Which ids they are, and which of them the model's own prompts begin with, travels with
-the model in its config.json, as `alpacafarm_control_tokens` and `alpacafarm_control_token`.
+the model in its config.json, as `alpacafarm_control_tokens` and `alpacafarm_control_token`; with a LoRA adapter, which
+has no config.json, in alpacafarm_control_tokens.json, and their embeddings are part of the adapter.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from torch import Tensor
 
 from .rollouts import Rollouts, ragged, ragged_split
+
+FILE = "alpacafarm_control_tokens.json"
 
 
 def control_tokens(model: Any) -> tuple[int, ...]:
@@ -29,11 +33,6 @@ def own_control_token(model: Any) -> int | None:
 
 def extend(model: Any, tokenizer: Any, names: Sequence[str], generator: torch.Generator) -> tuple[int, ...]:
     """Adds control tokens to embeddings and tokenizer; see `LanguageModel.add_control_tokens`."""
-    if isinstance(model, peft.PeftModel):
-        raise ValueError(
-            "Control tokens need embeddings of their own, which a LoRA adapter does not hold; merge the adapter into "
-            "the model (merge_and_unload) or train all weights."
-        )
     known = tokenizer.get_vocab()
     if old := control_tokens(model):
         if old == tuple(known.get(name) for name in names):
@@ -55,6 +54,25 @@ def extend(model: Any, tokenizer: Any, names: Sequence[str], generator: torch.Ge
             weight[ids] = mean + jitter * std
     model.config.alpacafarm_control_tokens, model.config.alpacafarm_control_token = ids, ids[0]
     return tuple(ids)
+
+
+def settings(model: Any) -> dict[str, Any]:
+    """What the folder of an adapter has in a file, by its name; nothing without control tokens."""
+    keys = ("alpacafarm_control_tokens", "alpacafarm_control_token")
+    return {FILE: {key: getattr(model.config, key) for key in keys}} if control_tokens(model) else {}
+
+
+def prepare(model: Any, folder: Path, num_tokens: int) -> None:
+    """Gives a base model what an adapter's control tokens need: their number of embeddings, and which they are."""
+    if not (folder / FILE).is_file():
+        return
+    for key, value in json.loads((folder / FILE).read_text(encoding="utf-8")).items():
+        setattr(model.config, key, value)
+    num_old = model.get_input_embeddings().weight.shape[0]
+    if num_tokens > num_old:
+        model.resize_token_embeddings(num_tokens, mean_resizing=False)
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.weight.data[num_old:] = 0  # what is read in their place is the adapter's
 
 
 def silence(logits: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -23,8 +23,9 @@ from ..folders import check_model
 from ..oracles.reward_model import RewardModel, num_positions
 from ..pretrained import adapter_base, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
-from .adapters import reward_oracle, with_adapter
-from .control_tokens import control_tokens, extend, insert, own_control_token, silence
+from .adapters import reward_oracle, with_adapter, with_tokens
+from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
+from .control_tokens import settings as control_settings
 from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
 from .merged import MergedCopy, make_copy
 from .prompts import encode_prompts, fit_limits
@@ -119,6 +120,7 @@ class LanguageModel:
         if is_adapter:
             with reading(path, "a LoRA adapter"), warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Found missing adapter keys")
+                prepare(model, Path(path), len(tokenizer))
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:
             model = with_adapter(model, lora, seed=seed)
@@ -328,13 +330,18 @@ class LanguageModel:
 
         A new row, of input and output embeddings, is the mean of the old ones plus Gaussian jitter of their standard
         deviation in each dimension (AlpacaFarm's Quark). Tokens that are there already stay as they are. Where the
-        model's positions hold no more than the longest prompt and response, the longest prompt gets one shorter.
+        model's positions hold no more than the longest prompt and response, the longest prompt gets one shorter. With
+        LoRA the input embeddings of the new tokens become a part of the adapter (`model` is another object then).
 
         Raises:
-            ValueError: The policy has other control tokens, a name is an ordinary token, or the policy trains a LoRA
-                adapter, which has no place for new embeddings.
+            ValueError: The policy has other control tokens, a name is an ordinary token, or a server samples.
         """
-        ids = extend(self.model, self.tokenizer, names, generator)
+        num_old = len(control_tokens(self._base_model))
+        if self.sampler is not None and not num_old:
+            raise ValueError("A server knows no control tokens: sample in this process (sampler=None).")
+        ids = extend(self._base_model, self.tokenizer, names, generator)
+        if not num_old and isinstance(self.model, peft.PeftModel):
+            self.model = turn_off_dropout(with_tokens(self.model, ids))
         room = num_positions(self.model.config) - self.max_response_tokens - 1
         self.max_prompt_tokens = int(min(self.max_prompt_tokens, room))
         return ids
@@ -345,7 +352,8 @@ class LanguageModel:
 
     def save(self, folder: str | Path) -> None:
         """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only."""
-        save_files(folder, self.model, self.tokenizer, self.template)
+        extra = control_settings(self._base_model) if isinstance(self.model, peft.PeftModel) else {}
+        save_files(folder, self.model, self.tokenizer, self.template, extra=extra)
 
     @property
     def _base_model(self) -> PreTrainedModel:

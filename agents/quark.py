@@ -141,7 +141,7 @@ class Quark(OnlineAgent):
 
     Raises:
         ValueError: The environment resets by itself or its size does not divide the rollout batch; or control tokens
-            are needed and the policy has others already or trains a LoRA adapter, which has no place for them.
+            are needed and the policy has others already.
     """
 
     label: ClassVar[str] = "Quark"

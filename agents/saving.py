@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ..chat_templates import chat_template, ids_around
 from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import write_json, writing
+from .control_tokens import control_tokens
 
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
@@ -37,7 +38,9 @@ def save_files(
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
     with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
-        model.save_pretrained(beside)
+        # peft would save a whole table of embeddings where it has grown by control tokens, whose rows the adapter has.
+        options = {"save_embedding_layers": False} if hasattr(model, "peft_config") and control_tokens(model) else {}
+        model.save_pretrained(beside, **options)
         own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer, eos=eos)
         try:
             tokenizer.save_pretrained(beside)

@@ -192,8 +192,7 @@ class BinaryRewardConditioning(SFT):
         seed: Decides the order of the responses and the jitter of the new embeddings.
 
     Raises:
-        ValueError: There is no preference, all prompts are too long, the policy trains a LoRA adapter, or it has other
-            control tokens.
+        ValueError: There is no preference, all prompts are too long, or the policy has other control tokens.
     """
 
     label: ClassVar[str] = "Reward conditioning"

@@ -126,10 +126,6 @@ def make_feedme(job: Job, labels: Labels = Job.preferences) -> Actor:
 
 def make_reward_conditioning(job: Job, labels: Labels = Job.preferences) -> Actor:
     """Binary reward conditioning."""
-    if job.lora:
-        raise DataError(
-            f"--lora: expected 0 for reward_conditioning, got {job.lora}: control tokens need embeddings of their own."
-        )
     config = job.config(agents.RewardConditioningConfig, epochs=1, save_every=10)
     return agents.BinaryRewardConditioning(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
 

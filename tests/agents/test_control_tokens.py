@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from tiny_models import INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, build_tokenizer, generator
@@ -166,6 +165,3 @@ def test_what_cannot_be_is_refused(policy_folder: Path) -> None:
     policy.add_control_tokens(NAMES, generator())
     with pytest.raises(ValueError, match=r"\['<a>'\], .*\['<reward_0>', '<reward_1>'\]"):
         policy.add_control_tokens(("<a>",), generator())
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="LoRA adapter"):
-        load_policy(policy_folder, lora=lora).add_control_tokens(NAMES, generator())

@@ -1,8 +1,9 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BUILDERS, TEMPLATE, build_tokenizer
+from tiny_models import BUILDERS, LORA, TEMPLATE, build_tokenizer, generator
 from tiny_worlds import TEXTS, load_policy
 
 from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
@@ -73,3 +74,41 @@ def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> No
     assert bool((policy.model.get_input_embeddings().weight[ids] != before).any(1).all())
     samples = policy.generate(TEXTS, generator=torch.Generator().manual_seed(0), num_samples=20)
     assert not set(ids) & set(samples.tokens.tolist())
+
+
+@pytest.mark.parametrize("architecture", sorted(BUILDERS))
+def test_with_lora_the_tokens_are_part_of_the_adapter(architecture: str, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    LanguageModel(BUILDERS[architecture](len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16).save(tmp_path)
+    layers = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn"]}[architecture]
+    lora = replace(LORA, target_modules=layers, fan_in_fan_out=architecture == "gpt2", init_lora_weights=False)
+
+    def agent(out: str) -> BinaryRewardConditioning:
+        policy = load_policy(tmp_path, lora=lora, max_response_tokens=16)
+        config = replace(SMALL, learning_rate=1e-2, save_every=1)
+        return BinaryRewardConditioning(policy, PREFERENCES, config=config, out=tmp_path / out)
+
+    first = load_policy(tmp_path, lora=lora).model.state_dict()
+    trained = agent("whole")
+    policy = trained.policy
+    start = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    names = [name for name in start if "lora_" in name]
+    assert all(torch.equal(start[name], first[name]) for name in names)  # what the adapter was before
+    trained.learn()
+    changed = {name for name, value in policy.model.state_dict().items() if not torch.equal(value, start[name])}
+    assert changed >= set(names)
+    assert {name for name in changed if "lora_" not in name} == {n for n in start if "trainable_tokens_delta" in n}
+    parts = agent("parts").updates()
+    next(parts)
+    parts.close()  # type: ignore[attr-defined]
+    agent("parts").learn()
+    places = [tmp_path / out / "checkpoint-8/policy" for out in ("whole", "parts")]
+    whole, resumed = ((place / "adapter_model.safetensors").read_bytes() for place in places)
+    assert whole == resumed
+    assert len(whole) < (tmp_path / "model.safetensors").stat().st_size / 2
+    loaded = load_policy(places[0], max_response_tokens=16)
+    assert control_tokens(loaded._base_model) == control_tokens(policy._base_model) != ()
+    rollouts = policy.as_rollouts(TEXTS, TEXTS)
+    torch.testing.assert_close(loaded.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=0)
+    assert loaded.encode_prompts(TEXTS) == policy.encode_prompts(TEXTS)
+    assert torch.equal(*(each.generate(TEXTS, generator=generator()).tokens for each in (loaded, policy)))

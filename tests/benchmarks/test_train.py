@@ -72,7 +72,6 @@ def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):
     ("method", "changes", "expected"),
     [
         ("best_of_16", {}, "--reward-model"),
-        ("reward_conditioning", {"lora": 4}, "--lora: expected 0"),
         ("sft_52k", {"lora": 4}, "--lora: expected 0"),
     ],
 )
