@@ -48,8 +48,10 @@ class RewardModel(DetailedOracle):
 
     The model reads template.render(instruction) + response + EOS; by a tokenizer's chat template, the conversation of a
     user's message and its answer. Special tokens that a text spells out are read as plain text, so a response cannot
-    end itself early or pose as another turn. Texts are scored in batches of similar length, padded on the right, with
-    attention masks: a score does not depend on the rest of the batch (to 1e-5).
+    end itself early or pose as another turn. The score is read where plain transformers reads it: at the last token
+    that is not the pad of config.json, or where that names none at the last one. Texts are scored in batches of
+    similar length, padded on the right, with attention masks: a score does not depend on the rest of the batch (to
+    1e-5).
 
     A text longer than the model can read loses its middle: cutting the end off, as is often done, would hide from the
     model whatever a long response ends with. The detail `reward_input_truncated` marks such rows.
