@@ -196,6 +196,7 @@ def test_a_head_reads_the_states_of_the_policys_own_pass(language_model):
     assert all(p.grad is not None for p in trunk_of(language_model.model).parameters())
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")  # of an older peft
 def test_a_trunk_that_the_policy_changes_is_not_shared(policy_folder, llama):
     with pytest.raises(ValueError, match="LoRA"):
         ValueModel.on_trunk(llama)
