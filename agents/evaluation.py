@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..oracles.reward_model import tokens_at_once
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .losses import exact_kl
@@ -45,14 +46,16 @@ def answer(
 
 
 @torch.no_grad()
-def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 16384) -> Tensor:
+def sequence_kl(
+    policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int | None = None
+) -> Tensor:
     """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
 
     The k1 estimator: its mean is an unbiased estimate of KL(policy || reference), at that temperature alone.
     Source: Schulman 2020, "Approximating KL divergence".
     """
     kl = torch.zeros(len(rollouts))
-    for rows in micro_batches(rollouts.total_lengths, max_tokens):
+    for rows in _parts(rollouts, max_tokens or tokens_at_once(policy.device)):
         part = rollouts[rows]
         difference = part.logprobs - policy.logprobs(part, role="reference", temperature=temperature)
         kl[rows] = segment_sum(difference, part.lengths).cpu()
@@ -61,7 +64,7 @@ def sequence_kl(policy: LanguageModel, rollouts: Rollouts, temperature: float, *
 
 @torch.no_grad()
 def exact_response_kl(
-    policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int = 8192
+    policy: LanguageModel, rollouts: Rollouts, temperature: float, *, max_tokens: int | None = None
 ) -> NDArray[np.float64]:
     """[B] sum over a response's tokens of KL(policy || reference) at that place, over the whole vocabulary; nats, >= 0.
 
@@ -70,9 +73,14 @@ def exact_response_kl(
     the responses were sampled at.
     """
     kl = torch.zeros(len(rollouts), dtype=torch.float64)
-    for rows in micro_batches(rollouts.total_lengths, max_tokens):
+    for rows in _parts(rollouts, max_tokens or min(8192, tokens_at_once(policy.device))):
         part = rollouts[rows]
         ours, theirs = (policy.logits(part, role=role, temperature=temperature) for role in ("policy", "reference"))
         kl[rows] = segment_sum(exact_kl(ours, theirs), part.lengths).double().cpu()
     found: NDArray[np.float64] = kl.numpy()
     return found
+
+
+def _parts(rollouts: Rollouts, max_tokens: int) -> list[Tensor]:
+    longest = int(rollouts.total_lengths.max()) if len(rollouts) else 0
+    return micro_batches(rollouts.total_lengths, max(max_tokens, longest))

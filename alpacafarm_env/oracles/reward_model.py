@@ -61,7 +61,8 @@ class RewardModel(DetailedOracle):
     Args:
         path: The folder, or a hub name, whose files are downloaded at once unless they are stored already.
         batch_size: Most texts in one forward pass.
-        max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it).
+        max_batch_tokens: Most tokens in one forward pass, pads included (a single text may exceed it); by default 2,048
+            on a CPU, 16,384 elsewhere.
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
         dtype: "float32", "bfloat16" or "float16", that of the weights; by default bfloat16 on CUDA, float32 elsewhere.
             The head is float32 in any case.
@@ -82,7 +83,7 @@ class RewardModel(DetailedOracle):
         path: str | PathLike[str],
         *,
         batch_size: int = 256,
-        max_batch_tokens: int = 16_384,
+        max_batch_tokens: int | None = None,
         device: str = "auto",
         dtype: DType | None = None,
         max_length: int | None = None,
@@ -91,7 +92,7 @@ class RewardModel(DetailedOracle):
         base: Callable[[], Any] | None = None,
     ) -> None:
         for key, value in {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}.items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{key} must be 1 or more, got {value!r}.")
         if max_length is not None and max_length < 2:
             raise ValueError(f"max_length must be 2 or more, got {max_length!r}.")
@@ -204,7 +205,8 @@ class RewardModel(DetailedOracle):
             ends = {row[-1] for row in rows}
             pad = config.pad_token_id = next(token for token in range(len(ends) + 1) if token not in ends)
         with torch.inference_mode():
-            for batch in batches([len(row) for row in rows], self.batch_size, self.max_batch_tokens):
+            most = self.max_batch_tokens or tokens_at_once(model.device)
+            for batch in batches([len(row) for row in rows], self.batch_size, most):
                 width = max(len(rows[index]) for index in batch)
                 padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch]).to(model.device)
                 lengths = torch.tensor([len(rows[i]) for i in batch])
@@ -308,6 +310,14 @@ def float32_head(model: Any) -> Any:
 def num_positions(config: Any) -> float:
     """How many positions a model knows, by its configuration; infinity if that does not say."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+
+def tokens_at_once(device: Any) -> int:
+    """How many tokens, pads included, to put through a model at once where no gradients are wanted.
+
+    On a CPU few: a small model's activations then stay in the cache, and rows of similar length have fewer pads.
+    """
+    return 2048 if device.type == "cpu" else 16_384
 
 
 def cut_middle(tokens: list[int], limit: float) -> list[int]:
