@@ -26,7 +26,7 @@ from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
 from .control_tokens import settings as control_settings
-from .memory import LOGITS_AT_ONCE, by_chunks, gives_plain_logits, sampling_rows
+from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
 from .merged import MergedCopy, make_copy
 from .prompts import encode_prompts, fit_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
@@ -281,7 +281,7 @@ class LanguageModel:
         def read(logits: Tensor, targets: Tensor) -> Tensor:
             return -nn.functional.cross_entropy(self._distribution(logits, temperature), targets, reduction="none")
 
-        at_once = max(1, LOGITS_AT_ONCE // self._base_model.config.get_text_config().vocab_size)
+        at_once = logit_rows(self._base_model.config.get_text_config().vocab_size)
         if len(tokens) <= at_once or not self._gives_plain_logits:
             return read(self._outputs(rollouts, role), tokens)
         return self._outputs(

@@ -54,6 +54,11 @@ def gradient_checkpointing(layers: Iterable[GradientCheckpointingLayer]) -> Iter
             layer.training, layer.gradient_checkpointing = training, enabled
 
 
+def logit_rows(vocabulary: int) -> int:
+    """How many tokens have their logits alive at once."""
+    return max(1, LOGITS_AT_ONCE // vocabulary)
+
+
 def by_chunks(compute: Callable[..., Tensor], *columns: Tensor, rows: int) -> Tensor:
     """What `compute` gives for columns [n, ...], `rows` rows at a time; the backward pass computes each chunk again."""
     if len(columns[0]) <= rows:

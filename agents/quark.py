@@ -29,6 +29,7 @@ Deviations from AlpacaFarm's released code:
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -44,6 +45,7 @@ from .control_tokens import conditioned, unconditioned
 from .language_model import LanguageModel
 from .loop import Resume, keyed_generator
 from .losses import exact_kl, kl_estimate, nll_loss
+from .memory import by_chunks, logit_rows
 from .rollouts import Rollouts, segment_sum, unpad
 
 
@@ -128,8 +130,9 @@ def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: Quar
     read = pool.read[rows]
     logits = policy.logits(read, temperature=config.temperature)
     ref_logits = policy.logits(pool.plain[rows], role="reference", temperature=config.temperature)
-    nll = nll_loss(-nn.functional.cross_entropy(logits, read.tokens, reduction="none")).sum()
-    kl = exact_kl(logits, ref_logits).sum()
+    cross_entropy, at_once = partial(nn.functional.cross_entropy, reduction="none"), logit_rows(logits.shape[1])
+    nll = nll_loss(-by_chunks(cross_entropy, logits, read.tokens, rows=at_once)).sum()
+    kl = by_chunks(exact_kl, logits, ref_logits, rows=at_once).sum()
     return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "loss/kl": kl}
 
 
