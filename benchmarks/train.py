@@ -35,6 +35,7 @@ from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
+from .methods.dry_run import Machine, make_plan, report
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, METHODS, find_method
 from .methods.own_reward_model import train_reward_model
@@ -84,6 +85,8 @@ class TrainOptions(ModelOptions):
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
     reward_dtype: Dtype | None = None
     """Of the reward model's weights where it only scores."""
+    dry_run: bool = False
+    """Print what the run would take on this machine, memory by role and hours, and load no weights."""
 
     def __post_init__(self) -> None:
         check_positive(self, ("num_eval", "max_prompt_tokens", *OPTIONS))
@@ -126,6 +129,8 @@ def run(options: TrainOptions) -> int:
 
     Processes that torchrun has started do it together; only the main one judges, writes and prints.
     """
+    if options.dry_run:
+        return dry_run(options)
     refuse_taken(options.folder)
     for model in (options.policy, options.reward_model):
         if model != "sandbox":
@@ -136,6 +141,19 @@ def run(options: TrainOptions) -> int:
         else:
             train_policy(options)
     return 0
+
+
+def dry_run(options: TrainOptions) -> int:
+    """Prints what the run would take; 0 if that fits into the machine's memory."""
+    from ..agents.processes import Processes
+
+    job, world = options.job(options.reward_model), Processes()
+    low = job.dtype == "bfloat16" or options.mixed_precision == "bf16"
+    machine = Machine.at_hand("bfloat16" if low else "float32")  # by all processes at once, as they will work
+    text, fits = report(make_plan(job, options.method, machine), machine)
+    if world.is_main:
+        print(text)
+    return 0 if fits else 1
 
 
 def train_policy(options: TrainOptions) -> None:

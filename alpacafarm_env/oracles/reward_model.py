@@ -211,8 +211,9 @@ class RewardModel(DetailedOracle):
                 padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch]).to(model.device)
                 lengths = torch.tensor([len(rows[i]) for i in batch])
                 mask = (torch.arange(width) < lengths[:, None]).long()
+                inputs = {"input_ids": padded, "attention_mask": mask.to(model.device), "use_cache": False}
                 with last_mlp_for_scores(model, padded):
-                    logits = model(input_ids=padded, attention_mask=mask.to(model.device)).logits
+                    logits = model(**inputs).logits
                 scores[batch] = logits[:, 0].double().cpu().numpy()
         return scores
 

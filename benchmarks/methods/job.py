@@ -144,23 +144,33 @@ class Job:
         """Folder or hub name of the SFT policy."""
         return sandbox.POLICY if self.sft == "sandbox" else self.sft
 
+    @property
+    def max_response_tokens(self) -> int:
+        """Longest response."""
+        return PRESETS[self.preset].max_response_tokens
+
     def policy(self, **limits: int) -> agents.LanguageModel:
         """A fresh copy of the SFT policy; `limits` replace its longest prompt or response."""
         import torch
-        from peft import LoraConfig
 
         from ...agents.processes import default_device
 
-        options: dict[str, Any] = {"max_response_tokens": PRESETS[self.preset].max_response_tokens, **limits}
+        options: dict[str, Any] = {"max_response_tokens": self.max_response_tokens, **limits}
         if self.max_prompt_tokens is not None:
             options.setdefault("max_prompt_tokens", self.max_prompt_tokens)
         if self.sft != "sandbox":
             options["template"] = self.template
         if self.lora:
-            options |= {"lora": LoraConfig(**lora_settings(self.lora), task_type="CAUSAL_LM"), "seed": self.seed}
+            options |= {"lora": self.adapter("CAUSAL_LM"), "seed": self.seed}
         options |= {"device": default_device(), "dtype": getattr(torch, self.dtype or "float32")}
         with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
             return agents.LanguageModel.from_pretrained(self.policy_folder, **options)
+
+    def adapter(self, task: Literal["CAUSAL_LM", "SEQ_CLS"]) -> Any:
+        """Peft's settings of the adapters to train; None where all weights are."""
+        from peft import LoraConfig
+
+        return LoraConfig(**lora_settings(self.lora), task_type=task) if self.lora else None
 
     def preferences(self) -> tuple[Preference, ...]:
         """The pairs of SFT samples as this feedback labels them; the seed is also the annotators'."""

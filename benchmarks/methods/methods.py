@@ -48,6 +48,8 @@ class Method:
     """Whether the ranking trains it, and does not only ask it."""
     fixed: bool = True
     """Whether its settings are fixed, if it needs nothing of a feedback."""
+    merged: bool = False
+    """Whether adapters are merged into the policy that is saved: other methods start from a whole model."""
     effort: int = 60
     """Seconds it takes on one core, roughly: its weight in the progress report."""
 
@@ -200,7 +202,7 @@ METHODS = (
 
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
 ABLATIONS = (
-    Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False),
+    Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True),
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
     Method("conditioning_coin", "Conditioning, coin-flip labels", CONDITIONING_COIN, "preferences", effort=80),

@@ -42,12 +42,21 @@ def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None
     Raises:
         DataError: There are no preferences, or too few.
     """
+    import torch
+
     from ...agents.processes import Processes
 
     train, test = hold_out(job.preferences())
     config = job.config(agents.RewardModelingConfig, epochs=1)
     agent = agents.RewardModeling(
-        job.policy_folder, train, config=config, seed=job.seed, out=job.folder, template=job.template
+        job.policy_folder,
+        train,
+        config=config,
+        seed=job.seed,
+        out=job.folder,
+        template=job.template,
+        lora=job.adapter("SEQ_CLS"),
+        dtype=getattr(torch, job.dtype or "float32"),
     )
     for metrics in agent.updates():
         tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))

@@ -3,6 +3,7 @@
 An interrupted cell continues from its checkpoints; its seconds and tokens are those of all calls.
 """
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -145,7 +146,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
     tokens = train(actor, lambda share, state: progress(learning * share, state))
     if learning and hasattr(actor, "save") and world.is_main:
-        actor.save(plan.folder / "policy")
+        save_policy(actor, plan.folder / "policy", merged=find_method(plan.method).merged)
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     files, asked = plan.folder / "answers", plan.instructions
@@ -160,6 +161,20 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     rows = _rows(plan, evaluate(asked, responses, judges), costs)
     tell(1, f"{plan.cell}: {describe(rows[0])}")
     return rows
+
+
+def save_policy(actor: Any, folder: Path, *, merged: bool) -> None:
+    """Writes the policy; `merged`, as a whole model even if adapters were trained."""
+    import peft
+
+    from ...agents.saving import save_files
+
+    policy = getattr(actor, "policy", None)
+    if merged and policy is not None and isinstance(policy.model, peft.PeftModel):
+        whole = copy.deepcopy(policy.model).merge_and_unload()
+        save_files(folder, whole, policy.tokenizer, policy.template)
+    else:
+        actor.save(folder)
 
 
 def _settle(plan: MethodPlan, *, main: bool) -> None:

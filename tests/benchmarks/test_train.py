@@ -139,7 +139,8 @@ def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_
     assert "sft" in capsys.readouterr().out
 
 
-def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, tmp_path, capsys):
+@pytest.mark.parametrize("how", [[], ["--lora", "2"]], ids=["full", "lora"])
+def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, tmp_path, capsys, how):
     data, (policy, _) = shutil.copytree(own_data, tmp_path / "data"), own_models
     answers = {"output_1": "No.", "output_2": "Yes, now.", "preference": 2}
     rows = {
@@ -151,12 +152,13 @@ def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, t
         (data / f"{split}.json").write_text(json.dumps(found))
 
     def command(method, policy, *more):
-        out = ["--dataset", str(data), "--out", str(tmp_path / method), "--quick", "--num-eval", "5"]
+        out = ["--dataset", str(data), "--out", str(tmp_path / method), "--quick", "--num-eval", "5", *how]
         return train.run(train.parse([method, "--policy", str(policy), *out, *map(str, more)]))
 
     assert command("fine_tuning", policy, "--epochs", 2, "--batch-size", 4, "--learning-rate", 0.01) == 0
     (tuned,) = (tmp_path / "fine_tuning").glob("runs/*/policy")
     assert len((tuned.parent / "metrics.jsonl").read_text().splitlines()) == 4
+    assert not (tuned / "adapter_config.json").exists()  # a whole model, which the next two build on
     assert command("reward_modeling", tuned, "--batch-size", 2) == 0
     row = row_of(tmp_path / "reward_modeling")
     assert (row["num_train"], row["num_test"]) == ("14", "2")  # both pairs of one instruction
