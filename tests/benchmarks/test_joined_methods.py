@@ -41,6 +41,7 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The value model starts from 0:UserWarning")
 def test_two_processes_train_every_method_as_one(arguments: list[str], tmp_path: Path) -> None:
     with start(*arguments, tmp_path / "2") as run:
         torchrun_methods.main(*arguments, str(tmp_path / "1"))
