@@ -342,6 +342,7 @@ class LanguageModel:
         ids = extend(self._base_model, self.tokenizer, names, generator)
         if not num_old and isinstance(self.model, peft.PeftModel):
             self.model = turn_off_dropout(with_tokens(self.model, ids))
+            vars(self).pop("_merged", None)  # a copy of the model as it was
         room = num_positions(self.model.config) - self.max_response_tokens - 1
         self.max_prompt_tokens = int(min(self.max_prompt_tokens, room))
         return ids

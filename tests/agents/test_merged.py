@@ -102,3 +102,14 @@ def test_ppo_scores_again_what_a_merged_copy_has_sampled(sample_merged, tokenize
     assert len(real) == sample_merged * len(scored)
     if sample_merged:
         torch.testing.assert_close(real, scored, atol=1e-6, rtol=0)
+
+
+def test_a_copy_is_of_the_adapter_with_control_tokens_once_there_are_some(tokenizer):
+    policies = [adapted(copy.deepcopy(tokenizer), sample_merged=setting) for setting in (False, True)]
+    texts = []
+    for policy in policies:
+        policy.generate(INSTRUCTIONS, generator=generator())
+        policy.add_control_tokens(["<good>", "<bad>"], generator(1))
+        move(policy, 5)
+        texts.append(policy.generate(INSTRUCTIONS, generator=generator()).texts)
+    assert texts[0] == texts[1]
