@@ -111,7 +111,7 @@ class PPOConfig(OnlineConfig):
             learning_rate=2e-4,
             kl_coef=0.05,
             max_response_tokens=64,
-            micro_batch_tokens=2048,
+            micro_batch_tokens=1024,
         )
 
 
