@@ -42,7 +42,7 @@ def test_from_an_instruct_folder_to_judged_answers_by_commands(family, lora, dat
     hub = build_hub_folder(family, tmp_path / "hub")
     (tuned,) = command("fine_tuning", hub, "--batch-size", 4).glob("runs/*/policy")
     sizes = ["--rollout-batch-size", 4, "--minibatch-size", 4, "--steps", 1]
-    reward = command("reward_modeling", tuned, "--batch-size", 4) / "reward_model"
+    reward = command("reward_modeling", tuned, "--batch-size", 4, *lora) / "reward_model"
     out = command("ppo", tuned, "--reward-model", reward, *sizes, *lora)
     command("dpo", hub, "--batch-size", 4, *lora)
     (trained,) = out.glob("runs/*/policy")
