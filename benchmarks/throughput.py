@@ -257,6 +257,7 @@ def run_of(options: ThroughputOptions, agent: PPO) -> Run:
         value=options.value,
         sharded=False,
         processes=1,
+        merged=not agent.policy.samples_exactly,
     )
 
 

@@ -135,6 +135,10 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
     )
     reward = Shape.of(config_of(job.reward_model)) if "reward" in roles else None
     plan = Plan(shape=shape, run=run, reward=reward, steps=steps)
+    if machine.gpu and "sample" in roles and lora_of(job):  # as `agents.merged` decides: within half of what is free
+        free = USABLE * machine.memory - sum(plan.always.values())
+        plan = replace(plan, run=replace(run, merged=2 * shape.linear * run.size <= free))
+        run = plan.run
     if "sample" in roles and run.sampling_rows is None:
         plan = replace(plan, run=replace(run, sampling_rows=_sampled_at_once(plan, model, machine)))
     return plan

@@ -17,7 +17,7 @@ PHASES: Final[tuple[Phase, ...]] = ("sample", "score", "prepare", "update")
 BYTES: Final = {"float32": 4, "bfloat16": 2}
 LOGITS_AT_ONCE: Final = 2**26  # agents.memory.LOGITS_AT_ONCE, which would load torch
 REWARD_TOKENS: Final = 16_384
-"""Tokens that a reward model reads at once: `RewardModel`'s max_batch_tokens."""
+"""Tokens that a reward model reads at once, at most: `RewardModel`'s max_batch_tokens on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,8 @@ class Run:
     sharded: bool
     """Whether weights, gradients and moments are split over the processes."""
     processes: int
+    merged: bool = False
+    """Whether a copy of the weights with the adapters added samples, as on a GPU that has room for it."""
 
     @property
     def size(self) -> int:
@@ -206,6 +208,8 @@ def resident(shape: Shape, run: Run, reward: Shape | None) -> dict[str, float]:
     if "value" in run.roles:
         parts = states(shape.trunk, run) if run.value == "model" else adapters(trained(shape, run)["value"])
         found |= {f"value {name}": size for name, size in parts.items()}
+    if run.merged:
+        found["merged copy"] = shape.linear * run.size
     if reward is not None:
         found["reward model"] = reward.trunk * BYTES[run.reward_dtype]
     return found
@@ -279,7 +283,7 @@ def step_flops(shape: Shape, run: Run, reward: Shape | None) -> dict[Phase, floa
     values = value if "value" in run.roles else 0.0
     learned = policy + (values if run.value != "head" else 0.0)
     if "sample" in run.roles:
-        again = policy if run.size < 4 or run.autocast else 0.0  # the sampler's log-probabilities are exact in float32
+        again = policy if run.size < 4 or run.autocast or run.merged else 0.0  # the sampler's own are exact in float32
         found["prepare"] = again + reference + values
         reference = 0.0
     found["update"] = run.passes * (learned * (1 + backward) + reference)

@@ -35,6 +35,9 @@ def test_presets_fit_the_machines_they_are_for_by_the_options_alone(llama):
     assert (lora.run.checkpointing, lora.run.value, lora.steps) == (True, "adapter", 390)
     assert max(lora.peaks.values()) < USABLE * GPU.memory
     assert 64 < lora.run.sampling_rows < 512  # what fits beside the models
+    assert lora.always["merged copy"] == pytest.approx(12.95e9, rel=0.01)
+    small = plan(llama, "--preset", "llama_7b_lora", machine=replace(GPU, memory=GPU.memory * 0.6))
+    assert not small.run.merged  # more than half of what the models leave
 
 
 def test_all_weights_of_llama_7b_fit_eight_gpus_by_the_preset_alone(llama):

@@ -198,11 +198,10 @@ def peaks(**options):
 @pytest.mark.parametrize("lora", [8, 0], ids=["lora", "full"])
 def test_peaks_of_a_step_of_100_m_parameters_are_within_a_tenth(lora):
     shape = {"hidden_size": 768, "num_layers": 12, "vocab_size": 8000}
-    sizes = {"rollouts": 16 if lora else 8, "prompt_tokens": 32, "response_tokens": 96, "eos_probability": 0.0}
+    sizes = {"rollouts": 8, "prompt_tokens": 16, "response_tokens": 48, "eos_probability": 0.0}
     found = peaks(**shape, **sizes, lora=lora, value="adapter" if lora else "model")
     assert found["parameters"] == pytest.approx(1e8, rel=0.1)
+    # The step is the first: sampled and scored is before there are moments.
     told = {name: (round(a / 1e6), round(b / 1e6), round(a / b, 3)) for name, (a, b) in found["phases"].items()}
-    print(told)
-    for name, (measured, expected) in found["phases"].items():
-        if name == "update" or expected == max(each for _, each in found["phases"].values()):
-            assert measured == pytest.approx(expected, rel=0.1), told
+    measured, expected = found["phases"]["update"]
+    assert measured == pytest.approx(expected, rel=0.1), told
