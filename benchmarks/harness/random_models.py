@@ -1,5 +1,6 @@
 """A policy, a reward model and instructions of any shape, with random weights and a tokenizer of made-up words."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def save_reward_model(
     config: LlamaConfig, folder: Path, *, tokenizer: Any, dtype: torch.dtype, device: torch.device, seed: int
 ) -> None:
     """Writes a reward model of the shape."""
-    settings = LlamaConfig(**{**config.to_dict(), "num_labels": 1})
+    settings = copy.deepcopy(config)
+    settings.num_labels = 1
     _random(AutoModelForSequenceClassification, settings, dtype, device, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     TEMPLATE.save(folder)

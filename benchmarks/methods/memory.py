@@ -52,6 +52,7 @@ class Shape:
 
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model.tie_weights()  # older versions of transformers do not tie what has no data
         text, head = config.get_text_config(), model.get_output_embeddings()
         tied = head.weight is model.get_input_embeddings().weight
         linear = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
