@@ -33,9 +33,11 @@ class Shards:
         self._main, self._others = modules[0], (*modules[1:], *frozen)
         device = next(self._main.parameters()).device
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        self._versions: dict[str, int] = {}
+        if is_sharded(self._main):  # by an earlier agent; since then a checkpoint may have been read into it
+            self._split_main()
         for module in (self._main, *self._others):
             _shard(module, mesh)
-        self._versions: dict[str, int] = {}
         self._gather_main()
 
     @contextmanager
@@ -68,9 +70,8 @@ class Shards:
     @torch.no_grad()
     def _split_main(self) -> None:
         """What was written into the whole weights, such as a folder's, goes into the shards."""
-        own: dict[str, Tensor] = {}
-        weights = dict(self._main.named_parameters())
-        written = [name for name, weight in weights.items() if weight._version != self._versions[name]]
+        weights = {name: weight for name, weight in self._main.named_parameters() if mesh_of(weight) is None}
+        written = [name for name, weight in weights.items() if weight._version != self._versions.get(name)]
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
         own = {name: weights[name].detach()[chunk(len(weights[name]), rank, count)].clone() for name in written}
         _split(self._main)
@@ -85,10 +86,15 @@ def make_shards(
     """Shards the modules of a run in place, if its setting says so and there is more than one process.
 
     Raises:
-        ValueError: A LoRA adapter is trained.
+        ValueError: A LoRA adapter is trained, or modules that an earlier agent has sharded shall be whole.
         WorldError: This version of torch cannot shard as it is needed here.
     """
     if sharding == "none":
+        if split := [name for name, module in modules.items() if is_sharded(module)]:
+            raise ValueError(
+                f"sharding: expected 'full', got 'none': an earlier agent has sharded this model ({', '.join(split)}). "
+                "Else load it anew."
+            )
         return None
     if lora := [name for name, module in modules.items() if hasattr(module, "peft_config")]:
         raise ValueError(

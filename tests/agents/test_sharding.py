@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from shard_jobs import VARIANTS, newest, train_bfloat16, train_until, train_variants
 from test_contract import check_same_training
-from tiny_models import LORA
+from tiny_models import LORA, build_llama
 from tiny_worlds import DEMONSTRATIONS, assert_near, finish, load_policy, start_world
 
 from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.sft import SFT, SFTConfig
-from alpacafarm_env.agents.sharding import chunk
+from alpacafarm_env.agents.sharding import Shards, chunk, local, make_shards
 
 
 def test_an_adapter_is_not_sharded(policy_folder: Path) -> None:
     config = SFTConfig(sharding="full")
     with pytest.raises(ValueError, match=r"LoRA.*policy"):
         SFT(load_policy(policy_folder, lora=LORA, max_response_tokens=16), DEMONSTRATIONS, config=config)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A world of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_next_agent_trains_what_was_read_into_a_sharded_model() -> None:
+    """As a round of expert iteration does whose checkpoint is resumed."""
+    model = build_llama(32)
+    Shards([model])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.5)
+    later = Shards([model])
+    with later.split():
+        assert all(bool((local(weight) == 0.5).all()) for weight in model.parameters())
+    assert all(bool((weight == 0.5).all()) for weight in model.parameters())
+    with pytest.raises(ValueError, match=r"'full'.*'none'.*policy"):
+        make_shards({"policy": model}, [], sharding="none", count=2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
