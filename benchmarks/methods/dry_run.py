@@ -13,6 +13,7 @@ from ...errors import DataError
 from ..harness.report import Table, text_table
 from .job import Job
 from .memory import PHASES, Run, Shape, decode_bytes, phases, resident, step_flops
+from .own_reward_model import hold_out
 
 GB: Final = 1e9
 USABLE: Final = 0.95
@@ -21,14 +22,14 @@ SHARES: Final = (0.3, 0.7)
 """Of the measured rates, that matrix products and reading reach in a training step: what well-kept trainers report for
 GPUs, and more than what small models reach. `benchmarks.throughput` measures it for a shape."""
 
-KNOWN: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
-    "ppo": ("PPOConfig", frozenset({"sample", "reference", "value", "reward"})),
-    "dpo": ("DPOConfig", frozenset({"reference"})),
-    "fine_tuning": ("SFTConfig", frozenset()),
-    "binary_feedme": ("BinaryFeedMEConfig", frozenset()),
-    "reward_modeling": ("RewardModelingConfig", frozenset()),
+KNOWN: Final[Mapping[str, frozenset[str]]] = {
+    "ppo": frozenset({"sample", "reference", "value", "reward"}),
+    "dpo": frozenset({"reference"}),
+    "fine_tuning": frozenset(),
+    "binary_feedme": frozenset(),
+    "reward_modeling": frozenset(),
 }
-"""Method -> its config, and what there is beside the policy."""
+"""Method -> what there is beside the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,9 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
     """
     if method not in KNOWN:
         raise DataError(f"--dry-run: expected one of {', '.join(KNOWN)}, got {method}.")
-    name, roles = KNOWN[method]
-    config: Any = job.config(getattr(agents, name))
+    roles, config = KNOWN[method], config_for(job, method)
+    if "reward" in roles and job.reward == "sandbox" and job.dataset != "sandbox":
+        raise DataError(f"{method}: expected --reward-model with --dataset {job.dataset}, got none.")
     model = config_of(job.policy_folder)
     shape = Shape.of(model)
     positions = getattr(model.get_text_config(), "max_position_embeddings", None) or float("inf")
@@ -126,7 +128,7 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
         sampling_rows=getattr(config, "sampling_batch_size", None),
         lora=lora_of(job),
         dtype=job.dtype or "float32",
-        reward_dtype=job.reward_dtype or "float32",
+        reward_dtype=job.reward_dtype or ("bfloat16" if machine.gpu else "float32"),  # the oracle's own choice
         autocast=config.mixed_precision == "bf16",
         checkpointing=config.gradient_checkpointing,
         value=getattr(config, "value", None) or ("adapter" if lora_of(job) else "model"),
@@ -135,13 +137,35 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
     )
     reward = Shape.of(config_of(job.reward_model)) if "reward" in roles else None
     plan = Plan(shape=shape, run=run, reward=reward, steps=steps)
-    if machine.gpu and "sample" in roles and lora_of(job):  # as `agents.merged` decides: within half of what is free
-        free = USABLE * machine.memory - sum(plan.always.values())
-        plan = replace(plan, run=replace(run, merged=2 * shape.linear * run.size <= free))
-        run = plan.run
+    if "sample" in roles and samples_merged(plan, machine):
+        plan = replace(plan, run=replace(plan.run, merged=True))
     if "sample" in roles and run.sampling_rows is None:
-        plan = replace(plan, run=replace(run, sampling_rows=_sampled_at_once(plan, model, machine)))
+        plan = replace(plan, run=replace(plan.run, sampling_rows=_sampled_at_once(plan, model, machine)))
     return plan
+
+
+def config_for(job: Job, method: str) -> Any:
+    """The settings that the method's agent gets."""
+    from ...agents.sft import FineTuningConfig
+
+    known: dict[str, tuple[type[Any], dict[str, int]]] = {
+        "ppo": (agents.PPOConfig, {"total_steps": 6}),
+        "dpo": (agents.DPOConfig, {}),
+        "fine_tuning": (FineTuningConfig, {"epochs": 1}),
+        "binary_feedme": (agents.BinaryFeedMEConfig, {"epochs": 1}),
+        "reward_modeling": (agents.RewardModelingConfig, {"epochs": 1}),
+    }
+    preset, quick = known[method]
+    return job.config(preset, **quick)
+
+
+def samples_merged(plan: Plan, machine: Machine) -> bool:
+    """Whether a policy with adapters makes a copy to sample from, at its first responses: before any is scored."""
+    if not machine.gpu or not plan.run.lora:
+        return False
+    later = ("merged copy", "policy moments", "value moments", "reward model")
+    free = machine.memory - sum(size for role, size in plan.always.items() if role not in later)
+    return plan.shape.linear * plan.run.size <= free / 2
 
 
 def _sampled_at_once(plan: Plan, model: Any, machine: Machine) -> int:
@@ -160,7 +184,11 @@ def _sampled_at_once(plan: Plan, model: Any, machine: Machine) -> int:
 def _fixed(job: Job, method: str, config: Any) -> tuple[int, int]:
     """Rows of an update and number of updates of a method that learns from a fixed set."""
     data: Dataset = job.data
-    examples = len(data.demonstrations("sft")) if method == "fine_tuning" else len(job.preferences())
+    if method == "fine_tuning":
+        examples = len(data.demonstrations("sft")[: 2000 if job.quick else None])
+    else:
+        pairs = job.preferences()
+        examples = len(hold_out(pairs)[0] if method == "reward_modeling" else pairs)
     rows = config.batch_size * (2 if method in ("dpo", "reward_modeling") else 1)
     return rows, config.epochs * ceil(examples / config.batch_size)
 

@@ -204,7 +204,7 @@ def resident(shape: Shape, run: Run, reward: Shape | None) -> dict[str, float]:
         policy["weights"] += 4 * adapter
         policy["moments"] = 8 * adapter
     found = {f"policy {name}": size for name, size in policy.items()}
-    if "reference" in run.roles:
+    if {"reference", "sample"} <= run.roles:  # DPO reads its pairs before it begins, and keeps no model
         found["reference"] = 4 * adapter if run.lora else shape.parameters * run.size / run.share
     if "value" in run.roles:
         parts = states(shape.trunk, run) if run.value == "model" else adapters(trained(shape, run)["value"])
