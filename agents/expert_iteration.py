@@ -139,6 +139,8 @@ class ExpertIteration(PolicyAgent):
     ) -> None:
         self.config = config or ExpertIterationConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
+        if self.policy.sampler is not None:
+            self.policy.sampler.check_trainable()  # before a round is sampled
         self.oracle, self.out = oracle, None if out is None else Path(out)
         self._longest = self.config.max_response_tokens or self.policy.max_response_tokens
         self.instructions = self._chosen(instructions)

@@ -214,13 +214,17 @@ class Quark(OnlineAgent):
 
     def _drift(self, rollouts: Rollouts) -> dict[str, float]:
         """Metrics of how far the samples are from the reference, which reads `rollouts`, and how varied they are."""
-        columns = self._columns(
-            rollouts, lambda part: self.policy.logprobs(part, role="reference", temperature=self.config.temperature)
-        )
-        ref_logprobs = unpad(columns, rollouts.lengths)
-        kinds = {f"kl/{kind}": kl_estimate(rollouts.logprobs, ref_logprobs, kind) for kind in ("k1", "k3")}
+
+        def scored(role: str) -> Tensor:
+            compute = partial(self.policy.logprobs, role=role, temperature=self.config.temperature)
+            return unpad(self._columns(rollouts, compute), rollouts.lengths)
+
+        # A server's own are those at temperature 1.
+        logprobs = rollouts.logprobs if self.policy.sampler is None else scored("policy")
+        ref_logprobs = scored("reference")
+        kinds = {f"kl/{kind}": kl_estimate(logprobs, ref_logprobs, kind) for kind in ("k1", "k3")}
         kl = {name: segment_sum(kl, rollouts.lengths) for name, kl in kinds.items()}
-        return self._loop.processes.means({**kl, "entropy": -rollouts.logprobs})
+        return self._loop.processes.means({**kl, "entropy": -logprobs})
 
     def _improve(self, step: int, pool: DataPool) -> dict[str, float]:
         return self._epochs(

@@ -28,7 +28,8 @@ class Rollouts:
         prompt_lengths: [B] int64, each at least 1.
         tokens: [sum T] int64, the responses; the end-of-sequence token is kept where it was emitted.
         lengths: [B] int64, tokens of each response (0 is legal).
-        logprobs: [sum T] float32, the sampler's log-probability of each token at the sampling temperature.
+        logprobs: [sum T] float32, the sampler's log-probability of each token at the sampling temperature; a served
+            sampler's are at temperature 1.
         finished: [B] bool, whether the response ended with the end-of-sequence token.
     """
 

@@ -123,6 +123,7 @@ class VLLMServer:
             while problem := await self._prepare(sender, model, adapter):
                 if time.monotonic() > until:
                     raise OutageError(f"{self.endpoint.host} is away for restart_s={self._restart_s:g}: {problem}")
+                self._when_away()
                 await asyncio.sleep(POLL_S)
         finally:
             await sender.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from agent_worlds import small_quark
 from safetensors.torch import load_file
 from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
 from tiny_worlds import (
@@ -27,8 +28,11 @@ from tiny_worlds import (
 from vllm_server import VLLM, train_served
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
+from alpacafarm_env.agents.evaluation import sequence_kl
+from alpacafarm_env.agents.expert_iteration import ExpertIteration
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO
+from alpacafarm_env.agents.quark import Quark
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import (
     AlpacaFarmError,
@@ -106,6 +110,8 @@ def test_a_model_that_is_not_trained_is_asked_by_its_name(server: VLLM) -> None:
     assert not server.loaded
     with pytest.raises(ValueError, match="base"):
         SFT(policy, DEMONSTRATIONS, config=SFTConfig())
+    with pytest.raises(ValueError, match="base"):
+        ExpertIteration(policy, TEXTS, Share(ASCII))
     assert "'other'" in failure(PermanentAPIError, server, lora=None, model="other")
 
 
@@ -160,6 +166,17 @@ def test_another_model_after_a_restart_is_noticed(server: VLLM, tmp_path: Path) 
             raise ConnectionResetError
 
     server.before = before
+    policy.generate(INSTRUCTIONS, generator=generator())
+    with pytest.raises(PolicyError):
+        policy.generate(INSTRUCTIONS, generator=generator())
+
+
+def test_another_model_after_a_restart_between_two_calls_is_noticed(server: VLLM, tmp_path: Path) -> None:
+    policy = served(server)
+    policy.generate(INSTRUCTIONS, generator=generator())
+    server.kill()
+    server.folder = other_weights(policy, tmp_path)
+    threading.Timer(0.1, server.start).start()
     policy.generate(INSTRUCTIONS, generator=generator())
     with pytest.raises(PolicyError):
         policy.generate(INSTRUCTIONS, generator=generator())
@@ -240,7 +257,11 @@ def test_settings_that_cannot_work_are_refused(server: VLLM) -> None:
     with pytest.raises(ValueError, match="recompute_logprobs"):
         PPO(make_env(16), served(server), config=small_ppo(recompute_logprobs=False))
     policy = served(server, lora=None, model="base")
+    with pytest.raises(ValueError, match="control tokens"):
+        policy.add_control_tokens(("<good>", "<bad>"), generator())
+    sampler, policy.sampler = policy.sampler, None
     policy.add_control_tokens(("<good>", "<bad>"), generator())
+    policy.sampler = sampler
     with pytest.raises(ValueError, match="control tokens"):
         policy.generate(INSTRUCTIONS, generator=generator())
 
@@ -265,6 +286,16 @@ def test_ppo_samples_each_step_from_the_adapter_as_it_is_then(server: VLLM) -> N
     policy.sampler = None
     assert policy.generate(TEXTS, generator=generator(), temperature=0.0).texts == theirs.texts
     assert len(set(server.loaded)) == 3
+
+
+def test_a_divergence_is_not_of_log_probabilities_at_another_temperature(server: VLLM) -> None:
+    policy = served(server, width=4, lora=LORA)
+    config = small_quark(total_steps=1, temperature=0.5, max_response_tokens=4)
+    metrics = next(Quark(make_env(16), policy, config=config).updates())
+    assert metrics["kl/k3"] == pytest.approx(0, abs=1e-6)  # nothing is learned yet
+    policy.add_reference()
+    rollouts = policy.generate(TEXTS, generator=generator(), temperature=0.5)
+    assert sequence_kl(policy, rollouts, 0.5).tolist() == pytest.approx([0] * len(TEXTS), abs=1e-5)
 
 
 @pytest.mark.slow
