@@ -167,10 +167,10 @@ class ServedSampler:
         Raises:
             APIError: The server is too old, has no such model, is away for too long, or answers wrongly.
             PolicyError: Its log-probabilities are not the policy's.
-            ValueError: The policy has control tokens, which a server would draw.
+            ValueError: The policy has control tokens, which a server does not know.
         """
         if silent:
-            raise ValueError("A server would draw the policy's control tokens; set policy.sampler = None")
+            raise ValueError("A server knows no control tokens; set policy.sampler = None")
         served = self._current(policy)
         if not self._matches and prompts:
             self._check_match(policy, served, prompts, eos_token_ids, min(CHECKED_TOKENS, max_new_tokens))

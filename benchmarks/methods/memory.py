@@ -2,8 +2,8 @@
 
 One formula for decoders of LLaMA's kind (RMSNorm, gated feed-forward layer, grouped heads), no measurement and no
 weights: parameters are counted on torch's "meta" device, activations are those that autograd keeps of each layer's
-operations, which `tests/benchmarks/test_memory.py` compares with what it does keep, and with peaks of whole steps.
-Other decoders differ by what their layers have more or less. Numbers are of one process with one device.
+operations. `tests/benchmarks/test_memory_of_a_step.py` compares them with what it does keep, and with peaks of whole
+steps. Other decoders differ by what their layers have more or less. Numbers are of one process with one device.
 """
 
 from dataclasses import dataclass

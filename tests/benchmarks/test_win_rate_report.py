@@ -135,7 +135,7 @@ class FakeGold:
 def plan(tmp_path, tiny_dataset, monkeypatch):
     """A finished run of twelve responses at steps 0 and 4, the last of them cut."""
     monkeypatch.setattr(Job, "data", tiny_dataset)
-    plan = RunPlan(out=tmp_path, steps=4, evaluate_every=4, num_val=1, num_eval=12, seed=3)
+    plan = RunPlan(out=tmp_path, preset="sandbox", steps=4, evaluate_every=4, num_val=1, num_eval=12, seed=3)
     plan.evaluation_file(0).parent.mkdir(parents=True)
     for step in (0, 4):
         scores = {"proxy": step / 8, "gold": 1.0 - step, "win_rate_simulated": 0.25, "win_rate_human": None}
