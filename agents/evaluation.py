@@ -52,6 +52,8 @@ def sequence_kl(
 ) -> Tensor:
     """[B] log p(response) - log p_ref(response) in nats, both at the temperature the responses were sampled at.
 
+    Of a sharded run within `PPO.whole`, like the other one.
+
     The k1 estimator: its mean is an unbiased estimate of KL(policy || reference), at that temperature alone.
     Source: Schulman 2020, "Approximating KL divergence".
     """

@@ -1,6 +1,7 @@
 """What every trained agent has: updates to go through, with or without a progress bar."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from .loop import Loop
@@ -23,6 +24,13 @@ class Trainer:
     def learn(self) -> dict[str, float]:
         """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
         return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All models whole on each process, so that it may ask any of them as often as it likes, without gradients.
+
+        Needed around what reads a reference or value model that is sharded; all processes enter and leave it together.
+        """
+        return self._loop.whole()
 
     @property
     def num_steps(self) -> int:

@@ -163,7 +163,8 @@ def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int)
         chosen = [instructions[index] for index in subset(len(instructions), getattr(plan, f"num_{split}"))]
         mine = slice(world.rank, None, world.count)
         rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature, rows=mine)
-        kl = sequence_kl(agent.policy, rollouts, plan.temperature)
+        with agent.whole():  # processes have other numbers of passes
+            kl = sequence_kl(agent.policy, rollouts, plan.temperature)
         numbers = range(len(chosen))[mine]
         parts = world.gather(list(zip(numbers, rollouts.texts, rollouts.finished.tolist(), kl.tolist(), strict=True)))
         if not world.is_main:

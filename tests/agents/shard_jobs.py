@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from agent_worlds import small_quark
 from numpy.typing import NDArray
-from tiny_worlds import ASCII, DEMONSTRATIONS, Share, load_policy, make_env, small_ppo
+from safetensors.torch import save_file
+from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, load_policy, make_env, small_ppo
 
 from alpacafarm_env.agents import PPO, SFT, Quark, SFTConfig
+from alpacafarm_env.agents.evaluation import sequence_kl
 from alpacafarm_env.agents.language_model import LanguageModel
 
 SMALL: dict[str, Any] = {"total_steps": 3, "learning_rate": 2e-4, "max_response_tokens": 4, "sharding": "full"}
@@ -61,6 +63,18 @@ def train_variants(policy: Path, out: Path) -> None:
     """Each of `VARIANTS`."""
     for name, make in VARIANTS.items():
         make(policy, out / name).learn()
+
+
+def evaluate(policy: Path, out: Path) -> None:
+    """The divergence of each process's responses, in as many passes as it needs: more of the first process."""
+    rank, count = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    agent = _ppo(policy, out / "run")
+    agent.learn()
+    uniforms = torch.rand(len(TEXTS), 4, generator=torch.Generator().manual_seed(0))
+    rollouts = agent.policy.generate(TEXTS[rank::count], generator=uniforms[rank::count], max_new_tokens=4)
+    with agent.whole():
+        found = sequence_kl(agent.policy, rollouts, 1.0, max_tokens=None if rank else 1)
+    save_file({"kl": found}, out / f"{rank}.safetensors")
 
 
 def train_until(policy: Path, out: Path, step: int, sharding: Literal["none", "full"]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from shard_jobs import VARIANTS, newest, train_bfloat16, train_until, train_variants
+from safetensors.torch import load_file
+from shard_jobs import VARIANTS, evaluate, newest, train_bfloat16, train_until, train_variants
 from test_contract import check_same_training
 from tiny_models import LORA, build_llama
 from tiny_worlds import DEMONSTRATIONS, assert_near, finish, load_policy, start_world
@@ -71,6 +72,18 @@ def test_variants_train_as_one_process_does(policy_folder: Path, tmp_path: Path)
     finish(started)
     for name in VARIANTS:
         check_same_training(tmp_path / "1" / name, tmp_path / "2" / name, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_processes_evaluate_in_different_numbers_of_passes(policy_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    started = start_world(evaluate, policy_folder, tmp_path / "two", size=2)
+    (tmp_path / "one").mkdir()
+    evaluate(policy_folder, tmp_path / "one")
+    finish(started)
+    one, first, second = (load_file(tmp_path / f"{name}.safetensors")["kl"] for name in ("one/0", "two/0", "two/1"))
+    torch.testing.assert_close(first, one[::2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(second, one[1::2], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
