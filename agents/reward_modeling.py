@@ -294,6 +294,9 @@ class RewardModeling(Trainer):
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
         found = {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        dtype = next(self.model.parameters()).dtype
+        if dtype != torch.float32:  # as all runs were that have no note of it
+            found["dtype"] = str(dtype)
         if self.lora is not None:
             layers: Any = self.lora.target_modules  # a set, by then, of what was given as a list
             named = sorted(layers) if isinstance(layers, set) else layers

@@ -65,6 +65,12 @@ def test_flipped_labels_and_other_targets_are_not_resumed(policy_folder: Path, t
         RewardModeling(policy_folder, PREFERENCES, targets=[1.0, 1.0, 1.0, 1.0, 0.5], config=config, out=tmp_path)
 
 
+def test_weights_of_another_type_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
+    RewardModeling(policy_folder, PREFERENCES, out=tmp_path / "run").learn()
+    with pytest.raises(CheckpointError, match="dtype.*bfloat16"):
+        RewardModeling(policy_folder, PREFERENCES, out=tmp_path / "run", dtype=torch.bfloat16)
+
+
 def test_the_head_starts_as_stiennons_and_depends_on_the_seed_alone(policy_folder: Path) -> None:
     first, again, other = (RewardModeling(policy_folder, PREFERENCES, seed=seed).model.score for seed in (0, 0, 1))
     assert first.bias is None
