@@ -19,6 +19,7 @@ from ...errors import DataError
 from ...instructions import Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
+from ...oracles.reward_model import is_adapter
 from ...sandbox.dataset import Sandbox
 from ..harness.agent_options import OPTIONS, naming, with_defaults, with_options
 from .presets import PRESETS, Dtype, PresetName
@@ -121,11 +122,19 @@ class Job:
     allow_overlap: bool = False
 
     def __post_init__(self) -> None:
-        named, is_adapter = PRESETS[self.preset], (Path(self.sft) / "adapter_config.json").is_file()
-        default = {"lora": 0 if is_adapter else named.lora, "dtype": named.dtype, "reward_dtype": named.reward_dtype}
+        named = PRESETS[self.preset]
+        default = {
+            "lora": 0 if is_adapter(self.sft) else named.lora,
+            "dtype": named.dtype,
+            "reward_dtype": named.reward_dtype,
+        }
         for name, value in default.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+
+    @property
+    def _trains_adapter(self) -> bool:
+        return bool(self.lora) or is_adapter(self.sft)
 
     @cached_property
     def data(self) -> Dataset:
@@ -135,7 +144,10 @@ class Job:
     def config(self, preset: type[Config], **quick: Any) -> Config:
         """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
         named = PRESETS[self.preset]
-        chosen: Any = with_defaults(getattr(preset, named.config)(), named.fields)
+        fields = dict(named.fields)
+        if fields.get("value") == "adapter" and not self._trains_adapter:
+            del fields["value"]  # there is no adapter that it could stand beside
+        chosen: Any = with_defaults(getattr(preset, named.config)(), fields)
         config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
 

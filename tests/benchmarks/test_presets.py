@@ -43,6 +43,18 @@ def test_a_given_option_wins_over_its_preset(tmp_path):
     assert config.rollout_batch_size == agents.PPOConfig.paper().rollout_batch_size
 
 
+@pytest.mark.parametrize("preset", ["llama_7b_lora", "small_chat"])
+def test_a_preset_s_value_beside_an_adapter_is_for_policies_that_have_one(tmp_path, preset):
+    def value(**options):
+        return job(tmp_path, preset=preset, **options).config(agents.PPOConfig).value
+
+    assert value() == "adapter"
+    assert value(lora=0) is None  # PPO's own default: a model of its own
+    assert value(lora=0, changed=(("value", "adapter"),)) == "adapter"  # asked for, and refused by PPO
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert value(sft=str(tmp_path)) == "adapter"
+
+
 def test_a_policy_that_is_an_adapter_gets_no_second_one(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     assert job(tmp_path, preset="llama_7b_lora", sft=str(tmp_path)).lora == 0
