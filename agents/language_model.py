@@ -21,7 +21,7 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_base, load_model, load_tokenizer, reading
+from ..pretrained import adapter_base, adapter_task, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
@@ -113,6 +113,8 @@ class LanguageModel:
         with reading(path, "a language model's tokenizer"):
             check_eos(tokenizer)
         is_adapter = (Path(path) / "adapter_config.json").is_file()
+        if is_adapter and adapter_task(path) == "SEQ_CLS":
+            raise CheckpointError(f"{path}: expected a language model, found the adapter of a reward model.")
         if is_adapter and lora is not None:
             raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora= to go on training it")
         base: Any = adapter_base(path) if is_adapter else path

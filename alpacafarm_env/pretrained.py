@@ -66,6 +66,8 @@ def load_model(
     with reading(path, "a model (config.json and safetensors)"):
         load = getattr(transformers, kind).from_pretrained
         model, found = load(path, trust_remote_code=False, output_loading_info=True, **options)
+    if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
+        raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
     lacking = set(found["missing_keys"])
     if unexpected := sorted(lacking - set(new)):
         raise CheckpointError(
@@ -83,6 +85,14 @@ def adapter_base(folder: str | PathLike[str]) -> str:
         if not isinstance(base, str):
             raise TypeError(f"base_model_name_or_path is {base!r}")
         return base
+
+
+def adapter_task(folder: str | PathLike[str]) -> str | None:
+    """Returns the kind of model that a LoRA adapter was trained for, in peft's words, if its folder says so."""
+    with reading(folder, "a task_type in adapter_config.json"):
+        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+        task: str | None = config.get("task_type")
+        return task
 
 
 def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:

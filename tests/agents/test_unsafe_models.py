@@ -104,6 +104,19 @@ def test_weights_that_the_file_lacks_are_not_drawn_at_random(policy_folder: Path
         LanguageModel.from_pretrained(policy_folder)
 
 
+def test_a_reward_model_is_no_policy(reward_model_folder: Path, policy_folder: Path, tmp_path: Path) -> None:
+    for tied in (False, True):  # then its embeddings would serve as the head that it lacks
+        edit(reward_model_folder / "config.json", tie_word_embeddings=tied)
+        with pytest.raises(CheckpointError, match="a reward model"):
+            LanguageModel.from_pretrained(reward_model_folder)
+    adapter = LanguageModel.from_pretrained(policy_folder, lora=LoraConfig(r=1, target_modules=["q_proj"]))
+    adapter.save(tmp_path / "adapter")
+    LanguageModel.from_pretrained(tmp_path / "adapter")
+    edit(tmp_path / "adapter" / "adapter_config.json", task_type="SEQ_CLS")
+    with pytest.raises(CheckpointError, match="the adapter of a reward model"):
+        LanguageModel.from_pretrained(tmp_path / "adapter")
+
+
 def damage(content: bytes) -> Callable[[bytes], bytes]:
     return lambda _: content
 
