@@ -21,6 +21,10 @@ def make_bar(total: int, name: str, *, show: bool = True, **shape: Any) -> Any:
     return tqdm(total=total, desc=name, disable=not show, miniters=0, dynamic_ncols=True, **shape)
 
 
+_CURSOR_UP = "\x1b[A"
+"""What tqdm writes after a bar below another one."""
+
+
 class _Lines:
     """A log file in which each state of a bar is a line of its own."""
 
@@ -28,7 +32,7 @@ class _Lines:
         self._file = file
 
     def write(self, text: str) -> None:
-        if state := text.strip():
+        if state := text.replace(_CURSOR_UP, "").strip():
             self._file.write(f"{state}\n")
 
     def __getattr__(self, name: str) -> Any:

@@ -165,8 +165,10 @@ def train_policy(options: TrainOptions) -> None:
     reward = reward_model(options) if method.needs == "reward" else None
     if options.judge is not None and reward is not None:
         refuse_trained_on(options.judge, hash_model(reward))
+    from ..agents.processes import Processes
+
     plan = options.plan(reward)
-    rows = run_method(plan, Progress({plan.cell: plan.units}).update)
+    rows = run_method(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update)
     if rows:  # only the main process has any
         write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
 

@@ -269,6 +269,16 @@ def test_a_log_gets_lines_now_and_then_and_the_end_or_nothing(monkeypatch):
     assert len([line for line in file.getvalue().split("\n") if "/3 " in line]) >= 4
 
 
+def test_a_bar_below_another_one_leaves_no_control_codes_in_a_log(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
+    with make_bar(2, "PPO") as outer, make_bar(3, "reference") as inner:
+        inner.update(3)
+        outer.update(2)
+    assert "3/3" in file.getvalue()
+    assert "\x1b" not in file.getvalue()
+
+
 def test_a_notebook_is_redrawn_in_place(monkeypatch):
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     monkeypatch.setattr("sys.stderr", stream())

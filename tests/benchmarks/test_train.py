@@ -10,6 +10,7 @@ from written import rows_of
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.harness import evaluation
@@ -208,6 +209,14 @@ def test_batch_sizes_and_steps_are_options_and_long_prompts_left_out_and_answere
     (metrics,) = (tmp_path / "out").rglob("metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 1
     assert len(json.loads((tmp_path / "out" / "outputs.json").read_text())) == 5
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_of_several_processes_the_main_one_shows_how_far_they_are(own, monkeypatch, capsys, main):
+    monkeypatch.setattr(Processes, "is_main", main)
+    monkeypatch.setattr(train, "run_method", lambda *_: [])
+    assert own("quark") == 0
+    assert ("left]" in capsys.readouterr().err) is main
 
 
 def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_data, own_models):
