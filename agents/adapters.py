@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ..folders import hash_model
 from ..oracles.reward_model import RewardModel, float32_head, is_adapter
-from ..pretrained import adapter_base
+from ..pretrained import adapter_base, loading_adapters
 
 HARMLESS_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base's weights as they are; PiSSA, for one, takes its start off them."""
@@ -26,7 +26,10 @@ HARMLESS_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 def with_adapter(model: PreTrainedModel, config: peft.LoraConfig, *, seed: int = 0) -> peft.PeftModel:
     """The model with a fresh adapter, the only part that trains; `seed` is that of its random half."""
-    with torch.random.fork_rng(devices=()):  # peft initialises from the global generator, on the CPU
+    with (
+        torch.random.fork_rng(devices=()),
+        loading_adapters(),
+    ):  # peft initialises from the global generator, on the CPU
         torch.default_generator.manual_seed(seed)
         # A copy: peft writes the base model's name into a config.
         return peft.get_peft_model(model, copy.deepcopy(config))
@@ -111,9 +114,14 @@ def reward_oracle(policy: Any, folder: str | Path, *, pad_token_id: int, **optio
 
 def builds_on(folder: str | Path, model: Any) -> bool:
     """Whether a folder holds a LoRA adapter over the base of `model`, by its path or else the content of its files."""
-    if not (has_lora(model) and is_adapter(folder) and _spares_base(peft.PeftConfig.from_pretrained(str(folder)))):
+    return has_lora(model) and is_over(folder, str(model.active_peft_config.base_model_name_or_path or ""))
+
+
+def is_over(folder: str | Path, ours: str) -> bool:
+    """Whether a folder holds a LoRA adapter over the model in folder `ours`, or of that hub name ("": of none)."""
+    if not (is_adapter(folder) and _spares_base(peft.PeftConfig.from_pretrained(str(folder)))):
         return False
-    ours, theirs = str(model.active_peft_config.base_model_name_or_path or ""), adapter_base(folder)
+    theirs = adapter_base(folder)
     if not ours or not theirs:
         return False
     if Path(ours).resolve() == Path(theirs).resolve():

@@ -5,7 +5,6 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 """
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_base, adapter_task, load_model, load_tokenizer, reading
+from ..pretrained import adapter_base, adapter_task, load_model, load_tokenizer, loading_adapters, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
@@ -120,8 +119,7 @@ class LanguageModel:
         base: Any = adapter_base(path) if is_adapter else path
         model, _ = load_model("AutoModelForCausalLM", base, dtype=dtype)
         if is_adapter:
-            with reading(path, "a LoRA adapter"), warnings.catch_warnings():
-                warnings.filterwarnings("error", message="Found missing adapter keys")
+            with reading(path, "a LoRA adapter"), loading_adapters():
                 prepare(model, Path(path), len(tokenizer))
                 model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
         elif lora is not None:

@@ -132,7 +132,7 @@ class ServedSampler:
             names = [field.name for field in fields(ServedSamplerConfig)]
             for name in given:
                 if name not in names:
-                    raise did_you_mean("setting of a served sampler", name, names)
+                    raise did_you_mean("served sampler's setting", name, names)
             given = cls(ServedSamplerConfig(**given))
         if given.config.model is None and not isinstance(model, peft.PeftModel):
             raise ValueError(

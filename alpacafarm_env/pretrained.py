@@ -1,6 +1,7 @@
 """Hugging Face folders and hub names: no code of theirs is run, and every fault is a CheckpointError."""
 
 import json
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -103,6 +104,16 @@ def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:
     root = Path(folder).expanduser()
     found = ((path.relative_to(root).as_posix(), path.stat()) for path in sorted(root.rglob("*")) if path.is_file())
     return [(name, state.st_ino, state.st_ctime_ns, state.st_size) for name, state in found]
+
+
+@contextmanager
+def loading_adapters() -> Iterator[None]:
+    """Within, peft's warning of missing weights is an error, and one that is no user's doing is not shown."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        # peft asks transformers for an attribute by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield
 
 
 @contextmanager

@@ -78,6 +78,8 @@ class ThroughputOptions:
                 "--hidden-size, --vocab-size, --prompt-tokens: expected a multiple of 64, 16 or more and 2 or more, "
                 f"got {self.hidden_size}, {self.vocab_size} and {self.prompt_tokens}"
             )
+        if self.value == "adapter" and not self.lora:
+            raise ValueError("--value adapter: expected --lora with it, a rank of 1 or more, got none")
         if not 0 <= self.eos_probability < 1 or self.lora < 0:
             raise ValueError(
                 "--eos-probability, --lora: expected a probability below 1 and a rank of 0 or more, got "
@@ -183,11 +185,13 @@ def _policy(options: ThroughputOptions, tokenizer: Any, **same: Any) -> Language
     import peft
 
     from ..agents import LanguageModel
+    from ..agents.adapters import with_adapter
     from .harness import random_models as made
 
     model = made.make_policy(model_config(options), num_ends=options.num_ends, **same)
     if options.lora:
-        model = peft.get_peft_model(model, peft.LoraConfig(**lora_settings(options.lora), task_type="CAUSAL_LM"))
+        adapters = peft.LoraConfig(**lora_settings(options.lora), task_type="CAUSAL_LM")
+        model = with_adapter(model, adapters, seed=options.seed)
     limits: dict[str, Any] = {
         "max_prompt_tokens": options.prompt_tokens,
         "max_response_tokens": options.response_tokens,

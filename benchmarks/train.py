@@ -61,9 +61,10 @@ class TrainOptions(ModelOptions):
     out: Path | None = None
     """Folder for checkpoints, metrics, policy and answers. Default: results/train/METHOD-FEEDBACK-SEED; with --quick
     its name ends with -quick."""
-    preset: PresetName = "sandbox"
+    preset: PresetName | None = None
     """Settings for the sandbox's small policy; AlpacaFarm's for LLaMA 7B, as they are (paper), by LoRA on one GPU of 80
-    GB, or of all weights on eight; or for a chat model of up to 3 B parameters on one of 24 GB."""
+    GB, or of all weights on eight; or for a chat model of up to 3 B parameters on one of 24 GB. Default: paper with
+    --policy, else sandbox."""
     num_eval: int = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: int | None = None
@@ -121,6 +122,7 @@ class TrainOptions(ModelOptions):
     def _for_job(self, reward: str | None) -> dict[str, Any]:
         same = ("feedback", "seed", "quick", "preset", "template", "max_prompt_tokens", "lora", "dtype", "reward_dtype")
         options = {name: getattr(self, name) for name in (*same, "changed", "allow_overlap")}
+        options["preset"] = options["preset"] or ("sandbox" if self.policy == "sandbox" else "paper")
         return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
 

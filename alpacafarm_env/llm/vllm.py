@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -118,11 +119,18 @@ class VLLMServer:
     async def _ready(self, model: str, adapter: str | None) -> None:
         """Returns once the server is up and has the model."""
         sender = Sender(self.endpoint, timeout_s=self._limits.attempt_timeout_s)
-        until = time.monotonic() + self._restart_s
+        until, warned = time.monotonic() + self._restart_s, False
         try:
             while problem := await self._prepare(sender, model, adapter):
                 if time.monotonic() > until:
                     raise OutageError(f"{self.endpoint.host} is away for restart_s={self._restart_s:g}: {problem}")
+                if not warned:
+                    warnings.warn(
+                        f"{self.endpoint.host} is away ({problem}); waiting for it, {self._restart_s:g} s at most "
+                        "(restart_s).",
+                        stacklevel=2,
+                    )
+                    warned = True
                 self._when_away()
                 await asyncio.sleep(POLL_S)
         finally:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from ..chat_templates import ChatTemplate, check_template, load_template
 from ..errors import CheckpointError, did_you_mean
 from ..folders import snapshot
-from ..pretrained import adapter_base, file_states, load_model, load_tokenizer, reading
+from ..pretrained import adapter_base, file_states, load_model, load_tokenizer, loading_adapters, reading
 from ..templates import PromptTemplate
 from .base import DetailedOracle, OracleError, Verdicts, shorten
 
@@ -276,8 +275,7 @@ def load_scorer(path: str | PathLike[str], *, dtype: torch.dtype, base: Any = No
                 f"{path}: its base {name} is an adapter itself; merge that one, and train anew on it."
             )
         base = float32_head(new_scorer(name, dtype=dtype, **({} if pad is None else {"pad_token_id": pad}))[0])
-    with reading(path, "a reward model's LoRA adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")
+    with reading(path, "a reward model's LoRA adapter"), loading_adapters():
         model = peft.PeftModel.from_pretrained(base, str(path), is_trainable=trains)
         if not isinstance(getattr(model.get_base_model(), "score", None), peft.utils.ModulesToSaveWrapper):
             raise ValueError("it holds no head (modules_to_save: score)")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from ... import agents, pretrained
 from ...data import Dataset
 from ...errors import DataError
+from ...oracles.reward_model import is_adapter
 from ..harness.report import Table, text_table
 from .job import Job
 from .memory import PHASES, Run, Shape, decode_bytes, phases, resident, step_flops
@@ -136,6 +137,8 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
         processes=machine.processes,
     )
     reward = Shape.of(config_of(job.reward_model)) if "reward" in roles else None
+    if reward is not None and job.reward_shares_base:
+        run = replace(run, reward_lora=rank_of(job.reward_model))
     plan = Plan(shape=shape, run=run, reward=reward, steps=steps)
     if "sample" in roles and samples_merged(plan, machine):
         plan = replace(plan, run=replace(plan.run, merged=True))
@@ -195,14 +198,17 @@ def _fixed(job: Job, method: str, config: Any) -> tuple[int, int]:
 
 def config_of(folder: Path | str) -> Any:
     """A model's configuration; of an adapter its base's."""
-    is_adapter = (Path(folder) / "adapter_config.json").is_file()
-    return pretrained.load_config(pretrained.adapter_base(folder) if is_adapter else folder)
+    return pretrained.load_config(pretrained.adapter_base(folder) if is_adapter(folder) else folder)
 
 
 def lora_of(job: Job) -> int:
     """The rank that is trained: the job's, or that of a policy that is an adapter."""
-    file = Path(job.policy_folder) / "adapter_config.json"
-    return int(json.loads(file.read_text(encoding="utf-8"))["r"]) if file.is_file() else job.lora or 0
+    return rank_of(job.policy_folder) if is_adapter(job.policy_folder) else job.lora or 0
+
+
+def rank_of(folder: Path | str) -> int:
+    """The rank of the adapters in a folder."""
+    return int(json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))["r"])
 
 
 def gigabytes(size: float) -> str:

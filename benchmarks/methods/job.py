@@ -13,7 +13,7 @@ import gymnasium as gym
 import tyro
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from ... import agents, sandbox
+from ... import agents, pretrained, sandbox
 from ...data import Dataset, load_dataset
 from ...errors import DataError
 from ...instructions import Preference
@@ -145,6 +145,8 @@ class Job:
         """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
         named = PRESETS[self.preset]
         fields = dict(named.fields)
+        if ("value", "adapter") in self.changed and not self._trains_adapter:
+            raise DataError("--value adapter: expected a policy with LoRA, got none. Give --lora 8, or --value head.")
         if fields.get("value") == "adapter" and not self._trains_adapter:
             del fields["value"]  # there is no adapter that it could stand beside
         chosen: Any = with_defaults(getattr(preset, named.config)(), fields)
@@ -212,18 +214,33 @@ class Job:
         more = {"template": self.template if self.reward != "sandbox" else None, "dtype": self.reward_dtype}
         return {"reward_model": self.reward_model} | {name: value for name, value in more.items() if value}
 
-    def oracle(self) -> RewardOracle:
-        """The reward model as an oracle."""
+    @property
+    def reward_shares_base(self) -> bool:
+        """Whether the reward model is an adapter over the base of the adapter that trains, so that one base will do."""
+        if not self._trains_adapter or not is_adapter(self.reward_model) or self.reward_dtype not in (None, self.dtype):
+            return False
+        if {**PRESETS[self.preset].fields, **dict(self.changed)}.get("sharding", "none") != "none":
+            return False
+        from ...agents.adapters import is_over
+
+        base = pretrained.adapter_base(self.policy_folder) if is_adapter(self.policy_folder) else self.policy_folder
+        return is_over(self.reward_model, str(base))
+
+    def oracle(self, policy: agents.LanguageModel | None = None) -> RewardOracle:
+        """The reward model as an oracle; an adapter over the base of `policy` reads with the policy's own weights."""
+        if policy is not None and self.reward_shares_base:
+            return policy.reward_oracle(self.reward_model, template=self.template)
         return make_oracle(self.reward_spec, dataset=self.data)
 
-    def env(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        """AlpacaFarm-PPO-v0 with the reward model's reward and `num_envs` environments over all processes."""
+    def env(self, num_envs: int, policy: agents.LanguageModel | None = None) -> VectorEnv[Any, Any, Any]:
+        """AlpacaFarm-PPO-v0 with `oracle(policy)`'s reward and `num_envs` environments over all processes."""
         from ...agents.processes import Processes
 
+        shares = policy is not None and self.reward_shares_base
         return gym.make_vec(
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs // Processes().count,
             dataset=self.data,
-            oracle=self.reward_spec,
+            oracle=self.oracle(policy) if shares else self.reward_spec,
             autoreset_mode=AutoresetMode.DISABLED,
         )

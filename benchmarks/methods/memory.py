@@ -102,6 +102,8 @@ class Run:
     sharded: bool
     """Whether weights, gradients and moments are split over the processes."""
     processes: int
+    reward_lora: int = 0
+    """Rank of a reward adapter on the policy's base; 0: the reward model is one of its own."""
     merged: bool = False
     """Whether a copy of the weights with the adapters added samples, as on a GPU that has room for it."""
 
@@ -212,7 +214,8 @@ def resident(shape: Shape, run: Run, reward: Shape | None) -> dict[str, float]:
     if run.merged:
         found["merged copy"] = shape.linear * run.size
     if reward is not None:
-        found["reward model"] = reward.trunk * BYTES[run.reward_dtype]
+        own = reward.trunk * BYTES[run.reward_dtype]
+        found["reward model"] = 4 * run.reward_lora * reward.adapter if run.reward_lora else own
     return found
 
 

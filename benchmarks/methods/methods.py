@@ -141,7 +141,8 @@ def make_dpo(job: Job) -> Actor:
 def make_best_of_n(job: Job, **changes: Any) -> Actor:
     """Best-of-n with the preset's n, or with some settings changed."""
     config = replace(job.config(agents.BestOfNConfig, num_samples=8), **changes)
-    return agents.BestOfN(job.policy(), job.oracle(), config=config, seed=job.seed)
+    policy = job.policy()
+    return agents.BestOfN(policy, job.oracle(policy), config=config, seed=job.seed)
 
 
 def make_best_of_16_gold(job: Job) -> Actor:
@@ -156,21 +157,25 @@ def make_expert_iteration(job: Job) -> Actor:
     config = job.config(agents.ExpertIterationConfig, num_instructions=400)
     if config.num_instructions is not None:
         config = replace(config, num_instructions=min(config.num_instructions, len(instructions)))
-    oracle = job.oracle()
-    return agents.ExpertIteration(job.policy(), instructions, oracle, config=config, seed=job.seed, out=job.folder)
+    policy = job.policy()
+    oracle = job.oracle(policy)
+    return agents.ExpertIteration(policy, instructions, oracle, config=config, seed=job.seed, out=job.folder)
 
 
 def make_quark(job: Job, **changes: Any) -> Actor:
     """Quark, perhaps with some settings changed."""
     config = replace(job.config(agents.QuarkConfig, total_steps=6), **changes)
-    return agents.Quark(job.env(config.rollout_batch_size), job.policy(), config=config, seed=job.seed, out=job.folder)
+    policy = job.policy()
+    return agents.Quark(
+        job.env(config.rollout_batch_size, policy), policy, config=config, seed=job.seed, out=job.folder
+    )
 
 
 def make_ppo(job: Job) -> Actor:
     """PPO."""
-    config, reward = job.config(agents.PPOConfig, total_steps=6), job.reward_model
-    env = job.env(config.rollout_batch_size)
-    return agents.PPO(env, job.policy(), value_init=reward, config=config, seed=job.seed, out=job.folder)
+    config, policy = job.config(agents.PPOConfig, total_steps=6), job.policy()
+    options: dict[str, Any] = {"value_init": job.reward_model, "config": config, "seed": job.seed, "out": job.folder}
+    return agents.PPO(job.env(config.rollout_batch_size, policy), policy, **options)
 
 
 def _stand_in(name: str, title: str, paper: tuple[float, float]) -> Method:

@@ -138,8 +138,9 @@ def run_seed(plan: RunPlan, on_progress: ProgressFn) -> list[Row]:
 def make_agent(plan: RunPlan) -> agents.PPO:
     """PPO on AlpacaFarm-PPO-v0 of the plan's data, with the plan's policy and reward model."""
     job, config = plan.job, plan.ppo_config()
-    (room, limit), env = prompt_limits(plan), job.env(config.rollout_batch_size)
+    room, limit = prompt_limits(plan)
     policy = job.policy(max_prompt_tokens=limit, max_response_tokens=plan.max_response_tokens)
+    env = job.env(config.rollout_batch_size, policy)
     agent = agents.PPO(env, policy, value_init=job.reward_model, config=config, seed=plan.seed, out=plan.job.folder)
     policy.max_prompt_tokens = room  # what training leaves out is settled; evaluations ask all
     return agent

@@ -146,7 +146,7 @@ def test_a_server_that_stays_away_is_an_error(server: VLLM) -> None:
     policy = served(server, restart_s=0.1)
     server.kill()
     started = time.monotonic()
-    with pytest.raises(OutageError, match="restart_s"):
+    with pytest.raises(OutageError, match="restart_s"), pytest.warns(UserWarning, match="is away"):
         policy.generate(INSTRUCTIONS, generator=generator())
     assert time.monotonic() - started < 5
     server.start()
@@ -177,7 +177,8 @@ def test_another_model_after_a_restart_between_two_calls_is_noticed(server: VLLM
     server.kill()
     server.folder = other_weights(policy, tmp_path)
     threading.Timer(0.1, server.start).start()
-    policy.generate(INSTRUCTIONS, generator=generator())
+    with pytest.warns(UserWarning, match="is away"):
+        policy.generate(INSTRUCTIONS, generator=generator())
     with pytest.raises(PolicyError):
         policy.generate(INSTRUCTIONS, generator=generator())
 

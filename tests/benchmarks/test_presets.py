@@ -3,13 +3,17 @@
 from dataclasses import fields
 
 import pytest
+from peft import LoraConfig
 
-from alpacafarm_env import agents
+from alpacafarm_env import agents, sandbox
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.harness.agent_options import OPTIONS, with_options
-from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.methods.dry_run import Machine, make_plan
+from alpacafarm_env.benchmarks.methods.job import Job, lora_settings
+from alpacafarm_env.benchmarks.methods.methods import BY_NAME
 from alpacafarm_env.benchmarks.methods.presets import PRESETS
 from alpacafarm_env.errors import DataError
+from alpacafarm_env.instructions import Instruction, Preference
 
 CONFIGS = (
     *(agents.PPOConfig, agents.QuarkConfig, agents.DPOConfig, agents.SFTConfig, agents.RewardModelingConfig),
@@ -43,6 +47,11 @@ def test_a_given_option_wins_over_its_preset(tmp_path):
     assert config.rollout_batch_size == agents.PPOConfig.paper().rollout_batch_size
 
 
+def test_one_s_own_policy_gets_the_paper_s_settings():
+    own = ["--dataset", "d", "--policy", "p"]
+    assert [train.parse(["ppo", *given]).job().preset for given in ([], own)] == ["sandbox", "paper"]
+
+
 @pytest.mark.parametrize("preset", ["llama_7b_lora", "small_chat"])
 def test_a_preset_s_value_beside_an_adapter_is_for_policies_that_have_one(tmp_path, preset):
     def value(**options):
@@ -50,7 +59,8 @@ def test_a_preset_s_value_beside_an_adapter_is_for_policies_that_have_one(tmp_pa
 
     assert value() == "adapter"
     assert value(lora=0) is None  # PPO's own default: a model of its own
-    assert value(lora=0, changed=(("value", "adapter"),)) == "adapter"  # asked for, and refused by PPO
+    with pytest.raises(DataError, match="--lora"):
+        value(lora=0, changed=(("value", "adapter"),))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert value(sft=str(tmp_path)) == "adapter"
 
@@ -65,6 +75,43 @@ def test_a_reward_model_is_read_in_the_dtype_that_is_asked_for(tmp_path):
     assert job(tmp_path, reward="sandbox").reward_spec == "surrogate"
     spec = job(tmp_path, reward="folder", reward_dtype="bfloat16").reward_spec
     assert spec == {"reward_model": "folder", "dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def reward_adapter(tmp_path_factory):
+    """A reward model's LoRA adapter over the sandbox's policy."""
+    pairs = [Preference(Instruction("What is blue?"), ("The sky.", f"{i}"), 1) for i in range(8)]
+    config = agents.RewardModelingConfig(epochs=1, batch_size=8)
+    folder = tmp_path_factory.mktemp("models") / "adapter"
+    agent = agents.RewardModeling(sandbox.POLICY, pairs, config=config, lora=LoraConfig(**lora_settings(2)))
+    agent.learn()
+    agent.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("options", "shares"), [({}, True), ({"lora": 0}, False), ({"sharding": "full"}, False)])
+def test_a_reward_adapter_reads_with_the_policy_s_own_weights(tmp_path, reward_adapter, options, shares):
+    settings = {"lora": 2, **options}
+    changed = tuple((name, settings.pop(name)) for name in ("sharding",) if name in settings)
+    made = job(tmp_path, reward=str(reward_adapter), changed=changed, **settings)
+    policy = made.policy()
+    oracle = made.env(4, policy).unwrapped.oracle
+    oracle.score(["What is blue?"], ["The sky."])
+    ours = {p.data_ptr() for p in policy.model.parameters()}
+    frozen = [p.data_ptr() in ours for name, p in oracle._model.named_parameters() if ".layers." in name]
+    assert any(frozen) == shares
+    if shares:
+        agent = BY_NAME["best_of_16"].make(made)
+        assert agent.oracle._base is not None
+
+
+def test_the_dry_run_counts_one_base_for_both(tmp_path, reward_adapter):
+    machine = Machine(name="a GPU", gpu=True, memory=8e10, processes=1, gemm=6e14, copy=3e12)
+    alone, shared = (
+        make_plan(job(tmp_path, reward=str(reward_adapter), lora=2, reward_dtype=dtype), "ppo", machine).always
+        for dtype in ("bfloat16", "float32")
+    )
+    assert shared["reward model"] < alone["reward model"] / 10
 
 
 def test_options_reach_the_training_within_expert_iteration():

@@ -26,7 +26,7 @@ from alpacafarm_env.oracles.base import Constant
 def own(own_data, own_models, tmp_path):
     """Runs a method with these options on tiny models and data."""
     policy, reward_model = map(str, own_models)
-    models = ["--policy", policy, "--reward-model", reward_model]
+    models = ["--policy", policy, "--reward-model", reward_model, "--preset", "sandbox"]
     given = [*models, "--dataset", str(own_data), "--out", str(tmp_path / "out"), "--quick", "--num-eval", "5"]
     return lambda method, *options: train.run(train.parse([method, *given, *map(str, options)]))
 
@@ -154,6 +154,7 @@ def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, t
 
     def command(method, policy, *more):
         out = ["--dataset", str(data), "--out", str(tmp_path / method), "--quick", "--num-eval", "5", *how]
+        out += ["--preset", "sandbox"]
         return train.run(train.parse([method, "--policy", str(policy), *out, *map(str, more)]))
 
     assert command("fine_tuning", policy, "--epochs", 2, "--batch-size", 4, "--learning-rate", 0.01) == 0

@@ -35,7 +35,8 @@ def data(own_data, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_from_an_instruct_folder_to_judged_answers_by_commands(family, lora, data, tmp_path, monkeypatch):
     def command(method, policy, *more):
-        given = ["--dataset", data, "--policy", policy, "--out", tmp_path / method, "--quick", "--num-eval", 5, *more]
+        small = ["--quick", "--preset", "sandbox", "--num-eval", 5]
+        given = ["--dataset", data, "--policy", policy, "--out", tmp_path / method, *small, *more]
         assert train.run(train.parse([method, *map(str, given)])) == 0
         return tmp_path / method
 

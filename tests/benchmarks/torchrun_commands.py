@@ -26,10 +26,10 @@ def small(plan: RunPlan) -> PPOConfig:
 
 
 def main(data: str, policy: str, reward_model: str, out: str) -> None:
-    own = ["--dataset", data, "--policy", policy]
+    own = ["--dataset", data, "--policy", policy, "--preset", "sandbox"]
     with patch.object(RunPlan, "ppo_config", small):
         sizes = {"processes": 1, "seeds": 1, "steps": 2, "evaluate-every": 1, "num-val": 3, "num-eval": 5}
-        models = [*own, "--reward-model", reward_model, "--preset", "sandbox"]
+        models = [*own, "--reward-model", reward_model]
         options = win_rate_curve.WinRateCurveOptions.parse(
             [*models, *(f"--{name}={size}" for name, size in sizes.items()), "--out", f"{out}/curve"]
         )

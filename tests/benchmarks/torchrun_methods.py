@@ -47,7 +47,13 @@ ENDLESS = {
 def main(data: str, policy: str, reward_model: str, out: str, *names: str) -> None:
     for name in names or RUNS:
         method = {**RUNS, **ENDLESS}[name][0]
-        models = ["--policy", policy, *([] if method == "reward_modeling" else ["--num-eval", "3"])]
+        models = [
+            "--policy",
+            policy,
+            "--preset",
+            "sandbox",
+            *([] if method == "reward_modeling" else ["--num-eval", "3"]),
+        ]
         if method in ("ppo", "quark", "quark_all_quantiles", "expert_iteration", "best_of_16"):
             models += ["--reward-model", reward_model]
         given = [*{**RUNS, **ENDLESS}[name], "--dataset", data, *models, "--out", f"{out}/{name}"]
