@@ -1,7 +1,8 @@
 """The package's command line, `python -m alpacafarm_env COMMAND`.
 
 `show` prints the sandbox; `annotate` and `evaluate` let LLM annotators judge, `ledger` says what that cost, and
-`judge-server` is a server to try them on. `export` and `reward-server` hand data and rewards to other frameworks.
+`judge-server` is a server to try them on; `annotate-human` lets people judge. `export` and `reward-server` hand data
+and rewards to other frameworks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from .arguments import whole_number
 from .cli.commands import Report, add_commands
 from .errors import AlpacaFarmError
+from .human.command import add_command as add_human_command
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -78,6 +80,7 @@ def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     show.add_argument("--temperature", type=_temperature, default=0.7, metavar="T", help=text)
     show.set_defaults(run=_show)
     add_commands(commands)
+    add_human_command(commands)
     text = "serve the sandbox's annotators over an OpenAI-compatible API on this machine, with faults if wanted"
     serve = commands.add_parser("judge-server", help=text, description=text)
     serve.set_defaults(run=_serve)

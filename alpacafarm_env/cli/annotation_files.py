@@ -137,8 +137,10 @@ def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:
     return rows
 
 
-def check_out(out: Path, sources: Sequence[Path]) -> None:
+def check_out(out: Path, sources: Sequence[Path], fields: Sequence[str] = FIELDS) -> None:
     """Refuses a file that could not be written, or must not be overwritten, before anything is paid for.
+
+    Ours are files whose records all have the `fields`.
 
     Raises:
         DataError: It has another suffix, no folder to lie in, is a folder, one of the `sources`, or holds something
@@ -152,7 +154,7 @@ def check_out(out: Path, sources: Sequence[Path]) -> None:
         raise DataError(f"{out}: expected a file's name, got a folder.")
     if any(out.exists() and source.exists() and out.samefile(source) for source in sources):
         raise DataError(f"{out}: expected another file than the input, which would be overwritten.")
-    if out.exists() and not _is_ours(out):
+    if out.exists() and not _is_ours(out, fields):
         raise DataError(
             f"{out}: there is such a file already. It holds no annotations, or is damaged, so it is not overwritten: "
             "give another --out, or remove it."
@@ -178,7 +180,7 @@ def write_annotations(out: Path, records: Sequence[Mapping[str, Any]]) -> None:
         ) from error
 
 
-def _is_ours(out: Path) -> bool:
+def _is_ours(out: Path, fields: Sequence[str]) -> bool:
     """Whether a file is empty or holds annotations, which may be overwritten: their answers are in the ledger."""
     if not out.stat().st_size:
         return True
@@ -186,7 +188,7 @@ def _is_ours(out: Path) -> bool:
         records = read_records(out)
     except DataError:
         return False
-    return all(isinstance(record, Mapping) and record.keys() >= set(FIELDS) for record in records)
+    return all(isinstance(record, Mapping) and record.keys() >= set(fields) for record in records)
 
 
 def _check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]], source: str) -> None:

@@ -54,14 +54,7 @@ class Listener(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._waiting: dict[socket.socket, float] = {}  # since when, the longest first
-        self.address_family, found = _resolve(*address)
-        self.remote = not ipaddress.ip_address(found[0].partition("%")[0]).is_loopback
-        if self.remote and not allow_remote:
-            raise AlpacaFarmError(
-                f"expected a host that only this machine can reach, such as 127.0.0.1 or ::1, got {address[0]!r}. "
-                "There is no encryption: on a network that you trust, allow_remote=True, --allow-remote on the command "
-                "line, takes it as it is."
-            )
+        self.address_family, found, self.remote = resolve(*address, allow_remote=allow_remote)
         super().__init__(found, _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
 
@@ -150,11 +143,23 @@ def _end(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)  # which ends its thread, too
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The address behind a host's name, IPv4 where there are both."""
+def resolve(host: str, port: int, *, allow_remote: bool) -> tuple[socket.AddressFamily, Any, bool]:
+    """The address behind a host's name, IPv4 where there are both, and whether other machines can reach it.
+
+    Raises:
+        AlpacaFarmError: They can, and that was not allowed.
+        OSError: There is no such host.
+    """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return family, address
+    remote = not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    if remote and not allow_remote:
+        raise AlpacaFarmError(
+            f"expected a host that only this machine can reach, such as 127.0.0.1 or ::1, got {host!r}. There is no "
+            "encryption: on a network that you trust, allow_remote=True, --allow-remote on the command line, takes it "
+            "as it is."
+        )
+    return family, address, remote
 
 
 class _Handler(BaseHTTPRequestHandler):

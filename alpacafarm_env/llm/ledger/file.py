@@ -16,6 +16,7 @@ import sqlite3
 import stat
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -169,8 +170,11 @@ def explain(path: Path, error: sqlite3.Error) -> LedgerError:
     return LedgerError(f"The ledger {path} cannot be used: {text} (SQLite: {error}).")
 
 
-def _create(path: Path) -> None:
-    """Makes the file under another name and links it into place: for everyone it is there in full or not at all."""
+def create(path: Path, statements: Sequence[str], *, application_id: int, version: int) -> None:
+    """Makes a database under another name and links it into place: for everyone it is there in full or not at all.
+
+    Only its owner can read it. A file that is there already stays as it is. Raises OSError or sqlite3.Error.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # readable by its owner alone
     os.close(descriptor)
@@ -179,11 +183,10 @@ def _create(path: Path) -> None:
         with closing(sqlite3.connect(new, isolation_level=None)) as conn:
             conn.execute("PRAGMA synchronous = FULL")
             conn.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
+            for statement in statements:
                 conn.execute(statement)
-            conn.execute("INSERT INTO totals VALUES (0)")
-            conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            conn.execute(f"PRAGMA application_id = {application_id}")
+            conn.execute(f"PRAGMA user_version = {version}")
             conn.execute("COMMIT")
             conn.execute("PRAGMA journal_mode = WAL")
         os.link(new, path)
@@ -192,11 +195,30 @@ def _create(path: Path) -> None:
         os.close(folder)
     except FileExistsError:
         pass  # another process was faster
-    except sqlite3.Error as error:
-        raise explain(path, error) from error
     finally:
         for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
             Path(leftover).unlink(missing_ok=True)
+
+
+def network_kind(path: Path) -> str:
+    """The network file system that a file is on, where processes cannot share SQLite's log; "" if it is on none."""
+    if not _MOUNTS.exists():
+        return ""
+    folder = path.absolute().parent.resolve()
+    best, kind = Path("/"), ""
+    for line in _MOUNTS.read_text("utf-8", "replace").splitlines():
+        point = Path(line.split()[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= len(best.parts):
+            best, kind = point, line.split()[2]
+    return kind if kind in _NETWORK else ""
+
+
+def _create(path: Path) -> None:
+    statements = (*SCHEMA, "INSERT INTO totals VALUES (0)")
+    try:
+        create(path, statements, application_id=APPLICATION_ID, version=SCHEMA_VERSION)
+    except sqlite3.Error as error:
+        raise explain(path, error) from error
 
 
 def _check_header(path: Path) -> None:
@@ -250,15 +272,7 @@ def _sums_agree(conn: sqlite3.Connection) -> bool:
 
 def _refuse_network(path: Path) -> None:
     """Processes on several machines cannot share SQLite's log through a network file system."""
-    if not _MOUNTS.exists():
-        return
-    folder = path.absolute().parent.resolve()
-    best, kind = Path("/"), ""
-    for line in _MOUNTS.read_text("utf-8", "replace").splitlines():
-        point = Path(line.split()[1].replace("\\040", " "))
-        if folder.is_relative_to(point) and len(point.parts) >= len(best.parts):
-            best, kind = point, line.split()[2]
-    if kind in _NETWORK:
+    if kind := network_kind(path):
         raise LedgerError(
             f"{path} is on a network file system ({kind}), where a ledger can be lost. Name a file on a local disk: "
             "set ALPACAFARM_LEDGER, or give its path."

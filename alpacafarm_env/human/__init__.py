@@ -1,0 +1,1 @@
+"""People as annotators: the page they judge on, what they said, and how they agree."""

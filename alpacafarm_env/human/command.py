@@ -1,0 +1,127 @@
+"""The command `annotate-human`: people say on a local page which of two outputs is better."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import webbrowser
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..arguments import whole_number
+from ..cli.commands import Report
+from ..errors import DataError
+
+if TYPE_CHECKING:
+    from .server import PageServer
+    from .session import Session
+
+PORT: Final = 8017
+"""The same in every run, so that a page that was open finds the server again."""
+GUIDELINE: Final = Path(__file__).parent / "templates" / "guideline.txt"
+_EPILOG: Final = (
+    "Every answer is stored at once, in a database beside --out: stop the command, or kill it, at any time, and give "
+    "it again to go on at the same address. --out is written at the start, at the end, and with --export."
+)
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command, which needs the extra "human"."""
+    text = "let people say which of two outputs is better, on a page in their browser"
+    parser = commands.add_parser("annotate-human", help=text, description=text, epilog=_EPILOG, allow_abbrev=False)
+    text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional)"
+    parser.add_argument("pairs", metavar="PAIRS", type=Path, help=text)
+    text = "where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ..."
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help=text)
+    text = "pairs with the right preference, to be judged first; who agrees in less than 70 %% is kept out"
+    parser.add_argument("--qualification", metavar="FILE", type=Path, help=text)
+    parser.add_argument("--guideline", metavar="FILE", type=Path, help="a text for annotators, instead of our own")
+    text = "seeds the orders of pairs and outputs (default: 0, then as it began)"
+    parser.add_argument("--seed", type=whole_number(), metavar="N", help=text)
+    text = "write --out from what is stored, and serve no page"
+    parser.add_argument("--export", action="store_true", help=text)
+    text = "leave an annotator out of --out; may be given several times"
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help=text)
+    parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
+    text = f"where to listen; 0 for any free port (default: {PORT})"
+    parser.add_argument("--port", type=whole_number(0, 65535), default=PORT, metavar="N", help=text)
+    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
+    parser.add_argument("--allow-remote", action="store_true", help=text)
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.set_defaults(run=annotate_human)
+
+
+def annotate_human(options: argparse.Namespace) -> Report:
+    """Serves the page until Ctrl-C, and writes the labels.
+
+    Raises:
+        AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
+    """
+    from ..cli.annotation_files import check_out
+    from .export import skipped_path, write_labels
+    from .pairs import FIELDS, load_pairs, load_qualification
+    from .session import Session
+    from .standings import summary
+    from .store import Store
+
+    sources = [path for path in (options.pairs, options.qualification, options.guideline) if path]
+    check_out(options.out, sources, FIELDS)
+    check_out(skipped_path(options.out), sources, ("reason", "annotator", "answered_at"))
+    pairs = load_pairs(options.pairs)
+    qualification = load_qualification(options.qualification) if options.qualification else []
+    guideline = _read_text(options.guideline or GUIDELINE)
+    if not pairs:
+        raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
+    with closing(Store(database(options.out), seed=options.seed)) as store:
+        write_labels(options.out, store.all(), without=options.without)
+        if not options.export:
+            _serve(Session(store, pairs, qualification), guideline, options)
+        stored = store.all()
+        written = write_labels(options.out, stored, without=options.without)
+        lines = [*summary(stored, qualification), *(f"written: {path}" for path in written), f"database: {store.path}"]
+    return Report("\n".join(lines))
+
+
+def database(out: Path) -> Path:
+    """Where the answers to the labels `out` are: labels.sqlite beside labels.json."""
+    from ..data.files import stem_of
+
+    return out.with_name(f"{stem_of(out)}.sqlite")
+
+
+def _serve(session: Session, guideline: str, options: argparse.Namespace) -> None:
+    from ..judge_server.http import serve
+
+    where = {"host": options.host, "port": options.port}
+    for name in ("starlette", "uvicorn"):
+        try:
+            import_module(name)
+        except ImportError as error:
+            text = f"the page needs the package {name}. Install it: pip install 'alpacafarm-env[human]'"
+            raise DataError(f"annotate-human: {text}.") from error
+    from .server import PageServer
+
+    def start() -> PageServer:
+        server = PageServer(session, guideline, allow_remote=options.allow_remote, **where)
+        if not options.no_browser and _has_display():
+            webbrowser.open(server.url)
+        return server
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does, so that --out is written
+    serve(start, lambda server: server.url, **where)
+
+
+def _has_display() -> bool:
+    """Whether a browser can open a window; one of the terminal would take that from the command."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a text in UTF-8, got {error}.") from error

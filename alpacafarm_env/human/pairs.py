@@ -1,0 +1,101 @@
+"""The pairs that people judge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from ..cli.annotation_files import read_pairs
+from ..data.files import read_records
+from ..data.schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+from ..instructions import Instruction
+
+FIELDS: Final = ("preference", "raw_preference", "annotator", "shown_first", "seconds", "answered_at")
+"""What an exported label adds to its pair, see `export`."""
+JUDGED: Final = ("judge_preference", "judge")
+"""Fields of an exported label for the verdict that its pair came with, and whose it is."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two outputs to one instruction; `record` is what is exported of it, the verdict it came with included."""
+
+    instruction: Instruction
+    outputs: tuple[str, str]
+    record: Mapping[str, Any]
+
+    @cached_property
+    def key(self) -> str:
+        """What identifies the pair in the database: its texts, whatever else its file says."""
+        texts = [str(self.instruction), *self.outputs]
+        return hashlib.sha256(json.dumps(texts, ensure_ascii=True).encode()).hexdigest()
+
+    @property
+    def better(self) -> int:
+        """1 or 2: the output that the pair's own verdict prefers; 0 for a tie or none."""
+        return side(self.record.get(JUDGED[0]))
+
+
+def side(preference: float | None) -> int:
+    """1 or 2: the output that a preference in [1, 2] is for; 0 for none or a tie, 1.5 (in older files 0)."""
+    return 0 if preference in (None, 0, 1.5) else 1 + (preference > 1.5)
+
+
+def load_pairs(path: Path) -> list[Pair]:
+    """The pairs of a file of records: instruction, input (optional), output_1, output_2, preference (optional).
+
+    A preference in [1, 2] is a judge's own verdict, which people are compared with and never shown. Pairs of identical
+    outputs are left out: nobody needs to be asked.
+
+    Raises:
+        DataError: The file cannot be read, records are faulty, or a pair is there twice; names them.
+    """
+    records = read_records(path)
+    rows, pairs = check_rows(records, (_VERDICT, _JUDGE), str(path)), read_pairs(path)
+    found, seen, faults = [], dict[tuple[str, ...], int](), []
+    for row, record, ask, *outputs in zip(
+        rows, pairs.records, pairs.instructions, pairs.first, pairs.second, strict=True
+    ):
+        first = seen.setdefault((ask, *sorted(outputs)), row.number)
+        if first != row.number:
+            faults.append(
+                Fault(row.number, "instruction", f"the pair of record {first}: {shown(ask)}", "each pair once")
+            )
+        kept = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
+        verdict, judge = row["preference"], row["annotator"]
+        judged = {} if verdict is None else dict(zip(JUDGED, (verdict, judge), strict=True))
+        if outputs[0] != outputs[1]:
+            found.append(Pair(ask, (outputs[0], outputs[1]), {**kept, **judged}))
+    raise_faults(faults, str(path))
+    return found
+
+
+def load_qualification(path: Path) -> list[Pair]:
+    """The pairs of a file with the answers that are right: a preference of 1 or 2 for each.
+
+    Raises:
+        DataError: As of `load_pairs`, or a pair has no right answer, or identical outputs.
+    """
+    pairs = load_pairs(path)
+    rows = check_rows(read_records(path), (_VERDICT, *_OUTPUTS), str(path))
+    wanted = "the right answer, 1 or 2, to two different outputs"
+    faulty = [row for row in rows if not side(row["preference"]) or row["output_1"] == row["output_2"]]
+    raise_faults([Fault(row.number, "preference", shown(row["preference"]), wanted) for row in faulty], str(path))
+    return pairs
+
+
+def _is_verdict(value: object) -> bool:
+    # Files before 2024 have 0 for identical outputs.
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and (1 <= value <= 2 or value == 0)
+
+
+_VERDICT: Final = Field("preference", "a number from 1 (output_1) to 2 (output_2), or null", _is_verdict, None)
+_JUDGE: Final = Field("annotator", "a name", lambda value: isinstance(value, str | None), None)
+_OUTPUTS: Final = (Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))

@@ -1,0 +1,233 @@
+"""The page's server: Starlette on uvicorn, on this machine alone unless asked otherwise.
+
+The address has a secret, without which there is nothing to see. The page asks nobody else for anything, and its
+Content-Security-Policy forbids the browser to. It keeps no state: all is in the database, so that a page may be
+reloaded and the server killed at any time.
+
+    GET  /TOKEN/               who are you
+    GET  /TOKEN/work?name=Ann  the pair to judge now
+    POST /TOKEN/answer         name, pair, since (when it was shown), and choice (1 to 4) or reason
+    POST /TOKEN/undo           name
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlencode
+
+import uvicorn
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import AlpacaFarmError, DataError
+from ..judge_server.http import resolve
+from .session import NOTES, QUALIFIED_FROM, Session, read_name
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+FILES: Final = ("page.css", "page.js", "icon.svg")
+MAX_BODY: Final = 16 * 1024
+"""Bytes of what a page may send."""
+REASONS: Final = (
+    "I do not know enough about it",
+    "The instruction makes no sense",
+    "Both are equally good",
+    "I would rather not read this",
+)
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",  # the address has the secret
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",  # a page from the browser's cache would show a pair that is answered
+}
+
+
+def make_app(session: Session, guideline: str) -> ASGIApp:
+    """The application; `guideline` is plain text that annotators are shown."""
+    page = _Page(session, guideline)
+    routes = [
+        Route("/{token}/", page.start),
+        Route("/{token}/work", page.work),
+        Route("/{token}/answer", page.answer, methods=["POST"]),
+        Route("/{token}/undo", page.undo, methods=["POST"]),
+        Route("/{token}/{file}", page.file),
+    ]
+    return _Guard(Starlette(routes=routes, exception_handlers={AlpacaFarmError: _refuse}), session.store.token)
+
+
+def _refuse(_: Request, error: Exception) -> Response:
+    return PlainTextResponse(str(error), 400 if isinstance(error, DataError) else 503)
+
+
+class _Guard:
+    """Refuses requests without the secret, and adds the headers to every answer."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        known = hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
+        app = self._app if known else PlainTextResponse("Not found: the address is the one printed at the start.", 404)
+        await app(scope, receive, send_guarded)
+
+
+class _Page:
+    def __init__(self, session: Session, guideline: str) -> None:
+        self._session = session
+        self._guideline = guideline
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+
+    async def start(self, request: Request) -> Response:
+        return self._show("start.html.j2", problem="")
+
+    async def work(self, request: Request) -> Response:
+        try:
+            name = read_name(request.query_params.get("name", ""))
+        except DataError as error:
+            return self._show("start.html.j2", 400, problem=str(error))
+        note = NOTES.get(request.query_params.get("note", ""), "")
+        return await run_in_threadpool(self._work, name, note)
+
+    def _work(self, name: str, note: str) -> Response:
+        standing = self._session.standing(name)
+        pair = standing.pair
+        shown = (pair.outputs if standing.shown_first == 1 else pair.outputs[::-1]) if pair else ()
+        return self._show(
+            "work.html.j2",
+            name=name,
+            note=note,
+            standing=standing,
+            shown=shown,
+            left=_minutes(standing.seconds_left),
+            since=f"{time.time():.3f}",
+            guideline=self._guideline,
+            reasons=REASONS,
+            needed=QUALIFIED_FROM,
+        )
+
+    async def answer(self, request: Request) -> Response:
+        return await self._post(request, self._answer)
+
+    async def undo(self, request: Request) -> Response:
+        return await self._post(request, lambda name, _: self._session.undo(name))
+
+    def _answer(self, name: str, fields: Mapping[str, str]) -> str:
+        choice = fields.get("choice")
+        if choice is not None and choice not in ("1", "2", "3", "4"):
+            raise DataError(f"choice: expected 1 to 4, got {choice[:20]!r}.")
+        try:
+            seconds = max(0.0, time.time() - float(fields.get("since", "")))
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            raise DataError(
+                f"since: expected the time at which the pair was shown, got {fields.get('since', '')[:20]!r}."
+            )
+        reason = fields.get("reason", "") or fields.get("other", "")
+        given = int(choice) if choice else None
+        return self._session.answer(name, fields.get("pair", ""), seconds, choice=given, reason=reason)
+
+    async def _post(self, request: Request, act: Callable[[str, Mapping[str, str]], str]) -> Response:
+        """Does what a form asks for and sends the browser to the next page, which a reload only shows again."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                return PlainTextResponse(f"Expected at most {MAX_BODY} bytes.", 413)
+        try:
+            fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10))
+        except ValueError as error:
+            raise DataError(f"Expected a form's fields: {error}.") from error
+        name = read_name(fields.get("name", ""))
+        note = await run_in_threadpool(act, name, fields)
+        return RedirectResponse(f"work?{urlencode({'name': name, **({'note': note} if note else {})})}", 303)
+
+    async def file(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        return FileResponse(TEMPLATES / name) if name in FILES else PlainTextResponse("Not found.", 404)
+
+    def _show(self, template: str, status: int = 200, **values: Any) -> Response:
+        text = self._environment.get_template(template).render(values)
+        return Response(text, status, media_type="text/html")
+
+
+class PageServer:
+    """The page on a thread of its own; a context manager.
+
+    Args:
+        session: Who is shown what.
+        guideline: Plain text that annotators are shown.
+        host: The interface to listen on, an address or a name of this machine.
+        port: 0 for any free one.
+        allow_remote: Take a `host` that other machines can reach. Anybody on the way can read what is asked and said.
+
+    Raises:
+        AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
+        OSError: `host` is not known, or the port is taken or may not be used.
+    """
+
+    def __init__(
+        self, session: Session, guideline: str, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False
+    ) -> None:
+        family, address, self.remote = resolve(host, port, allow_remote=allow_remote)
+        self._socket = socket.create_server(address[:2], family=family, backlog=128)
+        bound, self._port = self._socket.getsockname()[:2]
+        self._host = f"[{bound}]" if family == socket.AF_INET6 else bound
+        self._token = session.store.token
+        config = uvicorn.Config(
+            make_app(session, guideline),
+            log_level="warning",
+            access_log=False,  # addresses have the secret
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            limit_concurrency=200,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The page's address, its secret included."""
+        return f"http://{self._host}:{self._port}/{self._token}/"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+def _minutes(seconds: float) -> str:
+    if math.isnan(seconds):
+        return ""
+    minutes = max(1, round(seconds / 60))
+    return f"about {minutes} min left" if minutes < 120 else f"about {minutes / 60:.0f} h left"

@@ -1,0 +1,154 @@
+"""Who is shown what next: the qualification, the order of the pairs and of their outputs, progress and time left."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..errors import DataError
+from ..seeding import keyed_uniforms
+from .pairs import Pair
+from .store import Answer, Part, Store, now
+
+QUALIFIED_FROM: Final = 0.70
+"""Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
+LEAST_SECONDS: Final = 0.3
+"""An answer that comes sooner is the second of a double click, and means the pair before."""
+MOST_CHARS: Final = 60
+"""Of an annotator's name."""
+NOTES: Final = {
+    "again": "That pair was answered before, and that answer stands. Undo takes back the last one.",
+    "soon": "That came too soon after the page to be an answer to it, and was not stored.",
+    "reason": "A pair is skipped for a reason, and none of the qualification set is.",
+    "nothing": "There is nothing to undo.",
+}
+"""What speaks against something that an annotator did."""
+RECENT: Final = 20
+"""Answers that the time left is estimated from."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an annotator stands."""
+
+    part: Part
+    pair: Pair | None
+    """What to judge now; None: nothing is left, or the qualification was not passed."""
+    shown_first: int
+    """1 or 2: the output on the left, or above."""
+    num_done: int
+    num_pairs: int
+    """Of this part."""
+    seconds_left: float
+    """Of this part; NaN before the first answer."""
+    num_labels: int
+    agreement: float
+    """With the key, of the whole qualification set; NaN as long as it is not done, or without one."""
+    qualified: bool
+    """False only for somebody who did the whole qualification set and is kept out."""
+
+    @property
+    def can_undo(self) -> bool:
+        """Not once the result of the qualification is known."""
+        return self.num_done > 0 and not (self.part == "qualification" and self.pair is None)
+
+
+class Session:
+    """The pairs, the qualification set ([] for none) and the database."""
+
+    def __init__(self, store: Store, pairs: Sequence[Pair], qualification: Sequence[Pair] = ()) -> None:
+        self.store = store
+        self.parts: dict[Part, Sequence[Pair]] = {"qualification": qualification, "labels": pairs}
+        self._pairs = {(part, pair.key): pair for part, found in self.parts.items() for pair in found}
+        self._orders: dict[tuple[str, Part], list[Pair]] = {}
+
+    def standing(self, annotator: str) -> Standing:
+        """Where an annotator stands, from what is stored alone."""
+        answers = self.store.answers(annotator)
+        agreement = key_agreement(self.parts["qualification"], answers)
+        qualified = not agreement < QUALIFIED_FROM
+        testing = bool(self.parts["qualification"]) and (math.isnan(agreement) or not qualified)
+        part: Part = "qualification" if testing else "labels"
+        done = {answer.pair: answer for answer in answers if answer.part == part}
+        order = self._order(annotator, part)
+        open_pairs = [pair for pair in order if pair.key not in done]
+        pair = open_pairs[0] if open_pairs else None
+        seconds = [answer.seconds for answer in answers][-RECENT:]
+        return Standing(
+            part=part,
+            pair=pair,
+            shown_first=self.shown_first(annotator, pair) if pair else 1,
+            num_done=len(order) - len(open_pairs),
+            num_pairs=len(order),
+            seconds_left=len(open_pairs) * statistics.median(seconds) if seconds else math.nan,
+            num_labels=sum(answer.part == "labels" for answer in answers),
+            agreement=agreement,
+            qualified=qualified,
+        )
+
+    def shown_first(self, annotator: str, pair: Pair) -> int:
+        """1 or 2: the output shown first, keyed on (seed, annotator, pair)."""
+        return 1 + int(keyed_uniforms(self.store.seed, "human order", [(annotator, pair.key)])[0] >= 0.5)
+
+    def answer(self, annotator: str, key: str, seconds: float, *, choice: int | None = None, reason: str = "") -> str:
+        """Stores what an annotator said of the pair that is theirs now; of `NOTES` what speaks against it, or "".
+
+        Args:
+            annotator: Whose answer it is.
+            key: The pair's.
+            seconds: Since it was shown.
+            choice: 1: the output shown first is clearly better, 2: slightly, 3: the other slightly, 4: clearly.
+            reason: Why the pair is skipped, if there is no choice.
+        """
+        standing = self.standing(annotator)
+        if standing.pair is None or standing.pair.key != key:
+            return "again"
+        if seconds < LEAST_SECONDS:
+            return "soon"
+        if choice is None and (not reason.strip() or standing.part == "qualification"):
+            return "reason"
+        grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice
+        told = reason.strip()[:500] if choice is None else None
+        given = Answer(annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now())
+        self.store.add(given, standing.pair)
+        return ""
+
+    def undo(self, annotator: str) -> str:
+        """Takes back an annotator's last answer; of `NOTES` what speaks against it, or ""."""
+        standing = self.standing(annotator)
+        return "" if standing.can_undo and self.store.undo(annotator, standing.part) else "nothing"
+
+    def _order(self, annotator: str, part: Part) -> list[Pair]:
+        if (annotator, part) not in self._orders:
+            pairs = self.parts[part]
+            rows = [(annotator, pair.key) for pair in pairs]
+            order = np.argsort(keyed_uniforms(self.store.seed, f"human {part}", rows), kind="stable").tolist()
+            self._orders[annotator, part] = [pairs[row] for row in order]
+        return self._orders[annotator, part]
+
+
+def key_agreement(qualification: Sequence[Pair], answers: Sequence[Answer]) -> float:
+    """The share of a qualification set that somebody answered as its key; NaN as long as not all is answered."""
+    given = {answer.pair: answer.better for answer in answers if answer.part == "qualification"}
+    if not qualification or any(pair.key not in given for pair in qualification):
+        return math.nan
+    return sum(given[pair.key] == pair.better for pair in qualification) / len(qualification)
+
+
+def read_name(text: str) -> str:
+    """An annotator's name, tidied.
+
+    Raises:
+        DataError: It is empty, too long, or has characters that cannot be seen.
+    """
+    name = re.sub(r"\s+", " ", unicodedata.normalize("NFC", text)).strip()
+    if not 0 < len(name) <= MOST_CHARS or not name.isprintable():
+        raise DataError(f"Expected a name of 1 to {MOST_CHARS} characters that can be seen, got {text[:80]!r}.")
+    return name

@@ -1,0 +1,199 @@
+"""The database of what people answered, durable as the ledger: an answer is on the disk before another pair is shown.
+
+It is a file of its own beside the labels, since a ledger refuses tables that it does not know. Nothing is ever deleted:
+an answer that was undone stays, with the time at which it was.
+
+    settings  one row: the secret of the page's address, and the seed of the orders
+    pairs     every pair that was answered, as it is exported
+    answers   who said what of which pair, shown how, or why it was skipped
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from ..errors import DataError, LedgerError
+from ..llm.ledger.file import begin, connect, create, network_kind
+from .pairs import Pair
+
+Part = Literal["qualification", "labels"]
+
+APPLICATION_ID: Final = 0x414C5048
+"""Marks the file, in SQLite's header ("ALPH")."""
+VERSION: Final = 1
+SCHEMA: Final = (
+    "CREATE TABLE settings (token TEXT NOT NULL, seed INTEGER NOT NULL) STRICT",
+    "CREATE TABLE pairs (key TEXT PRIMARY KEY NOT NULL, record TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    """CREATE TABLE answers (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL,
+    part TEXT NOT NULL CHECK (part IN ('qualification', 'labels')), pair TEXT NOT NULL REFERENCES pairs,
+    shown_first INTEGER NOT NULL CHECK (shown_first IN (1, 2)), grade INTEGER CHECK (grade BETWEEN 1 AND 4),
+    reason TEXT, seconds REAL NOT NULL, answered_at TEXT NOT NULL, undone_at TEXT,
+    CHECK ((grade IS NULL) = (reason IS NOT NULL))
+) STRICT""",
+    "CREATE UNIQUE INDEX answers_standing ON answers (annotator, part, pair) WHERE undone_at IS NULL",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What somebody said of a pair."""
+
+    annotator: str
+    part: Part
+    pair: str
+    """The pair's key."""
+    shown_first: int
+    """1 or 2: the output on the left, or above."""
+    grade: int | None
+    """1: output_1 is clearly better, 2: slightly, 3: output_2 slightly, 4: clearly; None: skipped."""
+    reason: str | None
+    """Why it was skipped."""
+    seconds: float
+    """From the page's being sent to the answer."""
+    answered_at: str
+    """ISO 8601, UTC."""
+
+    @property
+    def better(self) -> int:
+        """1 or 2, the better output; 0 if it was skipped."""
+        return 0 if self.grade is None else 1 + (self.grade > 2)
+
+
+class Stored(NamedTuple):
+    """An answer, and its pair as it is exported."""
+
+    answer: Answer
+    record: dict[str, Any]
+
+
+class Store:
+    """An open database; threads share it, several processes may open the same file.
+
+    Args:
+        path: The file, made if there is none.
+        seed: Seeds the orders of pairs and outputs. None: as the file has it, 0 in a new one.
+
+    Raises:
+        DataError: The file is of another kind, of a newer version, made with another seed, or lacks tables.
+        LedgerError: It cannot be used: damaged, read-only, no room.
+    """
+
+    def __init__(self, path: Path, *, seed: int | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        with self._errors():
+            if kind := network_kind(path):
+                raise DataError(f"{path}: expected a file on a local disk, got one on {kind}, where it can be lost.")
+            if not path.exists():
+                token = secrets.token_urlsafe(16)
+                settings = f"INSERT INTO settings VALUES ('{token}', {seed or 0:d})"  # noqa: S608 -- nobody's words
+                create(path, (*SCHEMA, settings), application_id=APPLICATION_ID, version=VERSION)
+            self._connection = connect(path)
+            try:
+                self._check()
+                self.token, self.seed = self._connection.execute("SELECT token, seed FROM settings").fetchone()
+            except BaseException:
+                self.close()
+                raise
+        if seed not in (None, self.seed):
+            self.close()
+            raise DataError(
+                f"{path}: expected seed {self.seed}, with which it began, got {seed}. Give that, or another file."
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; may be called again."""
+        with self._lock:
+            self._connection.close()
+
+    def add(self, answer: Answer, pair: Pair) -> bool:
+        """Stores an answer; False if this annotator has answered the pair already, which stays as it is."""
+        with self._transaction() as conn:
+            record = json.dumps(pair.record, ensure_ascii=False)
+            conn.execute("INSERT OR IGNORE INTO pairs VALUES (?, ?)", (pair.key, record))
+            columns = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at"
+            values = [getattr(answer, column) for column in columns.split(", ")]
+            sql = f"INSERT INTO answers ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"  # noqa: S608
+            return conn.execute(sql, values).rowcount > 0
+
+    def undo(self, annotator: str, part: Part) -> bool:
+        """Takes back an annotator's last answer in a part; False if there is none."""
+        with self._transaction() as conn:
+            sql = """UPDATE answers SET undone_at = ? WHERE id = (
+                SELECT max(id) FROM answers WHERE annotator = ? AND part = ? AND undone_at IS NULL)"""
+            return conn.execute(sql, (now(), annotator, part)).rowcount > 0
+
+    def answers(self, annotator: str) -> list[Answer]:
+        """An annotator's answers, the first first, without those undone."""
+        sql = f"SELECT {_COLUMNS} FROM answers WHERE annotator = ? AND undone_at IS NULL ORDER BY id"  # noqa: S608
+        with self._transaction("BEGIN") as conn:
+            return [Answer(*row) for row in conn.execute(sql, (annotator,))]
+
+    def all(self) -> list[Stored]:
+        """Everybody's answers, the first first, without those undone."""
+        sql = f"""SELECT {_COLUMNS}, record FROM answers JOIN pairs ON pairs.key = answers.pair
+            WHERE undone_at IS NULL ORDER BY id"""  # noqa: S608
+        with self._transaction("BEGIN") as conn:
+            return [Stored(Answer(*row), json.loads(record)) for *row, record in conn.execute(sql)]
+
+    def _check(self) -> None:
+        """Refuses other files; the header's version is read before the tables are compared."""
+        pragmas = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        marked, version = pragmas
+        if marked != APPLICATION_ID:
+            raise DataError(
+                f"{self.path}: expected a database of labels, got one of another program. Give another --out."
+            )
+        if version > VERSION:
+            raise DataError(f"{self.path}: expected version {VERSION}, got {version}: upgrade alpacafarm-env.")
+        schema = {row[0] for row in self._connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+        if problem := [row[0] for row in self._connection.execute("PRAGMA quick_check(1)") if row[0] != "ok"]:
+            raise DataError(f"{self.path}: damaged ({problem[0]}). Restore a copy of it, or give another --out.")
+        if not schema >= set(SCHEMA):
+            raise DataError(f"{self.path}: damaged: tables are missing. Restore a copy of it, or give another --out.")
+
+    @contextmanager
+    def _transaction(self, statement: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        with self._lock, self._errors():
+            begin(self._connection, statement)
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerError(
+                f"{self.path}: expected a database that can be used, got: {error}. What was answered before is kept."
+            ) from error
+
+
+_COLUMNS: Final = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at"
+
+
+def now() -> str:
+    """The time as the database has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

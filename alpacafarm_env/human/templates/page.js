@@ -1,0 +1,21 @@
+"use strict";
+// 1 to 4 answer, U takes back, S skips. Without this script the buttons do the same.
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input:not([type=radio])");
+  if (typing || event.repeat || event.ctrlKey || event.altKey || event.metaKey) {
+    return;
+  }
+  const key = event.key.toLowerCase();
+  const skip = document.getElementById("skip");
+  if (key === "s" && skip) {
+    skip.open = true;
+    skip.querySelector("input[type=radio]").focus();
+    event.preventDefault();
+    return;
+  }
+  const button = document.querySelector(key === "u" ? "#undo button" : `[data-key="${CSS.escape(key)}"]`);
+  if (button) {
+    event.preventDefault();
+    button.click();
+  }
+});

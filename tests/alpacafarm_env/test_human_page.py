@@ -1,0 +1,211 @@
+"""The page that people judge on, and the command that serves it."""
+
+import json
+import re
+import sys
+import time
+import urllib.request
+from html import unescape
+
+import pytest
+from command_files import read, write
+from human_pairs import SCRIPT, judge, make_pairs, open_session, qualification
+
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.human.store import Store
+
+TestClient = pytest.importorskip("starlette.testclient").TestClient
+LONG_AGO = f"{time.time() - 60:.1f}"
+
+
+class Page:
+    """A browser with forms alone, which follows redirects."""
+
+    def __init__(self, session):
+        from alpacafarm_env.human.server import make_app
+
+        self.session = session
+        self.root = f"/{session.store.token}/"
+        self.client = TestClient(make_app(session, f"Guideline {SCRIPT}"))
+
+    def get(self, path, **query):
+        return self.client.get(self.root + path, params=query)
+
+    def work(self, name="Ann"):
+        return self.get("work", name=name).text
+
+    def post(self, path, *, name="Ann", since=LONG_AGO, **fields):
+        pair = self.session.standing(name).pair
+        data = {"name": name, "since": since, **({"pair": pair.key} if pair else {}), **fields}
+        return self.client.post(self.root + path, data=data)
+
+
+@pytest.fixture
+def page(tmp_path):
+    return Page(open_session(tmp_path, write, make_pairs(4)))
+
+
+def shown(text):
+    """The texts of the responses, in their order on the page."""
+    parts = re.findall(r'<section aria-label="Response [AB]">.*?<div class="text" dir="auto">(.*?)</div>', text, re.S)
+    return [unescape(part) for part in parts]
+
+
+def test_a_pair_is_shown_in_its_stored_order_and_the_answer_counts_for_what_was_there(page):
+    assert "Begin" in page.get("").text
+    for n in range(4):
+        standing = page.session.standing("Ann")
+        texts = shown(page.work())
+        assert texts == list(standing.pair.outputs[:: 1 if standing.shown_first == 1 else -1])
+        done = page.post("answer", choice="1")
+        assert done.history[0].status_code == 303
+        assert f"{n + 1} of 4" in done.text
+        assert page.session.store.all()[-1].record[f"output_{standing.shown_first}"] == texts[0]
+        assert page.session.store.all()[-1].answer.better == standing.shown_first
+    assert shown(page.work()) == []
+    assert len(page.session.store.all()) == 4
+    page.post("undo")
+    assert len(shown(page.work())) == 2
+    assert len(page.session.store.all()) == 3
+
+
+def test_texts_are_text(tmp_path):
+    row = {"instruction": f"i{SCRIPT}", "output_1": f"a{SCRIPT}", "output_2": f'b"{SCRIPT}'}
+    page = Page(open_session(tmp_path, write, [row]))
+    name = f'A"{SCRIPT}'
+    for text in (page.work(), page.work(name), page.get("work", name="").text):
+        assert SCRIPT not in text
+        assert "<script src=" in text
+    assert sorted(shown(page.work())) == [row["output_1"], row["output_2"]]
+
+
+def test_nothing_is_there_without_the_secret(page):
+    for path in ("/", "/work?name=Ann", "/x/", "/x/work?name=Ann", f"/{page.root[2:]}", "//", "/page.css"):
+        assert page.client.get(path).status_code == 404
+    assert page.client.post("/x/answer", data={"name": "Ann"}).status_code == 404
+    assert page.session.store.all() == []
+
+
+def test_the_browser_is_told_to_ask_nobody_else(page):
+    for path in ("", "work?name=Ann", "page.css", "page.js", "icon.svg", "pairs.json", "..%2fserver.py"):
+        reply = page.client.get(page.root + path)
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert reply.status_code == (404 if "pairs" in path or "server" in path else 200)
+        # Our own files alone, by relative addresses; no style or script within the page.
+        assert not re.search(
+            r"""https?://(?!www\.w3\.org/2000/svg)|(?:src|href)=["']/|<style|style=|\son\w+=""", reply.text
+        )
+
+
+def test_what_speaks_against_an_answer_is_told(page):
+    soon = page.post("answer", choice="1", since=f"{time.time():.3f}")
+    assert "too soon" in soon.text
+    twice = [page.post("answer", choice="1", pair=page.session.parts["labels"][0].key) for _ in range(5)]
+    assert any('role="alert"' in reply.text for reply in twice)
+    assert len({each.answer.pair for each in page.session.store.all()}) == len(page.session.store.all()) <= 1
+    assert 'role="alert"' in page.post("answer", reason="").text
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"choice": "5"}, "choice"), ({"choice": "1", "since": "soon"}, "since"), ({"choice": "1", "name": ""}, "name")],
+)
+def test_malformed_answers_are_refused_with_the_field(page, fields, told):
+    data = {"name": "Ann", "since": LONG_AGO, "pair": page.session.standing("Ann").pair.key, **fields}
+    reply = page.client.post(f"{page.root}answer", data=data)
+    assert (reply.status_code, told in reply.text) == (400, True)
+    assert page.client.post(f"{page.root}answer", content=b"x" * 20_000).status_code == 413
+    assert page.client.post(f"{page.root}answer", content=b"name=\xff").status_code == 400
+    assert page.session.store.all() == []
+
+
+def test_a_skip_has_one_of_the_reasons_or_one_s_own(page):
+    page.post("answer", reason="Both are equally good")
+    page.post("answer", reason="", other="a <b>riddle</b>")
+    reasons = [each.answer.reason for each in page.session.store.all()]
+    assert reasons == ["Both are equally good", "a <b>riddle</b>"]
+
+
+def test_who_is_kept_out_is_told_and_gets_no_pair(tmp_path):
+    page = Page(open_session(tmp_path, write, make_pairs(2), qualification(10)))
+    assert "Qualification" in page.work()
+    assert 'id="skip"' not in page.work()
+    for n in range(10):
+        judge(page.session, "Ann", 1 + (n > 5))
+        judge(page.session, "Bob", 1)
+    assert "60 %" in page.work()
+    assert shown(page.work()) == []
+    assert len(shown(page.work("Bob"))) == 2
+
+
+def test_a_database_that_fails_is_an_error_and_no_stored_answer(page):
+    page.session.store.close()
+    assert page.get("work", name="Ann").status_code == 503
+
+
+def test_other_machines_cannot_reach_it_unasked(tmp_path):
+    from alpacafarm_env.errors import AlpacaFarmError
+    from alpacafarm_env.human.server import PageServer
+
+    session = open_session(tmp_path, write, make_pairs(2))
+    with pytest.raises(AlpacaFarmError, match="--allow-remote"):
+        PageServer(session, "", host="")  # all interfaces
+    with PageServer(session, "") as server, urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
+        assert len(shown(reply.read().decode())) == 2
+        assert not server.remote
+
+
+def run(monkeypatch, *args, act=lambda server: None):
+    """The command's exit status; `act` is done while it serves."""
+
+    def serve(start, address, **where):
+        with start() as server:
+            act(server)
+        return 0
+
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return main(["annotate-human", *map(str, args), "--port", "0", "--no-browser"])
+
+
+def test_the_command_serves_then_writes_and_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
+    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
+    secrets = []
+
+    def label(server):
+        secrets.append(server.url.split("/")[3])
+        with urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
+            key = re.search(r'name="pair" value="(\w+)"', reply.read().decode())[1]
+        data = f"name=Ann&pair={key}&since={LONG_AGO}&choice=2"
+        urllib.request.urlopen(f"{server.url}answer", data=data.encode()).close()
+
+    for n in range(1, 3):
+        assert run(monkeypatch, pairs, "--out", out, act=label) == 0
+        assert len(read(out)) == n
+    assert len(set(secrets)) == 1
+    assert "Ann" in capsys.readouterr().out
+    out.unlink()
+    assert run(monkeypatch, pairs, "--out", out, "--export", act=lambda server: pytest.fail("served")) == 0
+    assert {row["raw_preference"] for row in read(out)} <= {2, 3}
+    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "Ann") == 0
+    assert read(out) == []
+
+
+def test_what_cannot_be_served_is_told(tmp_path, monkeypatch, capsys):
+    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
+    assert run(monkeypatch, pairs, "--out", out, "--host", "") == 2
+    assert "--allow-remote" in capsys.readouterr().err
+    write(tmp_path / "mine.json", [{"instruction": "x"}])
+    assert run(monkeypatch, pairs, "--out", tmp_path / "mine.json") == 2
+    assert json.loads((tmp_path / "mine.json").read_text()) == [{"instruction": "x"}]
+    assert run(monkeypatch, pairs, "--out", pairs) == 2
+    assert run(monkeypatch, pairs, "--out", out, "--guideline", tmp_path / "none.txt") == 2
+    Store(tmp_path / "labels.sqlite").close()
+    assert run(monkeypatch, pairs, "--out", out, "--seed", "9") == 2
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run(monkeypatch, pairs, "--out", out) == 2
+    assert "[human]" in capsys.readouterr().err

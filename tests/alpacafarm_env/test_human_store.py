@@ -1,0 +1,228 @@
+"""What people said: stored at once, in random orders, taken back, exported, and counted."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from command_files import read, write
+from human_pairs import judge, make_pairs, open_session, qualification
+
+from alpacafarm_env.data.dataset import RowDataset
+from alpacafarm_env.errors import DataError, LedgerError
+from alpacafarm_env.human.export import skipped_path, write_labels
+from alpacafarm_env.human.pairs import load_pairs, load_qualification
+from alpacafarm_env.human.session import LEAST_SECONDS, Session, read_name
+from alpacafarm_env.human.standings import annotators, summary
+from alpacafarm_env.human.store import Store
+
+DYING = """
+import os, sys
+from pathlib import Path
+from alpacafarm_env.human.pairs import load_pairs
+from alpacafarm_env.human.session import Session
+from alpacafarm_env.human.store import Store
+session = Session(Store(Path(sys.argv[2])), load_pairs(Path(sys.argv[1])))
+for _ in range(5):
+    session.answer("Ann", session.standing("Ann").pair.key, 3.0, choice=1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_process_has_lost_nothing_and_the_next_goes_on(tmp_path):
+    pairs, database = write(tmp_path / "pairs.json", make_pairs(8)), tmp_path / "labels.sqlite"
+    run = subprocess.run([sys.executable, "-c", DYING, str(pairs), str(database)], check=False)
+    assert run.returncode == -9
+    session = Session(Store(database), load_pairs(pairs))
+    standing = session.standing("Ann")
+    assert (standing.num_done, standing.num_pairs) == (5, 8)
+    assert standing.pair.key not in {each.answer.pair for each in session.store.all()}
+    assert standing.seconds_left == 9.0
+    assert database.stat().st_mode & 0o077 == 0
+
+
+def test_the_orders_are_random_and_stay_as_they_were(tmp_path):
+    session = open_session(tmp_path, write, make_pairs(300))
+    orders = {name: [session.shown_first(name, pair) for pair in session.parts["labels"]] for name in ("Ann", "Bob")}
+    assert orders["Ann"] != orders["Bob"]
+    for order in orders.values():  # 4 standard errors
+        assert abs(Counter(order)[1] - 150) < 35
+    shown = {name: [judge(session, name, 1).key for _ in range(5)] for name in orders}
+    assert shown["Ann"] != shown["Bob"]
+    assert shown["Ann"] != [pair.key for pair in session.parts["labels"][:5]]
+    again = Session(Store(session.store.path), session.parts["labels"])
+    assert [again.shown_first("Ann", pair) for pair in session.parts["labels"]] == orders["Ann"]
+    other = Session(Store(tmp_path / "other.sqlite", seed=1), session.parts["labels"])
+    assert [other.shown_first("Ann", pair) for pair in session.parts["labels"]] != orders["Ann"]
+    assert {each.answer.shown_first for each in session.store.all()} == {1, 2}
+
+
+@pytest.mark.parametrize("slightly", [False, True])
+def test_a_choice_is_for_the_output_that_was_shown_there(tmp_path, slightly):
+    session = open_session(tmp_path, write, make_pairs(20))
+    for _ in range(20):
+        judge(session, "Ann", 2, slightly)
+    answers = [each.answer for each in session.store.all()]
+    assert {answer.shown_first for answer in answers} == {1, 2}
+    assert {answer.grade for answer in answers} == {3 if slightly else 4}
+
+
+def test_an_answer_stands_until_it_is_taken_back(tmp_path):
+    session = open_session(tmp_path, write, make_pairs(4))
+    assert session.undo("Ann") == "nothing"
+    pair = judge(session, "Ann", 1)
+    assert session.answer("Ann", pair.key, 9.0, choice=4) == "again"
+    assert not session.store.add(session.store.all()[0].answer, pair)
+    key = session.standing("Ann").pair.key
+    assert session.answer("Ann", key, LEAST_SECONDS / 2, choice=4) == "soon"
+    assert session.answer("Ann", key, 9.0, reason="  ") == "reason"
+    assert [each.answer.better for each in session.store.all()] == [1]
+    judge(session, "Bob", 2)
+    assert session.undo("Ann") == ""
+    assert session.standing("Ann").pair.key == pair.key
+    assert [each.answer.annotator for each in session.store.all()] == ["Bob"]
+    judge(session, "Ann", 2)
+    assert [(each.answer.annotator, each.answer.better) for each in session.store.all()] == [("Bob", 2), ("Ann", 2)]
+
+
+@pytest.mark.parametrize(("right", "qualified"), [(7, True), (6, False)])
+def test_the_qualification_lets_in_from_70_percent(tmp_path, right, qualified):
+    session = open_session(tmp_path, write, make_pairs(4), qualification())
+    for n in range(10):
+        standing = session.standing("Ann")
+        assert (standing.part, standing.num_done) == ("qualification", n)
+        assert session.answer("Ann", standing.pair.key, 9.0, reason="no idea") == "reason"
+        judge(session, "Ann", 1 if n < right else 2, slightly=n % 2 == 0)
+    standing = session.standing("Ann")
+    assert standing.agreement == right / 10
+    assert (standing.qualified, standing.pair is not None) == (qualified, qualified)
+    assert session.undo("Ann") == "nothing"  # what one has seen the result of, one cannot change
+    if qualified:
+        assert (standing.part, standing.num_done, standing.num_pairs) == ("labels", 0, 4)
+        judge(session, "Ann", 1)
+    else:
+        key = session.parts["labels"][0].key
+        assert session.answer("Ann", key, 9.0, choice=1) == "again"
+        assert annotators(session.store.all(), session.parts["qualification"])[0].flag == "not qualified"
+    assert write_labels(tmp_path / "out.json", session.store.all()) == [tmp_path / "out.json"] * qualified
+
+
+def test_labels_are_exported_in_alpacafarm_s_schema_with_grade_and_without_what_was_undone(tmp_path):
+    pairs = make_pairs(6, preference=2, annotator="gpt4", shown_first="output_2")
+    session = open_session(tmp_path, write, pairs)
+    keys = {pair.key: pair.record["id"] for pair in session.parts["labels"]}
+    said = {}
+    for n in range(5):
+        said[keys[judge(session, "Ann", 1 + n % 2, slightly=n > 2).key]] = n
+    last = session.standing("Ann").pair
+    session.answer("Ann", last.key, 4.0, reason="Both are equally good")
+    judge(session, "Bob", 1)
+    session.undo("Bob")
+    out = tmp_path / "labels.jsonl.gz"
+    assert write_labels(out, session.store.all()) == [out, skipped_path(out)]
+    rows = {row["id"]: row for row in read(out)}
+    assert set(rows) == set(said)
+    for number, n in said.items():
+        row = rows[number]
+        assert (row["preference"], row["raw_preference"]) == (1 + n % 2, [1, 4, 1, 3, 2][n])
+        assert (row["annotator"], row["judge_preference"], row["judge"], row["seconds"]) == ("Ann", 2, "gpt4", 10.0)
+        assert row["instruction"] == f"Ask {number}"
+        assert row.get("input", "") == (f"in {number}" if number % 3 == 0 else "")
+        assert row["shown_first"] in ("output_1", "output_2")
+    assert [(row["id"], row["reason"]) for row in read(skipped_path(out))] == [
+        (last.record["id"], "Both are equally good")
+    ]
+    dataset = RowDataset("people", {"preference": (str(out), read(out))})
+    assert {each.chosen.split()[0] for each in dataset.preferences()} == {"left", "right"}
+    write_labels(out, session.store.all(), without=["Ann"])
+    assert read(out) == []
+
+
+def test_agreement_with_the_judge_and_the_flag_are_as_counted_by_hand(tmp_path):
+    pairs = [{**row, "preference": [1, 2, 1.5, None][n % 4]} for n, row in enumerate(make_pairs(48))]
+    session = open_session(tmp_path, write, pairs)
+    right = {"Ann": 17, "Bob": 13, "Cyd": 14}  # of the 24 that have a verdict: 71 %, 54 %, 58 %
+    for name, num in right.items():
+        agreed = 0
+        while (pair := session.standing(name).pair) is not None:
+            agreed += bool(pair.better)
+            judge(session, name, pair.better or 1 if agreed <= num else 3 - (pair.better or 1))
+    found = {each.name: each for each in annotators(session.store.all())}
+    assert {name: (each.num_agreed, each.num_compared) for name, each in found.items()} == {
+        name: (num, 24) for name, num in right.items()
+    }
+    assert {name: each.flag for name, each in found.items()} == {"Ann": "", "Bob": "near chance", "Cyd": ""}
+    assert "--without 'Bob'" in "\n".join(summary(session.store.all()))
+
+
+def test_few_pairs_flag_nobody(tmp_path):
+    session = open_session(tmp_path, write, make_pairs(19, preference=1))
+    for _ in range(19):
+        judge(session, "Ann", 2)
+    assert annotators(session.store.all())[0].flag == ""
+
+
+def test_other_databases_are_refused_and_left_as_they_are(tmp_path):
+    Store(tmp_path / "own.sqlite", seed=3).close()
+    with pytest.raises(DataError, match="seed 3"):
+        Store(tmp_path / "own.sqlite", seed=4)
+    with sqlite3.connect(tmp_path / "other.sqlite") as conn:
+        conn.execute("CREATE TABLE t (x)")
+    conn.close()
+    (tmp_path / "text.sqlite").write_text("words " * 100)
+    for name, error in {"other.sqlite": DataError, "text.sqlite": LedgerError}.items():
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(error, match=name):
+            Store(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"instruction": "a", "output_1": "x"}], "output_2"),
+        ([{"instruction": "a", "output_1": "x", "output_2": "y", "preference": 3}], "preference"),
+        (
+            [
+                {"instruction": "a", "output_1": "x", "output_2": "y"},
+                {"instruction": "a", "output_1": "y", "output_2": "x"},
+            ],
+            "record 2",
+        ),
+    ],
+)
+def test_faulty_pairs_are_named(tmp_path, rows, told):
+    with pytest.raises(DataError, match=told):
+        load_pairs(write(tmp_path / "pairs.json", rows))
+
+
+def test_a_qualification_set_has_a_right_answer_to_each(tmp_path):
+    for row in ({"preference": None}, {"preference": 1.5}, {"preference": 1, "output_2": "left 1"}):
+        rows = [*qualification(1), {**qualification(2)[1], **row}]
+        with pytest.raises(DataError, match="record 2"):
+            load_qualification(write(tmp_path / "key.json", rows))
+
+
+def test_identical_outputs_are_not_asked_about(tmp_path):
+    rows = [*make_pairs(2), {"instruction": "b", "output_1": "same", "output_2": "same"}]
+    assert len(load_pairs(write(tmp_path / "pairs.json", rows))) == 2
+
+
+def test_names_are_tidied():
+    assert read_name("  Ann \n B. ") == "Ann B."
+    assert read_name("Zoe\u0308") == "Zo\u00eb"
+    for text in ("", "   ", "x" * 61, "a\u202eb", "a\0b"):
+        with pytest.raises(DataError):
+            read_name(text)
+
+
+def test_the_pairs_file_may_change_and_no_label_is_lost(tmp_path):
+    session = open_session(tmp_path, write, make_pairs(4))
+    judged = judge(session, "Ann", 1)
+    fewer = [row for row in make_pairs(4) if row["id"] != judged.record["id"]]
+    session = Session(session.store, load_pairs(write(tmp_path / "pairs.json", fewer)))
+    assert session.standing("Ann").num_done == 0
+    write_labels(tmp_path / "labels.json", session.store.all())
+    assert [row["id"] for row in json.loads((tmp_path / "labels.json").read_text())] == [judged.record["id"]]
