@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..arguments import positive_number, real_number, whole_number
+from ..data.forms import FORMATS
 from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
 from ..llm.endpoint import OPENAI_KEY, require_key_variable
@@ -72,13 +73,16 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     spent.add_argument("--ledger", metavar="FILE", type=Path, help="the ledger (default: your own)")
     spent.set_defaults(run=ledger)
 
-    text = "write a split's prompts, and a reward, in the forms that verl and OpenRLHF read"
+    text = "write a split as data for TRL or AlpacaFarm, or as prompts and a reward for verl or OpenRLHF"
     exported = _command(commands, "export", text)
-    exported.add_argument("--format", choices=["verl", "openrlhf"], required=True, help="who is to read them")
+    text = "who is to read them: trl and alpacafarm get demonstrations or preferences, verl and openrlhf prompts"
+    exported.add_argument("--format", choices=["trl", "alpacafarm", "verl", "openrlhf"], required=True, help=text)
     text = "sft, preference, unlabeled, val or eval (default: unlabeled)"
     exported.add_argument("--split", default="unlabeled", metavar="NAME", help=text)
+    text = "of trl and alpacafarm, the kind of file (default: jsonl); a hub-folder is Parquet with a dataset card"
+    exported.add_argument("--to", choices=["jsonl", "parquet", "hub-folder"], help=text)
     exported.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
-    _add_reward_options(exported)
+    _add_reward_options(exported, more="; trl and alpacafarm may do without", required=False)
     exported.set_defaults(run=export)
 
     text = "serve an oracle's rewards to OpenRLHF (--reward.remote_url)"
@@ -181,15 +185,23 @@ def ledger(options: argparse.Namespace) -> Report:
 
 
 def export(options: argparse.Namespace) -> Report:
-    """Writes prompts, and for verl a reward function, and says how they are given to the framework.
+    """Writes a split's data, or its prompts and a reward, and says how they are read.
 
     Raises:
-        AlpacaFarmError: The data, the oracle or the folder.
+        AlpacaFarmError: The data, the oracle, the folder, or an option that the format does not have.
     """
     from . import export as files
 
-    oracle = files.read_oracle(options.oracle)
+    oracle = None if options.oracle is None else files.read_oracle(options.oracle)
     given = {"dataset": options.dataset, "split": options.split, "oracle": oracle, "seed": options.seed}
+    if options.format in FORMATS:
+        from .export_data import export_split
+
+        written = export_split(options.format, to=options.to or "jsonl", out=options.out, **given)
+        return Report("\n".join(f"written: {path}" for path in written))
+    if oracle is None or options.to is not None:
+        wanted = "an --oracle, for the rewards" if oracle is None else "no --to: it has one kind of file"
+        raise DataError(f"--format {options.format}: expected {wanted}.")
     written = files.export(options.format, out=options.out, **given)
     if options.format == "verl":
         use = f"data.train_files={written[0]} custom_reward_function.path={written[1]}"
@@ -222,11 +234,11 @@ def reward_server(options: argparse.Namespace) -> Report:
     return Report("", status=serve(start, lambda server: server.url, **where))
 
 
-def _add_reward_options(parser: argparse.ArgumentParser) -> None:
+def _add_reward_options(parser: argparse.ArgumentParser, *, more: str = "", required: bool = True) -> None:
     text = "a data set's name, folder or hub name (default: sandbox)"
     parser.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
     text = "who rewards: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
-    parser.add_argument("--oracle", required=True, metavar="SPEC", help=text)
+    parser.add_argument("--oracle", required=required, metavar="SPEC", help=text + more)
     text = "seeds the oracle's draws (default: 0)"
     parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
 

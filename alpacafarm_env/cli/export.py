@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..data.dataset import Dataset
+from ..data.files import write_records
 from ..data.load import load_dataset
 from ..errors import DataError, UnscoredError
 from ..oracles.base import judge, shorten
@@ -60,7 +62,7 @@ def read_oracle(text: str) -> Any:
 
 
 def scorer(
-    *, dataset: str = "sandbox", oracle: str | Mapping[str, Any], seed: int = 0
+    *, dataset: str | Dataset = "sandbox", oracle: str | Mapping[str, Any], seed: int = 0
 ) -> Callable[[Sequence[str], Sequence[str]], list[float]]:
     """A function of instructions and responses that asks an oracle; it may be called by several threads.
 
@@ -92,19 +94,24 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
     source = f"alpacafarm_env/{found.name}"
     names = ("prompts.parquet", "reward.py") if form == "verl" else ("prompts.jsonl",)
     paths = [out.absolute() / name for name in names]
-    for path in paths:
-        if path.exists():
-            raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    new_files(paths)
     if form == "verl":
-        _write_parquet(paths[0], [_verl_row(text, i, source, split) for i, text in enumerate(asked)])
+        write_records(paths[0], [_verl_row(text, i, source, split) for i, text in enumerate(asked)])
         about = f"the split {split} of {found.name}"
         given = {"about": about, "path": paths[1], "dataset": known, "oracle": oracle, "seed": seed}
         paths[1].write_text(_REWARD.format(**given), encoding="utf-8")
     else:
         rows = [{"input": str(text), "label": str(text), "datasource": source} for text in asked]
-        paths[0].write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        write_records(paths[0], rows)
     return paths
+
+
+def new_files(paths: Sequence[Path]) -> None:
+    """Makes the folder of files to be written; DataError if one is there already."""
+    for path in paths:
+        if path.exists():
+            raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _verl_row(instruction: str, index: int, source: str, split: str) -> dict[str, Any]:
@@ -116,13 +123,3 @@ def _verl_row(instruction: str, index: int, source: str, split: str) -> dict[str
         "reward_model": {"style": "rule", "ground_truth": ""},
         "extra_info": {"index": index, "split": split, "instruction": str(instruction)},
     }
-
-
-def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        text = "writing Parquet needs the package pyarrow. Install it (pip install 'alpacafarm-env[data]')"
-        raise DataError(f"{path}: {text}.") from error
-    parquet.write_table(pa.Table.from_pylist(rows), path)

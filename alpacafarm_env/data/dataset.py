@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from .files import SUFFIXES, read_records, stem_of
+from .forms import as_row
 from .schema import DEMONSTRATION, KINDS, Fault, Row, check_rows, kind_of, raise_faults, shown
 
 SPLITS = ("sft", "preference", "unlabeled", "val", "eval")
@@ -136,8 +137,9 @@ class RowDataset:
 
 def build_split(name: str, source: str, records: Sequence[object]) -> Split:
     """Checks the records of a split and builds its instructions; ids count from 0 in the order of the file."""
-    kind = kind_of(records)
-    rows = tuple(check_rows(records, KINDS[kind], source))
+    found = [as_row(record) for record in records]
+    kind = kind_of(found)
+    rows = tuple(check_rows(found, KINDS[kind], source))
     instructions = tuple(
         Instruction(row["instruction"], row["input"], id=index, split=name, source=row.get("dataset", ""))
         for index, row in enumerate(_firsts(rows) if kind == "preference" else rows)
@@ -192,7 +194,7 @@ def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval
 
     Raises DataError for a faulty row, or an instruction that is there twice, foreign or missing.
     """
-    rows = check_rows(read_records(path), DEMONSTRATION, str(path))
+    rows = check_rows([as_row(record) for record in read_records(path)], DEMONSTRATION, str(path))
     known = set(map(str, instructions))
     outputs: dict[str, str] = {}
     faults = []

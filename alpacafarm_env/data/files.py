@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows of equal fields as JSON Lines, in ASCII, or as Parquet, by the file's name; DataError for another."""
+    if path.suffix == ".jsonl":
+        # ASCII: a reader that splits at U+2028 as Python's splitlines() does finds one row a line all the same.
+        write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        return
+    if path.suffix != ".parquet":
+        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.name!r}.")
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        text = "writing Parquet needs the package pyarrow. Install it (pip install 'alpacafarm-env[data]')"
+        raise DataError(f"{path}: {text}.") from error
+    content = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(rows)), content)
+    write_atomic(path, content.getvalue())
 
 
 def _read_bytes(path: Path, *, compressed: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""What is written for verl and OpenRLHF, read as they read it, and the rewards that they get.
+"""What is written for verl and OpenRLHF, read as they read it, and the rewards they get; data with scores and cards.
 
 Written against verl 0.9.1 (`RLHFDataset`, `load_module`, `NaiveRewardManager`) and OpenRLHF 0.11.2 (`preprocess_data`,
 `SingleTurnAgentExecutor`); neither is installed here.
@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from command_files import write
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
+from alpacafarm_env.cli import export_data
 from alpacafarm_env.cli.export import read_oracle, scorer
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
 from alpacafarm_env.judge_server.rewards import RewardServer
@@ -159,3 +161,49 @@ def test_what_cannot_be_exported_is_told(tmp_path, capsys, monkeypatch):
     assert read_oracle('{"reward_model": "hub/name"}') == {"reward_model": "hub/name"}
     with pytest.raises(UnknownNameError, match="gold"):
         read_oracle("gould")
+
+
+def test_data_with_scores_and_a_card(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert export("trl", tmp_path / "out", "--to", "hub-folder") == 0
+    told = capsys.readouterr().out
+    assert all(f"{tmp_path}/out/{name}" in told for name in ("eval.parquet", "README.md"))
+    rows = parquet.read_table(tmp_path / "out" / "eval.parquet").to_pylist()
+    references = sandbox.SANDBOX.references("eval")
+    assert [row["prompt"] for row in rows] == [[{"role": "user", "content": str(ask)}] for ask in ASKED]
+    assert [row["completion"] for row in rows] == [[{"role": "assistant", "content": text}] for text in references]
+    assert [row["score"] for row in rows] == list(sandbox.gold_oracle().score(ASKED, references))
+    _, head, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
+    known = yaml.safe_load(head)
+    assert known["configs"][0]["data_files"] == [{"split": "eval", "path": "eval.parquet"}]
+    assert known["size_categories"] == ["n<1K"]
+    assert all(fact in text for fact in ("805", "simulation", "Davinci003", "'gold'", *map("`{}`".format, rows[0])))
+    assert export("trl", tmp_path / "out", "--to", "hub-folder") == 2
+
+
+def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_data, "scorer", lambda **_: lambda asked, texts: [float(len(text)) for text in texts])
+    write(tmp_path / "preference.jsonl", [{"prompt": str(ASKED[0]), "chosen": "No.", "rejected": RESPONSES[0]}])
+    given = ["export", "--split", "preference", "--dataset", str(tmp_path), "--oracle", "gold", "--to", "jsonl"]
+    for form, names in (("trl", ("score_chosen", "score_rejected")), ("alpacafarm", ("score_1", "score_2"))):
+        assert main([*given, "--format", form, "--out", str(tmp_path / form)]) == 0
+        (row,) = map(json.loads, (tmp_path / form / "preference.jsonl").read_text().splitlines())
+        assert [row[name] for name in names] == [3.0, len(RESPONSES[0])]
+    pairs = sandbox.SANDBOX.preferences()[:20]
+    card = export_data.dataset_card(sandbox.SANDBOX, "preference", pairs, form="trl", fields=["prompt"], scores="none.")
+    assert all(fact in card for fact in ("20 pairs", "sim_ann", "simulation"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--format", "verl"), "--oracle"),
+        (("--format", "verl", "--oracle", "gold", "--to", "parquet"), "--to"),
+        (("--format", "trl", "--oracle", "gold"), "--oracle"),
+        (("--format", "trl", "--split", "tset"), "tset"),
+    ],
+)
+def test_options_that_do_not_go_together_write_nothing(tmp_path, capsys, given, told):
+    assert main(["export", *given, "--out", str(tmp_path / "out")]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
