@@ -12,7 +12,7 @@ from alpacafarm_env.sandbox import SANDBOX
 ODD = ' Says "a",\r\n\tb\u2028c\x85d </s> \U0001f411\x00e \n\n'
 FILES = {
     "sft": [
-        {"instruction": f"{ODD}?", "input": ODD, "output": ODD, "dataset": "koala"},
+        {"instruction": ODD, "input": ODD, "output": ODD, "dataset": "koala"},
         {"instruction": "Two\n\nparagraphs", "input": "", "output": ""},
         {"instruction": "Two\n\nparagraphs", "input": "", "output": "Another."},
     ],
