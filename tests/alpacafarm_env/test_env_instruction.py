@@ -14,6 +14,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import AddRenderObservation
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+from stable_baselines3.common.env_util import make_vec_env
 
 from alpacafarm_env import DataError, InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -321,6 +323,16 @@ def test_the_token_environment_shows_the_response_so_far():
     assert all_differ(frames)
     env.reset(seed=0)
     np.testing.assert_array_equal(env.render(), frames[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_stable_baselines3_makes_it_by_its_id_and_checks_it_without_a_warning():
+    env = make_vec_env("AlpacaFarm-Token-v0", 8, seed=0, env_kwargs={"oracle": "constant"})
+    assert env.reset()["input_ids"].shape == (8, 256)
+    env.step(np.full(8, 5))
+    assert all_differ(env.get_images()[:2])
+    made = gym.make("AlpacaFarm-Token-v0", oracle="constant", render_mode="rgb_array", disable_env_checker=True)
+    sb3_check_env(made.unwrapped, skip_render_check=False)
 
 
 def test_stable_baselines3_takes_the_id_and_its_frames():
