@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .data import Dataset, load_dataset
     from .envs.instruction import InstructionEnv
     from .envs.token import TokenEnv
+    from .envs.token_vector import TokenVectorEnv
     from .envs.vector import InstructionVectorEnv
     from .oracles.base import PreferenceOracle, RewardOracle
     from .oracles.registry import make_judge, make_oracle
@@ -44,6 +45,7 @@ _LAZY = {
     "PreferenceOracle": ".oracles.base",
     "RewardOracle": ".oracles.base",
     "TokenEnv": ".envs.token",
+    "TokenVectorEnv": ".envs.token_vector",
     "load_dataset": ".data",
     "make_judge": ".oracles.registry",
     "make_oracle": ".oracles.registry",
@@ -65,6 +67,7 @@ __all__ = [
     "PreferenceOracle",
     "RewardOracle",
     "TokenEnv",
+    "TokenVectorEnv",
     "UnicodeText",
     "UnknownNameError",
     "UnscoredError",

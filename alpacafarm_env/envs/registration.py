@@ -9,11 +9,14 @@ _TEXT: Final = {
     "entry_point": "alpacafarm_env.envs.instruction:InstructionEnv",
     "vector_entry_point": "alpacafarm_env.envs.vector:InstructionVectorEnv",
 }
-_TOKEN: Final = {"entry_point": "alpacafarm_env.envs.token:TokenEnv", "vector_entry_point": None}
+_TOKEN: Final = {
+    "entry_point": "alpacafarm_env.envs.token:TokenEnv",
+    "vector_entry_point": "alpacafarm_env.envs.token_vector:TokenVectorEnv",
+}
 
 # Strings keep specs JSON-able and imports cheap. No wrappers, which make_vec refuses; no step limit, as TimeLimit would
 # mark every one-step episode as truncated too.
-_ENVIRONMENTS: Final[dict[str, tuple[Mapping[str, str | None], dict[str, Any]]]] = {
+_ENVIRONMENTS: Final[dict[str, tuple[Mapping[str, str], dict[str, Any]]]] = {
     "AlpacaFarm-PPO-v0": (_TEXT, {"split": "unlabeled", "oracle": "surrogate"}),
     "AlpacaFarm-Annotators-v0": (_TEXT, {"split": "preference", "oracle": "annotators"}),
     "AlpacaFarm-WinRate-v0": (_TEXT, {"split": "eval", "oracle": "win_rate"}),

@@ -1,43 +1,26 @@
 """Instruction following token by token: for Stable-Baselines3 and whatever else wants arrays and discrete actions."""
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
-from gymnasium.error import InvalidAction, ResetNeeded
-from numpy.typing import NDArray
+from gymnasium.error import ResetNeeded
 
-from ..chat_templates import load_template
-from ..errors import CheckpointError, DataError
-from ..oracles.reward_model import num_positions
-from ..pretrained import load_config, load_tokenizer, token_limits
 from .instruction import InstructionEnv
 from .rendering import Frame
+from .token_text import Observation, Tokens
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from ..data import Dataset
     from ..oracles.base import RewardOracle
     from ..templates import PromptTemplate
 
-_UNSET: Final = int(1e9)
-"""Tokenizers without a real `model_max_length` have one of this or much more."""
 
-Observation: TypeAlias = dict[str, NDArray[Any]]
-
-
-class TokenEnv(InstructionEnv):
+class TokenEnv(Tokens, InstructionEnv):
     """Instruction following as an episode of one token a step, at the end of which the oracle scores the text.
 
-    The same instructions, oracles and reward wrappers as `InstructionEnv`, in the form Stable-Baselines3 can take. It
-    recomputes the whole context for every token: right for small models, teaching and comparison.
+    The same instructions, oracles and reward wrappers as `InstructionEnv`, in the form Stable-Baselines3 can take.
 
     * Action space: `Discrete(V)`, the next token, V the size of the tokenizer.
     * Observation space: `Dict(input_ids=Box(0, V - 1, [L], int64), attention_mask=Box(0, 1, [L], int8))` with
@@ -52,6 +35,8 @@ class TokenEnv(InstructionEnv):
     * Information: always `instruction_id` and `split`; at the end also all that `InstructionEnv` reports, and
       `response_tokens` (int, with the end-of-sequence token) and `response_truncated` (bool, ended by the limit).
       Whether a reward model could read it all is another matter: `reward_input_truncated`.
+    * Vectorized: `gym.make_vec(id, num_envs=n)` gives `TokenVectorEnv`, the same episodes; those that end on the same
+      step are scored by one oracle call.
 
     | argument | default | meaning (others are those of `InstructionEnv`) |
     |---|---|---|
@@ -83,32 +68,8 @@ class TokenEnv(InstructionEnv):
     ) -> None:
         """Raises DataError for a tokenizer that cannot be read or lacks EOS, ValueError for limits without room."""
         super().__init__(dataset, split, oracle, render_mode, on_unscored)
-        folder = Path(tokenizer) if tokenizer is not None else import_module("alpacafarm_env.sandbox").POLICY
-        self.tokenizer = _load_tokenizer(folder)
-        self.template = load_template(folder, self.tokenizer, template)
-        positions = _positions(folder, self.tokenizer)
-        self.max_prompt_tokens, self.max_response_tokens = token_limits(
-            max_prompt_tokens, max_response_tokens, positions
-        )
-        length = self.max_prompt_tokens + self.max_response_tokens
-        if length > positions:
-            gym.logger.warn(
-                f"max_prompt_tokens and max_response_tokens are {length} tokens together, but the model in "
-                f"{str(folder)!r} can read {positions}: a longer text is cut before a reward model like it scores it "
-                '(info["reward_input_truncated"]). Lower one of the two, or leave both out.'
-            )
-        self.eos_token_id = self.template.end_id(self.tokenizer)
-        # The mask says what is padding, so a tokenizer without a padding token can lend any.
-        pad = self.tokenizer.pad_token_id
-        self._pad_token_id: int = self.eos_token_id if pad is None else pad
-        vocab_size = len(self.tokenizer)
-        self.action_space = spaces.Discrete(vocab_size)  # type: ignore[assignment]
-        self.observation_space = spaces.Dict(  # type: ignore[assignment]
-            {
-                "input_ids": spaces.Box(0, vocab_size - 1, (length,), np.int64),
-                "attention_mask": spaces.Box(0, 1, (length,), np.int8),
-            }
-        )
+        self.read_tokenizer(tokenizer, template, max_prompt_tokens, max_response_tokens)
+        self.observation_space, self.action_space = self.token_spaces()  # type: ignore[assignment]
         self._prompt: list[int] = []
         self._response: list[int] | None = None  # None: no open episode
         self._asked: dict[str, Any] = {}
@@ -119,13 +80,7 @@ class TokenEnv(InstructionEnv):
         """As `InstructionEnv.reset`; ValueError if the prompt is longer than `max_prompt_tokens`."""
         self._response = None
         instruction, self._asked = super().reset(seed=seed, options=options)
-        (self._prompt,) = self.template.encode_prompts(self.tokenizer, [instruction])
-        if len(self._prompt) > self.max_prompt_tokens:
-            raise ValueError(
-                f"Expected prompts of at most max_prompt_tokens={self.max_prompt_tokens} tokens, but instruction "
-                f"{instruction.id} of split {self.split!r} has {len(self._prompt)}. Raise max_prompt_tokens, or leave "
-                f"the instruction out: env.unwrapped.leave_out([{instruction.id}])."
-            )
+        self._prompt = self._encode(instruction)
         self._response = []
         return self._observation([]), dict(self._asked)
 
@@ -136,12 +91,11 @@ class TokenEnv(InstructionEnv):
         if self._response is None:
             raise ResetNeeded("The response has ended, or none was begun: call reset() before step().")
         response = [*self._response, self._check_token(action)]
-        finished = response[-1] in (self.eos_token_id, self.tokenizer.eos_token_id)
+        finished = response[-1] in self._ends
         if not finished and len(response) < self.max_response_tokens:
             self._response = response
             return self._observation(response), 0.0, False, False, dict(self._asked)
-        text = self._decode(response[:-1] if finished else response)
-        _, reward, terminated, truncated, info = super().step(text)
+        _, reward, terminated, truncated, info = super().step(self._decode(response))
         self._response = None  # only now: the oracle may have raised
         info |= {"response_tokens": len(response), "response_truncated": not finished}
         return self._observation(response), reward, terminated, truncated, info
@@ -152,43 +106,8 @@ class TokenEnv(InstructionEnv):
             self._episodes[0] = self._episodes[0]._replace(response=self._decode(self._response))
         return super().render()
 
-    def _check_token(self, action: int | np.integer[Any]) -> int:
-        try:
-            token = operator.index(action)
-        except TypeError:
-            token = -1
-        if not 0 <= token < len(self.tokenizer):
-            raise InvalidAction(f"Expected a token, an integer from 0 to {len(self.tokenizer) - 1}, got {action!r}.")
-        return token
-
-    def _decode(self, tokens: list[int]) -> str:
-        # Clean-up would delete spaces before punctuation that the policy did write.
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # a list only comes of a list of lists
-        return text
-
     def _observation(self, response: Sequence[int]) -> Observation:
-        length = len(self._prompt) + len(response)
-        input_ids = np.full(self.max_prompt_tokens + self.max_response_tokens, self._pad_token_id, dtype=np.int64)
-        input_ids[:length] = [*self._prompt, *response]
-        return {"input_ids": input_ids, "attention_mask": (np.arange(len(input_ids)) < length).astype(np.int8)}
-
-
-def _positions(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> float:
-    """How many tokens the model that this tokenizer belongs to can read; infinity if the folder does not say."""
-    positions = num_positions(load_config(folder)) if (folder / "config.json").is_file() else math.inf
-    return min(positions, tokenizer.model_max_length if tokenizer.model_max_length < _UNSET else math.inf)
-
-
-def _load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    if not folder.is_dir():
-        raise DataError(
-            f"Expected the folder of a Hugging Face tokenizer (tokenizer.json ...), got {str(folder)!r}: no folder."
-        )
-    try:
-        tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder, local_files_only=True)
-    except CheckpointError as error:
-        raise DataError(str(error)) from error
-    if tokenizer.eos_token_id is None:
-        raise DataError(f"The tokenizer in {str(folder)!r} has no eos_token, so that no response could end; set one.")
-    return tokenizer
+        tokens = [*self._prompt, *response]
+        input_ids = np.full(self._length, self._pad_token_id, dtype=np.int64)
+        input_ids[: len(tokens)] = tokens
+        return {"input_ids": input_ids, "attention_mask": self._mask(np.array([len(tokens)]))[0]}
