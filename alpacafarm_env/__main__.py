@@ -1,8 +1,8 @@
 """The package's command line, `python -m alpacafarm_env COMMAND`.
 
 `show` prints the sandbox; `annotate` and `evaluate` let LLM annotators judge, `ledger` says what that cost, and
-`judge-server` is a server to try them on; `annotate-human` lets people judge. `export` and `reward-server` hand data
-and rewards to other frameworks.
+`judge-server` is a server to try them on; `annotate-human` lets people judge. `export` and `serve` hand data and
+rewards to other frameworks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands `annotate`, `evaluate`, `ledger`, `export` and `reward-server` of `python -m alpacafarm_env`.
+"""The commands `annotate`, `evaluate`, `ledger`, `export` and `serve` of `python -m alpacafarm_env`.
 
 Heavy modules are imported when a command runs: the command line's help needs none of them.
 """
@@ -18,6 +18,7 @@ from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
 from ..llm.endpoint import OPENAI_KEY, require_key_variable
 from ..llm.limits import ClientConfig
+from .serve import add_serve_arguments
 
 if TYPE_CHECKING:
     from .annotation_report import AnnotationReport
@@ -82,20 +83,17 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "of trl and alpacafarm, the kind of file (default: jsonl); a hub-folder is Parquet with a dataset card"
     exported.add_argument("--to", choices=["jsonl", "parquet", "hub-folder"], help=text)
     exported.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
-    _add_reward_options(exported, more="; trl and alpacafarm may do without", required=False)
+    text = "a data set's name, folder or hub name (default: sandbox)"
+    exported.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
+    text = "who rewards: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
+    exported.add_argument("--oracle", metavar="SPEC", help=f"{text}; trl and alpacafarm may do without")
+    text = "seeds the oracle's draws (default: 0)"
+    exported.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
     exported.set_defaults(run=export)
 
-    text = "serve an oracle's rewards to OpenRLHF (--reward.remote_url)"
-    rewards = _command(commands, "reward-server", text)
-    text = "the trained model's folder or hub name: its tokenizer's special tokens are taken off a response's end"
-    rewards.add_argument("--tokenizer", required=True, metavar="NAME", help=text)
-    rewards.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
-    text = "where to listen; 0 for any free port"
-    rewards.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
-    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
-    rewards.add_argument("--allow-remote", action="store_true", help=text)
-    _add_reward_options(rewards)
-    rewards.set_defaults(run=reward_server)
+    served = _command(commands, "serve", "serve an environment's rewards over HTTP, to any trainer")
+    add_serve_arguments(served)
+    served.set_defaults(run=serve)
 
 
 def annotate(options: argparse.Namespace) -> Report:
@@ -206,41 +204,22 @@ def export(options: argparse.Namespace) -> Report:
     if options.format == "verl":
         use = f"data.train_files={written[0]} custom_reward_function.path={written[1]}"
     else:
-        told = f"--dataset {options.dataset} --oracle '{options.oracle}' --seed {options.seed} --tokenizer MODEL"
+        told = f"AlpacaFarm-PPO-v0 --dataset {options.dataset} --oracle '{options.oracle}' --seed {options.seed}"
         keys = "--data.input_key input --data.label_key label --data.apply_chat_template"
         use = f"--data.prompt_dataset {written[0]} {keys} --reward.remote_url URL"
-        use += f"\nURL: printed by python -m alpacafarm_env reward-server {told}"
+        use += f"\nURL: printed by python -m alpacafarm_env serve {told} --tokenizer MODEL"
     return Report("\n".join([*(f"written: {path}" for path in written), f"{options.format}: {use}"]))
 
 
-def reward_server(options: argparse.Namespace) -> Report:
-    """Serves rewards until Ctrl-C.
+def serve(options: argparse.Namespace) -> Report:
+    """Serves rewards until Ctrl-C, or until the process is asked to end.
 
     Raises:
         AlpacaFarmError: The data, the oracle, the tokenizer, or the address.
     """
-    from ..judge_server.http import serve
-    from ..judge_server.rewards import RewardServer
-    from ..pretrained import load_tokenizer
-    from .export import read_oracle, scorer
+    from .serve import run
 
-    score = scorer(dataset=options.dataset, oracle=read_oracle(options.oracle), seed=options.seed)
-    tokens = load_tokenizer(options.tokenizer).all_special_tokens
-    where = {"host": options.host, "port": options.port}
-
-    def start() -> RewardServer:
-        return RewardServer(score, special_tokens=tokens, allow_remote=options.allow_remote, **where)
-
-    return Report("", status=serve(start, lambda server: server.url, **where))
-
-
-def _add_reward_options(parser: argparse.ArgumentParser, *, more: str = "", required: bool = True) -> None:
-    text = "a data set's name, folder or hub name (default: sandbox)"
-    parser.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
-    text = "who rewards: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
-    parser.add_argument("--oracle", required=required, metavar="SPEC", help=text + more)
-    text = "seeds the oracle's draws (default: 0)"
-    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+    return Report("", status=run(options))
 
 
 def _judge(options: argparse.Namespace, pairs: Any) -> AnnotationReport:

@@ -3,25 +3,24 @@
 - verl 0.8 and 0.9: `prompts.parquet` (data_source, prompt, ability, reward_model, extra_info, as its `RLHFDataset`
   reads them) and `reward.py`, whose `compute_score` its `NaiveRewardManager` calls for each response.
 - OpenRLHF 0.11: `prompts.jsonl` (input, label, datasource, as its `PromptDataset` reads them). Its rewards come from
-  `python -m alpacafarm_env reward-server`.
+  `python -m alpacafarm_env serve`.
 
 A prompt is the instruction as the user's message; the trained model's own chat template makes the rest of it, which
 models that this package saved have.
 """
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from ..data.dataset import Dataset
 from ..data.files import write_records
 from ..data.load import load_dataset
-from ..errors import DataError, UnscoredError
-from ..oracles.base import judge, shorten
+from ..errors import DataError
+from ..oracles.base import rewards_of, shorten
+from ..oracles.batched import MicroBatched
 from ..oracles.registry import check_oracle, make_oracle
 
 FORMATS: Final = ("verl", "openrlhf")
@@ -68,17 +67,8 @@ def scorer(
 
     It raises UnscoredError where the oracle gives no verdict: neither framework can leave a response out.
     """
-    asked, lock = make_oracle(oracle, dataset=load_dataset(dataset), seed=seed), threading.Lock()
-
-    def score(instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
-        with lock:
-            scores = judge(asked, instructions, responses).scores
-        if np.isnan(scores).any():
-            response = responses[int(np.flatnonzero(np.isnan(scores))[0])]
-            raise UnscoredError(f"Oracle {asked.name!r} gave no verdict on {shorten(response)}.")
-        return [float(value) for value in scores]
-
-    return score
+    asked = MicroBatched(make_oracle(oracle, dataset=load_dataset(dataset), seed=seed))
+    return partial(rewards_of, asked)
 
 
 def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, Any], out: Path, seed: int) -> list[Path]:

@@ -33,3 +33,8 @@ def register_envs() -> None:
     for id, (entry, kwargs) in _ENVIRONMENTS.items():
         if id not in gym.registry:
             gym.register(id, entry["entry_point"], vector_entry_point=entry["vector_entry_point"], kwargs=dict(kwargs))
+
+
+def keywords_of(id: str) -> dict[str, Any]:
+    """The keywords that an id stands for."""
+    return dict(_ENVIRONMENTS[id][1])

@@ -1,9 +1,10 @@
-"""The judge server's HTTP: connections, keep-alive, and replies that drip, hang or break off."""
+"""HTTP of the judge server and the score server: connections, keep-alive, and replies that drip, hang or break off."""
 
 import errno
 import ipaddress
 import math
 import os
+import signal
 import socket
 import struct
 import sys
@@ -23,6 +24,8 @@ IDLE_S: Final = 30.0
 """Seconds a connection has for its next whole request, and to take the reply to the last one."""
 MOST_CONNECTIONS: Final = 512
 """Connections at once, each a thread and a file: a process may mostly open 1,024 files."""
+REPORT_S: Final = 60.0
+"""Seconds between two lines of a server's log."""
 _MAX_BODY: Final = 64 * 1024**2
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -61,20 +64,24 @@ class Listener(ThreadingMixIn, TCPServer):
     @property
     def url(self) -> str:
         """The address for clients, "http://127.0.0.1:PORT"."""
-        host, port = self.server_address[:2]
-        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+        return url_of(self.server_address)
 
     def start(self) -> None:
         """Accepts connections, on a thread of its own."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stops at once, whatever is still being answered: open connections end."""
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Takes no more connections, and ends those that are open; requests being answered have `grace_s` seconds."""
         if self.closing.is_set():
             return
         self.closing.set()
         self.shutdown()
         self.server_close()
+        if grace_s:
+            self.end_connections(socket.SHUT_RD)  # each ends by itself, once it has sent its answer
+            until = time.monotonic() + grace_s
+            while self._open and time.monotonic() < until:
+                time.sleep(0.01)
         self.end_connections()
         self._thread.join()
 
@@ -127,10 +134,10 @@ class Listener(ThreadingMixIn, TCPServer):
         self.answers(request)
         super().shutdown_request(request)
 
-    def end_connections(self) -> None:
-        """Ends all connections that are open, so that their threads end, too."""
+    def end_connections(self, how: int = socket.SHUT_RDWR) -> None:
+        """Ends all connections that are open, so that their threads end, too; or only their `how`, such as reading."""
         for connection in list(self._open):
-            _end(connection)
+            _end(connection, how)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints what went wrong on a connection, if it is the server's own fault."""
@@ -138,9 +145,9 @@ class Listener(ThreadingMixIn, TCPServer):
             super().handle_error(request, client_address)
 
 
-def _end(connection: socket.socket) -> None:
+def _end(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     with suppress(OSError):  # it has ended by itself
-        connection.shutdown(socket.SHUT_RDWR)  # which ends its thread, too
+        connection.shutdown(how)  # which ends its thread, too
 
 
 def resolve(host: str, port: int, *, allow_remote: bool) -> tuple[socket.AddressFamily, Any, bool]:
@@ -160,6 +167,12 @@ def resolve(host: str, port: int, *, allow_remote: bool) -> tuple[socket.Address
             "as it is."
         )
     return family, address, remote
+
+
+def url_of(address: tuple[Any, ...]) -> str:
+    """A socket's address for clients, "http://127.0.0.1:PORT"."""
+    host, port = str(address[0]), address[1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -246,10 +259,18 @@ class Server(Protocol):
 S = TypeVar("S", bound=Server)
 
 
-def serve(start: Callable[[], S], address: Callable[[S], str], *, host: str = "127.0.0.1", port: int = 0) -> int:
-    """Starts a server and prints its address, and a warning if other machines can reach it; returns 0 at Ctrl-C.
+def serve(
+    start: Callable[[], S],
+    address: Callable[[S], str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    report: Callable[[S], str] | None = None,
+) -> int:
+    """Starts a server and prints its address, and a warning if other machines can reach it.
 
-    AlpacaFarmError if the host or port cannot be had.
+    Every `REPORT_S` seconds it prints what `report` says, on stderr. Returns 0 at Ctrl-C, or when the process is asked
+    to end (SIGTERM). AlpacaFarmError if the host or port cannot be had.
     """
     try:
         server = start()
@@ -262,7 +283,19 @@ def serve(start: Callable[[], S], address: Callable[[S], str], *, host: str = "1
         if server.remote:
             told = f"warning: other machines can reach {address(server)}; what is asked is not encrypted"
             print(told, file=sys.stderr, flush=True)  # noqa: T201 -- for whoever starts it
-        print(address(server), flush=True)  # noqa: T201 -- this is what a caller waits for
-        while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
-            time.sleep(0.1)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            print(address(server), flush=True)  # noqa: T201 -- this is what a caller waits for
+            _wait(None if report is None else lambda: report(server))
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _wait(report: Callable[[], str] | None) -> None:
+    due = time.monotonic() + REPORT_S
+    while True:  # a wait without an end is not always woken by a signal that another thread of ours has taken
+        time.sleep(0.1)
+        if report is not None and time.monotonic() >= due:
+            due += REPORT_S
+            print(f"{time.strftime('%H:%M:%S')} {report()}", file=sys.stderr, flush=True)  # noqa: T201 -- the log

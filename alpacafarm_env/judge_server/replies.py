@@ -194,9 +194,9 @@ def as_json(content: object, status: int = 200) -> HttpReply:
     return HttpReply(status, json.dumps(content).encode())
 
 
-def as_error(status: int, message: str, code: str) -> HttpReply:
-    """A refusal, with the error object that OpenAI-compatible servers send."""
-    return as_json({"error": {"message": message, "type": code, "param": None, "code": code}}, status)
+def as_error(status: int, message: str, code: str, field: str | None = None) -> HttpReply:
+    """A refusal, with the error object that OpenAI-compatible servers send; `field` is the body's that is wrong."""
+    return as_json({"error": {"message": message, "type": code, "param": field, "code": code}}, status)
 
 
 def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:

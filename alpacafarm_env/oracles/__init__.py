@@ -1,6 +1,7 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
@@ -14,6 +15,7 @@ __all__ = [
     "Ensemble",
     "Flip",
     "HigherReward",
+    "MicroBatched",
     "OracleError",
     "Pool",
     "PreferenceOracle",

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AlpacaFarmError
+from ..errors import AlpacaFarmError, UnscoredError
 
 UNSCORED_REASON = "unscored_reason"
 """The detail that says why a row has no verdict; "" if it has one."""
@@ -137,6 +137,16 @@ def judge(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence
             f"{verdicts.scores[row]!r} in row {row}, for the response {shorten(responses[row])}."
         )
     return verdicts
+
+
+def rewards_of(oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """An oracle's scores for who can leave no response out; UnscoredError where it gives no verdict."""
+    scores = judge(oracle, instructions, responses).scores
+    if np.isnan(scores).any():
+        response = responses[int(np.flatnonzero(np.isnan(scores))[0])]
+        raise UnscoredError(f"Oracle {oracle.name!r} gave no verdict on {shorten(response)}.")
+    rewards: list[float] = scores.tolist()
+    return rewards
 
 
 def compare(oracle: PreferenceOracle, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:

@@ -22,7 +22,8 @@ from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli import export_data
 from alpacafarm_env.cli.export import read_oracle, scorer
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
-from alpacafarm_env.judge_server.rewards import RewardServer
+from alpacafarm_env.judge_server.scoring import ScoreServer
+from alpacafarm_env.oracles import Constant
 
 ASKED = sandbox.SANDBOX.instructions("eval")
 RESPONSES = ["A lion is brave, golden and proud.", "- one\n- two\n- three", "No."]
@@ -79,8 +80,8 @@ def test_a_folder_s_data_and_an_oracle_by_mapping(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server() -> Iterator[RewardServer]:
-    with RewardServer(scorer(oracle="gold"), special_tokens=["<s>", "</s>", "<pad>", ""]) as running:
+def server() -> Iterator[ScoreServer]:
+    with ScoreServer(sandbox.gold_oracle(), ["<s>", "</s>", "<pad>", ""]) as running:
         yield running
 
 
@@ -107,21 +108,29 @@ def test_openrlhf_reads_the_prompts_and_is_given_the_oracle_s_scores(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "field"),
     [
-        ({"query": ["x"], "prompts": ["p"], "labels": ["l"]}, "begins with its prompt"),
-        ({"query": ["px"], "prompts": ["p"], "labels": [""]}, "label_key"),
-        ({"query": ["px"], "prompts": ["p"], "labels": []}, "one length"),
-        ({"query": ["px"]}, "labels"),
-        ({"query": "px", "prompts": "p", "labels": "l"}, "lists"),
+        ({"query": ["px", "x"], "prompts": ["p", "p"], "labels": ["l", "l"]}, "query[1]"),
+        ({"query": ["px"], "prompts": ["p"], "labels": [""]}, "labels[0]"),
+        ({"query": ["px"], "prompts": ["p"], "labels": []}, "labels"),
+        ({"query": ["px"]}, "prompts"),
+        ({"query": "px", "prompts": "p", "labels": "l"}, "query"),
     ],
 )
-def test_requests_that_cannot_be_scored_rightly_are_refused(server, payload, told):
+def test_queries_that_cannot_be_scored_rightly_are_refused(server, payload, field):
+    assert refusal(server.url, **payload) == (400, field)
+
+
+def refusal(url: str, **payload: object) -> tuple[int, str | None]:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        ask(server.url, **payload)
+        ask(url, **payload)
     with caught.value as refused:
-        assert refused.code == 400
-        assert told in refused.read().decode()
+        return refused.code, json.load(refused)["error"]["param"]
+
+
+def test_queries_are_refused_by_a_server_that_does_not_know_their_special_tokens():
+    with ScoreServer(sandbox.gold_oracle()) as server:
+        assert refusal(server.url, query=["px"], prompts=["p"], labels=["l"]) == (400, "query")
 
 
 def test_no_verdict_is_an_error_and_never_a_number(monkeypatch):
@@ -129,21 +138,20 @@ def test_no_verdict_is_an_error_and_never_a_number(monkeypatch):
     score = scorer(oracle="constant")
     with pytest.raises(UnscoredError, match="'b'"):
         score(["x", "y"], ["a", "b"])
-    with RewardServer(score, special_tokens=[]) as server, pytest.raises(urllib.error.HTTPError) as caught:
-        ask(server.url, query=["pa", "pb"], prompts=["p", "p"], labels=["x", "y"])
-    with caught.value as refused:
-        assert refused.code == 500
+    with ScoreServer(Constant(), []) as server:
+        assert refusal(server.url, query=["pa", "pb"], prompts=["p", "p"], labels=["x", "y"]) == (500, None)
+        assert ask(server.url, instructions=["x", "y"], responses=["a", "b"])["scores"] == [1.0, None]
 
 
 def test_the_command_serves_with_the_special_tokens_of_a_model(monkeypatch):
-    def serve(start, address, **where):
+    def serve(start, address, **_):
         with start() as server:
             query = {"query": [f"p{RESPONSES[0]}</s>"], "prompts": ["p"], "labels": [str(ASKED[0])]}
             assert ask(address(server), **query)["rewards"] == pytest.approx(list(GOLD[:1]))
         return 0
 
     monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
-    assert main(["reward-server", "--oracle", "gold", "--tokenizer", str(sandbox.POLICY)]) == 0
+    assert main(["serve", "AlpacaFarm-PPO-v0", "--oracle", "gold", "--tokenizer", str(sandbox.POLICY)]) == 0
 
 
 def test_what_cannot_be_exported_is_told(tmp_path, capsys, monkeypatch):

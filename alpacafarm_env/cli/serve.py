@@ -1,0 +1,57 @@
+"""The command `serve`: an environment's rewards over HTTP."""
+
+import argparse
+from typing import Final
+
+from ..arguments import whole_number
+
+_IDS: Final = "the id of an environment of texts, such as AlpacaFarm-PPO-v0, whose rewards they are"
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `serve`."""
+    parser.add_argument("id", metavar="ID", help=_IDS)
+    text = "another oracle than the id's: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
+    parser.add_argument("--oracle", metavar="SPEC", help=text)
+    text = "a data set's name, folder or hub name (default: sandbox)"
+    parser.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
+    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help="seeds the oracle's draws")
+    text = "the trained model's folder or hub name: its tokenizer's special tokens are taken off a response's end"
+    parser.add_argument("--tokenizer", metavar="NAME", help=f"for OpenRLHF (--reward.remote_url): {text}")
+    parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
+    text = "where to listen; 0 for any free port"
+    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
+    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
+    parser.add_argument("--allow-remote", action="store_true", help=text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until Ctrl-C, or until the process is asked to end; returns the exit status.
+
+    Raises:
+        AlpacaFarmError: The id, the data, the oracle, the tokenizer, or the address.
+    """
+    from ..data.load import load_dataset
+    from ..envs.registration import TEXT_IDS, keywords_of
+    from ..errors import did_you_mean
+    from ..judge_server.http import serve
+    from ..judge_server.scoring import ScoreServer
+    from ..oracles.base import is_paid, judge
+    from ..oracles.registry import make_oracle
+    from ..pretrained import load_tokenizer
+    from .export import read_oracle
+
+    if options.id not in TEXT_IDS:
+        raise did_you_mean("environment of texts", options.id, TEXT_IDS)
+    dataset, defaults = load_dataset(options.dataset), keywords_of(options.id)
+    spec = defaults["oracle"] if options.oracle is None else read_oracle(options.oracle)
+    oracle = make_oracle(spec, dataset=dataset, seed=options.seed)
+    if not is_paid(oracle):  # a model is loaded, and what it lacks is told, before anybody waits for it
+        judge(oracle, dataset.instructions(defaults["split"])[:1], ["A first response."])
+    tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer).all_special_tokens
+    where = {"host": options.host, "port": options.port}
+
+    def start() -> ScoreServer:
+        return ScoreServer(oracle, tokens, allow_remote=options.allow_remote, **where)
+
+    return serve(start, lambda server: server.url, report=ScoreServer.report, **where)
