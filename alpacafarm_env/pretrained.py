@@ -97,12 +97,13 @@ def adapter_task(folder: str | PathLike[str]) -> str | None:
 
 
 def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:
-    """Each file of a folder with inode, time of last change and size: cheap, unlike a hash.
+    """Each file of a folder, or the one file, with inode, time of last change and size: cheap, unlike a hash.
 
-    The time is ctime, which no copying tool sets back. [] if there is no such folder.
+    The time is ctime, which no copying tool sets back. [] if there is no such folder or file.
     """
     root = Path(folder).expanduser()
-    found = ((path.relative_to(root).as_posix(), path.stat()) for path in sorted(root.rglob("*")) if path.is_file())
+    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+    found = ((path.relative_to(root).as_posix(), path.stat()) for path in files)
     return [(name, state.st_ino, state.st_ctime_ns, state.st_size) for name, state in found]
 
 

@@ -62,6 +62,7 @@ def annotate_human(options: argparse.Namespace) -> Report:
         AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
     """
     from ..cli.annotation_files import check_out
+    from .analysis import load_labels, table
     from .export import skipped_path, write_labels
     from .pairs import FIELDS, load_pairs, load_qualification
     from .session import Session
@@ -82,7 +83,10 @@ def annotate_human(options: argparse.Namespace) -> Report:
             _serve(Session(store, pairs, qualification), guideline, options)
         stored = store.all()
         written = write_labels(options.out, stored, without=options.without)
-        lines = [*summary(stored, qualification), *(f"written: {path}" for path in written), f"database: {store.path}"]
+        lines = summary(stored, qualification)
+        if options.out in written:
+            lines += ["", "Means over pairs (of how many):", table(load_labels(options.out)), ""]
+        lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
     return Report("\n".join(lines))
 
 

@@ -3,6 +3,7 @@
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
+from .human import HumanJudge
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle
@@ -15,6 +16,7 @@ __all__ = [
     "Ensemble",
     "Flip",
     "HigherReward",
+    "HumanJudge",
     "MicroBatched",
     "OracleError",
     "Pool",

@@ -36,7 +36,7 @@ def is_object(found: object, kind: Kind) -> bool:
 
 def parts_of(spec: Mapping[str, Any]) -> list[Any]:
     """The parts of a mapping that specify other oracles or judges."""
-    if "reward_model" in spec or "pool" in spec:
+    if spec.keys() & {"reward_model", "pool", "human"}:
         return []
     return list(spec["ensemble"]) if "ensemble" in spec else [spec[key] for key in ("name", "judge") if key in spec]
 

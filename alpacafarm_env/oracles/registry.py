@@ -13,8 +13,9 @@
 
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
-annotators: those of `annotators.pool.make_pool`) and `ensemble` (those of `Ensemble`). Members of an ensemble that
-draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
+annotators: those of `annotators.pool.make_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`)
+and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless
+their mappings have a `seed` each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import DataError, did_you_mean
@@ -32,6 +34,7 @@ from ..plugins import find_attribute
 from ..pretrained import file_states
 from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
+from .human import HumanJudge
 from .judges import BothOrders, Flip, WinRate
 from .own import Kind, check_options, is_object, is_own, own_names, plan_own
 from .recorded import Recorded, RecordedJudge
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
 JUDGES: Final = ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded")
 WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
 """Oracles that are a judge's win rate against the references."""
+
+_OF_JUDGES: Final = {"judge", "pool", "human"}
+"""Keys of a mapping that stands for a judge."""
 
 Spec = str | Mapping[str, Any]
 
@@ -77,7 +83,7 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 
     `spec` is "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
     "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
-    "both_orders": False, "seed": 0} or {"pool": name, ...}.
+    "both_orders": False, "seed": 0}, {"pool": name, ...} or {"human": file}.
     """
     return _plan_judge(spec, dataset, seed)()
 
@@ -148,11 +154,11 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
             raise TypeError(f"An oracle's 'reward_model' is the folder of a model, got {path!r}.")
         check_options(RewardModel, options, "path", "base")
         return lambda: RewardModel(path, **options)
-    if len(options.keys() & {"name", "judge", "pool"}) != 1:
+    if len(options.keys() & {"name", *_OF_JUDGES}) != 1:
         # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
         raise ValueError(
-            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool' or 'ensemble', got one with the keys "
-            f"{', '.join(map(repr, options))}."
+            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool', 'human' or 'ensemble', got one with "
+            f"the keys {', '.join(map(repr, options))}."
         )
     if "name" not in options:
         _plan_judge(options)
@@ -192,9 +198,13 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
         if spec == "recorded":
             return lambda: RecordedJudge(_recorded(dataset))
         return lambda: cast(PreferenceOracle, _sandbox(dataset, f"judge {spec!r}").judge(spec, seed))
-    if ("judge" in spec) == ("pool" in spec):
+    if len(spec.keys() & _OF_JUDGES) != 1:
         keys = ", ".join(map(repr, spec))
-        raise ValueError(f"A mapping names a judge by its key 'judge' or 'pool', got one with the keys {keys}.")
+        raise ValueError(
+            f"A mapping names a judge by its key 'judge', 'pool' or 'human', got one with the keys {keys}."
+        )
+    if "human" in spec:
+        return _plan_human(spec)
     if "pool" in spec:
         from ..annotators.config import load_pool
         from ..annotators.pool import make_pool
@@ -205,6 +215,21 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
     _plan_judge(spec["judge"])
     check_options(_judge, spec, "dataset")
     return lambda: _judge(**{"seed": seed, **spec}, dataset=dataset)
+
+
+def _plan_human(spec: Mapping[str, Any]) -> Callable[[], PreferenceOracle]:
+    """A judge that replays people's labels; it draws nothing, so a seed is taken and means nothing."""
+    labels = spec["human"]
+    if not isinstance(labels, str | PathLike):
+        raise TypeError(f"A judge's 'human' is a file of labels, got {labels!r}.")
+    if not Path(labels).expanduser().is_file():
+        raise DataError(f"{labels}: expected a file of people's labels, as annotate-human writes it; there is none.")
+    check_options(_human, spec)
+    return lambda: _human(**spec)
+
+
+def _human(*, human: str | PathLike[str], seed: int = 0) -> PreferenceOracle:
+    return HumanJudge(human)
 
 
 def _given(spec: Any, kind: Kind, what: str, method: str) -> Callable[[], Any]:
@@ -294,7 +319,10 @@ def _key(spec: Any) -> str | None:
         from ..annotators.pool import fingerprint
 
         return json.dumps([key, fingerprint(spec)])
-    return json.dumps([key, file_states(spec["reward_model"])]) if "reward_model" in spec else key
+    if "judge" in spec:
+        return json.dumps([key, _key(spec["judge"])])
+    files = [spec[name] for name in ("reward_model", "human") if name in spec]
+    return json.dumps([key, *map(file_states, files)]) if files else key
 
 
 def _path(value: object) -> str:

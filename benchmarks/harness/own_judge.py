@@ -1,12 +1,15 @@
 """A judge of one's own, `--judge`, whose win rate against the data's references is measured next to everything else.
 
 It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a JSON object with the oracle's keywords:
-{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"reward_model": folder}; or `module:Name`, an oracle or a
-judge. An oracle that gives a reward and no win rate prefers the response of higher reward (0.5 for equal ones).
+{"pool": "eval", "base_url": ...}, {"judge": "sim_gpt4"}, {"human": file of labels}, {"reward_model": folder}; or
+`module:Name`, an oracle or a judge. An oracle that gives a reward and no win rate prefers the response of higher reward
+(0.5 for equal ones).
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from ... import sandbox
@@ -25,6 +28,8 @@ _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
 ) | {"attempt_timeout_s", "deadline_s"}
 """Keywords of a pool that decide no verdict, so they may change while a study goes on."""
+_CONTENT: Final = {"reward_model": "a folder", "human": "a file"}
+"""Keywords whose content decides, whatever its name."""
 
 
 def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
@@ -99,7 +104,7 @@ def _deciding(spec: Any) -> Any:
         kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
         files = {"pool"} | ({"models"} if isinstance(spec.get("models"), str) else set())
         kept = {key: value for key, value in kept.items() if key not in _UNDECIDING | files}
-    return {key: "a folder" if key == "reward_model" else _deciding(value) for key, value in kept.items()}
+    return {key: _CONTENT.get(key) or _deciding(value) for key, value in kept.items()}
 
 
 def _contents(spec: Any) -> list[Content]:
@@ -111,6 +116,8 @@ def _contents(spec: Any) -> list[Content]:
         return []
     if "reward_model" in spec:
         return [hash_model(spec["reward_model"])]
+    if "human" in spec:
+        return [{"labels": f"sha256:{hashlib.sha256(Path(spec['human']).expanduser().read_bytes()).hexdigest()}"}]
     if "pool" in spec:
         from ...annotators.pool import content
 
