@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ..oracles.human import LABEL
 from ..tables import format_table
 from .pairs import JUDGED, side
 
+Kind = Literal["people", "judge", "annotator"]
 OF_ONE: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists")
 """Figures of one annotator, who has one opinion on a pair."""
 _FIELDS: Final = (
@@ -46,21 +47,20 @@ class Labels:
         """The annotators'."""
         return sorted({str(name) for name in self.people.annotator.ravel().tolist()})
 
-    def figures(self) -> dict[str, dict[str, Array]]:
-        """Who -> figure -> its value for each pair, [n]: "people", the judge if there is one, and each annotator.
+    def figures(self) -> dict[tuple[Kind, str], dict[str, Array]]:
+        """(kind, name) -> figure -> its value for each pair, [n]: all people, the judge if any, and each annotator.
 
         The people's agreement is each one's with the majority of the others. So is a single annotator's, who has
         `agreement_with_judge` beside it; the judge's is with the majority of all.
         """
-        found = {"people": figures(self.people, self.pairs, None)}
+        found: dict[tuple[Kind, str], dict[str, Array]] = {("people", ""): figures(self.people, self.pairs, None)}
         if not np.isnan(self.judge.votes).all():
-            found[self.judge_name] = figures(self.judge, self.pairs, majority(self.people.votes))
+            found["judge", self.judge_name] = figures(self.judge, self.pairs, majority(self.people.votes))
         for name in self.names:
             others = np.where(self.people.annotator == name, np.nan, self.people.votes)
             own = figures(self.people.by(name), self.pairs, majority(others))
             judged = agreement(self.people.by(name).votes, 2 * self.judge.votes[0] - 1)
-            shown = name if name not in found else f"{name} (annotator)"
-            found[shown] = {**{figure: own[figure] for figure in OF_ONE}, "agreement_with_judge": judged}
+            found["annotator", name] = {**{figure: own[figure] for figure in OF_ONE}, "agreement_with_judge": judged}
         return found
 
 
@@ -96,7 +96,7 @@ def labels_of(rows: Sequence[Row]) -> Labels:
     names = np.array([[name] * len(places) for name, _ in voices])
     unknown = np.full_like(votes, np.nan)
     judge_names = sorted({row[JUDGED[1]] for row in rows if row[JUDGED[1]]})
-    name = judge_names[0] if len(judge_names) == 1 else "judge"
+    name = judge_names[0] if len(judge_names) == 1 else ""
     return Labels(
         replace(Pairs.of(list(places)), published=True),
         Opinions(votes, first, unknown, names),
@@ -107,10 +107,10 @@ def labels_of(rows: Sequence[Row]) -> Labels:
 
 def table(labels: Labels) -> str:
     """The figures as text: means over the pairs that each is about, and how many these are."""
-    found = labels.figures()
-    names = list(dict.fromkeys(figure for values in found.values() for figure in values))
-    known = {figure: {who: _shown(values.get(figure)) for who, values in found.items()} for figure in names}
-    rows = [{"figure": figure, **cells} for figure, cells in known.items() if any(cells.values())]
+    found = {" ".join(filter(None, who)): values for who, values in labels.figures().items()}
+    figures = list(dict.fromkeys(figure for values in found.values() for figure in values))
+    cells = {figure: {who: _shown(values.get(figure)) for who, values in found.items()} for figure in figures}
+    rows = [{"figure": figure, **row} for figure, row in cells.items() if any(row.values())]
     return format_table(("figure", *found), rows)
 
 

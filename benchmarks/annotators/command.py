@@ -1,10 +1,12 @@
 """How judges judge, next to the paper's: agreement, bias, variance, and likings for place, length and lists.
 
     python -m alpacafarm_env.benchmarks.annotators [--quick] [--seeds N] [--data FOLDER] [--out DIR]
+    python -m alpacafarm_env.benchmarks.annotators --labels labels.json
     python -m alpacafarm_env.benchmarks.annotators --base-url URL [--pool NAME] [--model NAME | --models SPEC] ...
 
-Judges are of three levels: the sandbox's on its preference pairs; recorded ones, GPT-4 and Claude, with --data or
-ALPACAFARM_DATA; live ones, a pool of LLM annotators, with --base-url.
+Judges are of four levels: the sandbox's on its preference pairs; recorded ones, GPT-4 and Claude, with --data or
+ALPACAFARM_DATA; live ones, a pool of LLM annotators, with --base-url; people, who labelled pairs of their own, with
+--labels.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9.
 """
@@ -34,6 +36,8 @@ from ..harness.sources import judgements_digest
 from ..harness.study import Row, Study, StudyOptions, run_command
 from . import report
 from .live import LEVEL, LivePool
+from .people import LEVEL as PEOPLE
+from .people import labels_digest, people_rows
 from .recorded import recorded_rows
 from .rows import SMALL
 from .sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
@@ -51,6 +55,8 @@ class AnnotatorsOptions(LivePool, StudyOptions):
     """Number of disjoint sets of four opinions on each of the sandbox's pairs."""
     data: str | None = None
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""
+    labels: Path | None = None
+    """A file of people's labels, as annotate-human writes it."""
     sandbox: Path | None = None
     """A folder of the sandbox's assets, as build_sandbox writes it, instead of the shipped one."""
     pairs: int = 200
@@ -81,13 +87,15 @@ class AnnotatorsOptions(LivePool, StudyOptions):
 
 
 def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
-    """A cell for each of the sandbox's judges, and one for the recorded ones."""
+    """A cell for each of the sandbox's judges, one for the recorded ones, and one for people."""
     num_seeds = question.num_seeds
     found = [Cell.silent(f"{judge}, seeds={num_seeds}", partial(judge_rows, judge, question)) for judge in MEANINGS]
     if folder := options.data or os.environ.get(DATA_VARIABLE):
         dataset = recorded_dataset(folder)
         key = f"recorded {judgements_digest(dataset)[:16]}"
         found.append(Cell.silent(key, partial(recorded_rows, dataset)))
+    if options.labels:
+        found.append(Cell.silent(f"people {labels_digest(options.labels)[:16]}", partial(people_rows, options.labels)))
     return found
 
 
@@ -141,8 +149,9 @@ def write_results(
         own = frame.level == level
         tables[f"Level: {level}"] = report.figure_table(frame[own & ~member])
         if (own & member).any():
-            many = " (of how many pairs)" if level == LEVEL else ""
-            heading = f"Level: {level}, each annotator of the pool by itself{many}"
+            many = " (of how many pairs)" if level in (LEVEL, PEOPLE) else ""
+            pool = "" if level == PEOPLE else " of the pool"
+            heading = f"Level: {level}, each annotator{pool} by itself{many}"
             tables[heading] = report.member_table(frame[own & member])
     for heading, table in tables.items():
         print(f"{heading}\n{text_table(table)}\n")

@@ -19,10 +19,16 @@ from .rows import ALONE, FIGURES, SINGLE, SPENT, Target
 from .sandbox import Question
 
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
-LEVELS: Final = ("sandbox", "recorded", "live")
+LEVELS: Final = ("sandbox", "recorded", "live", "people")
 _SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", COST, "spearman")
+_OF_PEOPLE: Final = "agreement_with_judge"
 _FAMILIES: Final = {"gpt4": "#0072b2", "chatgpt": "#009e73", "davinci003": "#d55e00"}
-_MARKS: Final = {"sandbox": ("o", "#000000"), "recorded": ("s", "#cc79a7"), "live": ("D", "#e69f00")}
+_MARKS: Final = {
+    "sandbox": ("o", "#000000"),
+    "recorded": ("s", "#cc79a7"),
+    "live": ("D", "#e69f00"),
+    "people": ("^", "#56b4e9"),
+}
 """Level -> marker and color of its points; no family has one of these colors."""
 
 
@@ -30,6 +36,7 @@ def is_member(rows: pd.DataFrame) -> pd.Series[bool]:
     """Which rows are about a single annotator of a pool."""
     pools = rows.judge[rows.figure == SPENT]  # only a live pool as a whole has it
     alone = (rows.level == "live") & ~rows.judge.isin(pools)
+    alone |= (rows.level == "people") & rows.judge.str.startswith("people ")
     return alone | ((rows.level == "sandbox") & rows.judge.isin(MEMBERS))
 
 
@@ -60,16 +67,17 @@ def figure_table(rows: pd.DataFrame) -> Table:
 def member_table(rows: pd.DataFrame) -> Table:
     """One line for each single annotator, from its rows of one level.
 
-    The annotators of a live pool are drawn, each for other pairs: their number is given too.
+    Those of a live pool are drawn, each for other pairs, and people label what they like: that number is given too.
     """
-    live = rows.level.iloc[0] == "live"
-    figures = set(rows.figure) - (set() if live else {COST})  # the sandbox's are free
-    cells = rows.value.map(number) + (rows.n.map(" ({})".format) if live else "")
+    level = rows.level.iloc[0]
+    drawn = level != "sandbox"
+    figures = set(rows.figure) - (set() if drawn else {COST})  # the sandbox's are free
+    cells = rows.value.map(number) + (rows.n.map(" ({})".format) if drawn else "")
     table = rows.assign(cell=cells).pivot(index="judge", columns="figure", values="cell")
-    shown = [name for name in _SHOWN if name in figures]
+    shown = [name for name in (*_SHOWN, _OF_PEOPLE) if name in figures]
     table = table.reindex(index=rows.judge.unique(), columns=shown).fillna("–")
-    lines = [(str(judge).removeprefix("live "), *line) for judge, *line in table.itertuples()]
-    counted = "In brackets: of how many pairs; few tell little. " if live else ""
+    lines = [(str(judge).removeprefix(f"{level} "), *line) for judge, *line in table.itertuples()]
+    counted = "In brackets: of how many pairs; few tell little. " if drawn else ""
     return Table(("annotator", *shown), lines, f"{counted}Intervals are in table.csv.")
 
 
@@ -81,6 +89,7 @@ def note(levels: Iterable[str], question: Question, num_live: int) -> str:
         f"{seeds}",
         "recorded": "stored verdicts of real judges",
         "live": f"a judge behind an API, on {num_live} pairs of the sandbox, {question.num_opinions} opinions on each",
+        "people": "labels that people gave to pairs of their own study",
     }
     return " ".join(f"Level {level}: {meanings[level]}." for level in LEVELS if level in levels)
 
@@ -105,7 +114,7 @@ def findings(rows: pd.DataFrame) -> list[str]:
     """What the numbers say, one sentence each."""
     member = is_member(rows)
     whole = rows[~member]
-    simulated, recorded, live = (whole[whole.level == level] for level in LEVELS)
+    simulated, recorded, live = (whole[whole.level == level] for level in LEVELS[:3])
     pools = {str(judge).removeprefix("live "): own for judge, own in live.groupby("judge", sort=False)}
     return sentences(
         "annotators/findings.txt.j2",

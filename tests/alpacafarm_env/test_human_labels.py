@@ -106,7 +106,7 @@ def test_the_figures_are_those_counted_by_hand(said):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = load_labels(said).figures()
-    people, ann, gpt4 = found["people"], found["Ann"], found["gpt4"]
+    people, ann, gpt4 = found["people", ""], found["annotator", "Ann"], found["judge", "gpt4"]
     # Pair 0: all agree. Pair 1: Ann and Cyd face an even vote of the others, Bob is outvoted. Pair 2: so is Cyd.
     np.testing.assert_allclose(people["agreement"], [1, 1 / 3, 1 / 3, 1])
     np.testing.assert_allclose(people["variance"], [0, 2 / 3, 2 / 3, 0])
@@ -118,5 +118,16 @@ def test_the_figures_are_those_counted_by_hand(said):
     np.testing.assert_allclose(gpt4["agreement"], [1, 0, 1, np.nan])
     np.testing.assert_allclose(gpt4["prefers_longer"], [1, 1, np.nan, np.nan])
     lines = table(load_labels(said)).splitlines()
-    assert lines[0].split() == ["figure", "people", "gpt4", "Ann", "Bob", "Cyd"]
+    assert lines[0].split() == [
+        "figure",
+        "people",
+        "judge",
+        "gpt4",
+        "annotator",
+        "Ann",
+        "annotator",
+        "Bob",
+        "annotator",
+        "Cyd",
+    ]
     assert any(line.split()[:3] == ["agreement", "0.667", "(4)"] for line in lines)
