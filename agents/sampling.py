@@ -63,7 +63,7 @@ def sample(
     """
     if (uniforms is None) != (temperature == 0):
         raise ValueError("sample: give uniforms with a temperature above 0, and none for greedy decoding (0)")
-    _check_attention(model, max(map(len, prompts), default=0) + max_new_tokens)
+    check_attention(model, max(map(len, prompts), default=0) + max_new_tokens)
     device, shape = model.device, (len(prompts), max_new_tokens)
     static = device.type == "cuda" if static is None else static
     if compact_below is None:
@@ -288,7 +288,7 @@ def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
 
-def _check_attention(model: PreTrainedModel, length: int) -> None:
+def check_attention(model: PreTrainedModel, length: int) -> None:
     """Raises ValueError if the prepared mask would mean something else to this model."""
     config = model.config.get_text_config()
     kind = model.config._attn_implementation

@@ -83,6 +83,11 @@ class Scoring:
         self._observers: dict[str, RewardOracle] = {}
         self._judge: Judge = judge
 
+    @property
+    def truncates_unscored(self) -> bool:
+        """Whether a response without a verdict truncates its episode, instead of an error."""
+        return self._on_unscored == "truncate"
+
     def leave_out(self, instruction_ids: Iterable[int]) -> None:
         """Draws these instructions no more, such as those that are too long for a model.
 
