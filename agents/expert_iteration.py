@@ -54,7 +54,6 @@ from .language_model import LanguageModel
 from .loop import FREE_TO_CHANGE, Resume, TrainingConfig
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes
-from .progress import show_progress
 from .sft import SFT, SFTConfig
 
 
@@ -144,8 +143,7 @@ class ExpertIteration(PolicyAgent):
         self.oracle, self.out = oracle, None if out is None else Path(out)
         self._longest = self.config.max_response_tokens or self.policy.max_response_tokens
         self.instructions = self._chosen(instructions)
-        self.step = 0
-        """Completed steps."""
+        self._num_done = 0
         self._round = 1
         self._best: list[BestResponse] = []
         self._sft: SFT | None = None
@@ -178,9 +176,10 @@ class ExpertIteration(PolicyAgent):
                     yield self._done(metrics)
                 self._next_round()
 
-    def learn(self) -> dict[str, float]:
-        """As of `Trainer`."""
-        return show_progress(self.updates(), done=self.step, total=self.num_steps, label=self.label)
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._num_done
 
     @property
     def num_steps(self) -> int:
@@ -188,6 +187,14 @@ class ExpertIteration(PolicyAgent):
         sft, size = self.config.sft, len(self.instructions)
         updates = sft.epochs * math.ceil(size / sft.batch_size)
         return self.config.num_rounds * (math.ceil(size / self.config.instructions_per_step) + updates)
+
+    def _run(self) -> dict[str, Any]:
+        return {"config": self.config, "seed": self.seed, "out": self.out, "processes": self._processes}
+
+    def _keep(self) -> None:
+        """A chunk of sampling is stored anyway."""
+        if self._sft is not None:
+            self._sft._keep()
 
     def _sample(self) -> dict[str, float]:
         """Sample, score and store the next chunk of the round; its metrics."""
@@ -300,7 +307,7 @@ class ExpertIteration(PolicyAgent):
 
     def _done(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Count a step and write its metrics down."""
-        self.step += 1
+        self._num_done += 1
         metrics = {**metrics, "step": self.step, "round": self._round}
         if self.out is not None and self._processes.is_main:
             with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:

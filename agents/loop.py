@@ -18,7 +18,7 @@ process to have is sharded: see `sharding`.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -174,6 +174,7 @@ class Loop:
         self.processes = Processes(device, mixed_precision=config.mixed_precision)
         self.config, self.total, self.seed, self.out = config, total, seed, out
         self.step, self.state = 0, dict[str, float]()
+        self._kept = 0  # the step of the newest checkpoint
         self._write, self._read = write, read
         self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
@@ -295,7 +296,9 @@ class Loop:
         From the first step to the end (or `close`) nobody else may write into `out`; CheckpointError if somebody has.
         """
         place = self.out if self.processes.is_main else None
-        with self.processes.together(lambda: checkpoints.claim_metrics(place, self._log.length if self._log else 0)):
+        length = self._log.length if self._log else 0
+        claimed = self.processes.together(lambda: checkpoints.claim_metrics(place, length))
+        with claimed, closing(self._log) if self._log else nullcontext():
             while self.step < self.total:
                 began = perf_counter()
                 learning_rate = self.learning_rate
@@ -310,8 +313,6 @@ class Loop:
                 if due or self.step == self.total:
                     self.save()
                 yield metrics
-            if self._log is not None:
-                self._log.finish()
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -319,6 +320,11 @@ class Loop:
         began = perf_counter()
         yield
         self._seconds[part] = self._seconds.get(part, 0.0) + perf_counter() - began
+
+    def keep(self) -> None:
+        """Save, unless the last step has been saved."""
+        if self._kept != self.step:
+            self.save()
 
     def save(self) -> None:
         """Write `out/checkpoint-<completed steps>`, then remove older ones beyond `keep_checkpoints`."""
@@ -330,6 +336,7 @@ class Loop:
                 else:
                     checkpoints.publish_together(folder, self._fill, self.processes)
             self._on_main(partial(checkpoints.prune, self.out, keep=self.config.keep_checkpoints))
+        self._kept = self.step
 
     def _on_main(self, work: Callable[[], None]) -> None:
         self.processes.together(lambda: work() if self.processes.is_main else None)
@@ -386,5 +393,6 @@ class Loop:
         self._masters.load(folder)
         checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
         with reading(folder, "the state of a run in state.json"):
-            self.step, self.state = int(state["step"]), dict(state["agent"])
+            self.step = self._kept = int(state["step"])
+            self.state = dict(state["agent"])
             return int(state["metrics_bytes"])

@@ -39,8 +39,8 @@ class RunLog:
             if self._board is not None:
                 self._board.log(dict(metrics), step=int(metrics["step"]))
 
-    def finish(self) -> None:
-        """At the end of the run."""
+    def close(self) -> None:
+        """Where the run ends, or is left; `write` opens the files again."""
         if self._board is not None:
             with writing(self.out):
                 self._board.finish()

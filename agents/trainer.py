@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .loop import Loop
 from .progress import show_progress
+from .tracking import Callback, Trackers, following
 
 
 class Trainer:
@@ -21,9 +22,30 @@ class Trainer:
         """Train, one step at a time; yields each step's metrics."""
         return self._loop.run(self._step)
 
-    def learn(self) -> dict[str, float]:
-        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do)."""
-        return show_progress(self.updates(), done=self._loop.step, total=self._loop.total, label=self.label)
+    def learn(self, *, callback: Callback | None = None, trackers: Trackers = ()) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do).
+
+        Args:
+            callback: Is called with each step's metrics, on every process, once they are on disk. If it returns False,
+                the run ends there, with a checkpoint. What it raises is raised; the run goes on from its last
+                checkpoint.
+            trackers: Names of accelerate's trackers ("wandb", "trackio", "mlflow", "comet_ml" ...), or its
+                `GeneralTracker` objects, such as `WandBTracker("my project", name="run 3")`; of the main process. They
+                are given the config, the seed and each step's metrics. TensorBoard is written into `out` anyway.
+
+        Raises:
+            TrackerError: A tracker's package is not installed, or it needs an `out`; nothing has been trained then.
+            UnknownNameError: There is no such tracker.
+        """
+        with following(callback, trackers if self.step < self.num_steps else (), **self._run()) as tell:
+            return show_progress(
+                self.updates(), done=self.step, total=self.num_steps, label=self.label, tell=tell, stop=self._keep
+            )
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._loop.step
 
     def whole(self) -> AbstractContextManager[None]:
         """All models whole on each process, so that it may ask any of them as often as it likes, without gradients.
@@ -36,6 +58,15 @@ class Trainer:
     def num_steps(self) -> int:
         """Steps of the whole run."""
         return self._loop.total
+
+    def _run(self) -> dict[str, Any]:
+        """What `following` is to know of the run."""
+        loop = self._loop
+        return {"config": loop.config, "seed": loop.seed, "out": loop.out, "processes": loop.processes}
+
+    def _keep(self) -> None:
+        """Save the run as it is, if it is not yet."""
+        self._loop.keep()
 
     def _step(self, step: int) -> dict[str, float]:
         """Make step `step` (from 1); its metrics."""

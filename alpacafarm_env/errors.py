@@ -94,6 +94,10 @@ class CheckpointError(AlpacaFarmError):
     """A checkpoint cannot be read or does not fit, or a folder is being written by somebody else."""
 
 
+class TrackerError(AlpacaFarmError, RuntimeError):
+    """An experiment tracker cannot be used here: its package, or a folder for it, is missing."""
+
+
 def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownNameError:
     """The error for an unknown name, for the caller to raise.
 

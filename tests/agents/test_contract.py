@@ -93,10 +93,15 @@ def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_
     for metrics in make(policy, tmp_path / "parts").updates():
         if metrics["step"] == stop:
             break
+    found = make(policy, tmp_path / "parts").learn(callback=lambda metrics: False)["step"]
+    assert found in (stop, stop + 1)  # samples may be kept every step
     steps = [metrics["step"] for metrics in make(policy, tmp_path / "parts").updates()]
-    assert steps in ([*range(stop, whole + 1)], [*range(stop + 1, whole + 1)])  # samples may be kept every step
+    assert steps == list(range(int(found) + 1, whole + 1))  # a callback that stops a run has it saved
     assert make(policy, tmp_path / "parts").learn() == {}
-    assert files(tmp_path / "parts") == files(tmp_path / "whole") != {}
+    first, second = files(tmp_path / "parts"), files(tmp_path / "whole")
+    both = first.keys() & second.keys()  # another checkpoint may be kept beside the last one
+    assert {name: first[name] for name in both} == {name: second[name] for name in both}
+    assert {Path(name).name for name in both} == {Path(name).name for name in second} != set()
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +121,14 @@ def test_two_processes_train_as_one(
     for name, make in {**RUNS, **EXACT}.items():
         check_same_training(tmp_path / name, two / name, atol=ATOL.get(name, 5e-6))
         assert make(policies[0], two / name, seed=2).learn() == {}  # one process goes on where two have stopped
+
+
+def test_one_process_stops_all_and_the_main_one_tracks(world: tuple[list[BaseProcess], Path]) -> None:
+    started, out = world
+    finish(started)
+    assert [(out / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+    assert (out / "tracked-0").read_text() == "[1, 2]"
+    assert not (out / "tracked-1").exists()
 
 
 def test_processes_that_differ_are_all_told_how(world: tuple[list[BaseProcess], Path]) -> None:

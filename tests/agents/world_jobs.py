@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from agent_worlds import EXACT, RUNS
 from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Broke, Share, TinyDataset, make_env, small_ppo
+from tracker import Recorder
 
 from alpacafarm_env.agents import DPO, PPO, SFT, ExpertIteration, SFTConfig
 from alpacafarm_env.agents.loop import Loop, Resume
@@ -20,6 +21,10 @@ def train_and_disagree(policy: Path, out: Path) -> None:
     """Every agent that has runs, then runs that cannot begin."""
     for name, make in {**RUNS, **EXACT}.items():
         make(policy, out / name, seed=2).learn()
+    rank = int(os.environ["RANK"])
+    tracker = Recorder(file=out / f"tracked-{rank}")
+    stopped = RUNS["sft"](policy).learn(callback=lambda each: rank == 0 or each["step"] < 2, trackers=[tracker])
+    (out / f"stopped-{rank}").write_text(str(stopped["step"]))
     disagree(str(policy), out)
 
 
