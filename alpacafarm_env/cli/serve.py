@@ -1,9 +1,14 @@
 """The command `serve`: an environment's rewards over HTTP."""
 
+from __future__ import annotations
+
 import argparse
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from ..arguments import whole_number
+from ..errors import AlpacaFarmError, did_you_mean
 
 _IDS: Final = "the id of an environment of texts, such as AlpacaFarm-PPO-v0, whose rewards they are"
 
@@ -18,6 +23,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help="seeds the oracle's draws")
     text = "the trained model's folder or hub name: its tokenizer's special tokens are taken off a response's end"
     parser.add_argument("--tokenizer", metavar="NAME", help=f"for OpenRLHF (--reward.remote_url): {text}")
+    text = "speak OpenEnv's protocol too: a session each, steps of all sessions in one call (the extra openenv)"
+    parser.add_argument("--openenv", action="store_true", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
     text = "where to listen; 0 for any free port"
     parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
@@ -33,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
     """
     from ..data.load import load_dataset
     from ..envs.registration import TEXT_IDS, keywords_of
-    from ..errors import did_you_mean
     from ..judge_server.http import serve
     from ..judge_server.scoring import ScoreServer
     from ..oracles.base import is_paid, judge
+    from ..oracles.batched import MicroBatched
     from ..oracles.registry import make_oracle
     from ..pretrained import load_tokenizer
     from .export import read_oracle
@@ -46,12 +53,25 @@ def run(options: argparse.Namespace) -> int:
     dataset, defaults = load_dataset(options.dataset), keywords_of(options.id)
     spec = defaults["oracle"] if options.oracle is None else read_oracle(options.oracle)
     oracle = make_oracle(spec, dataset=dataset, seed=options.seed)
-    if not is_paid(oracle):  # a model is loaded, and what it lacks is told, before anybody waits for it
-        judge(oracle, dataset.instructions(defaults["split"])[:1], ["A first response."])
+    if not is_paid(oracle):  # models and references are read, and what is lacking is told, before anybody waits for it
+        judge(oracle, [str(dataset.instructions(defaults["split"])[0])], ["A first response."])
     tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer).all_special_tokens
     where = {"host": options.host, "port": options.port}
 
-    def start() -> ScoreServer:
-        return ScoreServer(oracle, tokens, allow_remote=options.allow_remote, **where)
+    batched, given = MicroBatched(oracle), {**where, "allow_remote": options.allow_remote}
+    start: Callable[[], Any] = partial(ScoreServer, batched, tokens, **given)
+    if options.openenv:
+        make_app, server = _openenv()
+        app = make_app(options.id, dataset, defaults["split"], batched)
+        start = partial(server, batched, tokens, app=app, **given)
+    return serve(start, lambda server: server.url, report=lambda server: server.report(), **where)
 
-    return serve(start, lambda server: server.url, report=ScoreServer.report, **where)
+
+def _openenv() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    try:
+        from ..integrations.openenv import make_app
+        from ..judge_server.asgi import AppServer
+    except ImportError as error:
+        text = f"--openenv needs the package openenv ({error}). Install it (pip install 'alpacafarm-env[openenv]')."
+        raise AlpacaFarmError(text) from error
+    return make_app, AppServer

@@ -26,7 +26,7 @@ MOST_CONNECTIONS: Final = 512
 """Connections at once, each a thread and a file: a process may mostly open 1,024 files."""
 REPORT_S: Final = 60.0
 """Seconds between two lines of a server's log."""
-_MAX_BODY: Final = 64 * 1024**2
+MAX_BODY: Final = 64 * 1024**2
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -201,11 +201,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes | None:
         """The request's body; None if it was refused, which ends the connection, as its rest is still to come."""
         length = self.headers.get("Content-Length", "0" if self.command == "GET" else "")
-        if length.isdecimal() and int(length) <= _MAX_BODY:
+        if length.isdecimal() and int(length) <= MAX_BODY:
             return self.rfile.read(int(length))
         self.close_connection = True
         if length.isdecimal():
-            self._send(as_error(413, f"A body of {length} bytes; expected at most {_MAX_BODY}.", "too_large"))
+            self._send(as_error(413, f"A body of {length} bytes; expected at most {MAX_BODY}.", "too_large"))
         else:
             self._send(as_error(411, "Expected a Content-Length; bodies in chunks are not read.", "length_required"))
         return None

@@ -10,16 +10,19 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from judge_requests import LOOK_UP, connect, post
+from starlette.applications import Starlette
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
+from alpacafarm_env.judge_server import asgi, scoring
 from alpacafarm_env.judge_server import http as listener
-from alpacafarm_env.judge_server import scoring
+from alpacafarm_env.judge_server.asgi import AppServer
 from alpacafarm_env.judge_server.scoring import ScoreServer
 from alpacafarm_env.oracles import Constant, judge, make_oracle
 
@@ -27,9 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD = {"instructions": ["Say a.", "Say b."], "responses": ["a", "bb"]}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ScoreServer(Constant(0.5)) as running:
+@pytest.fixture(scope="module", params=[ScoreServer, partial(AppServer, app=Starlette())])
+def server(request):
+    """The server by itself, and beside an application."""
+    with request.param(Constant(0.5)) as running:
         yield running
 
 
@@ -127,9 +131,8 @@ def test_a_wrong_field_is_named(server, change, field):
 def test_what_is_no_request_is_refused(server, monkeypatch):
     for body in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000, b"1" * 5000):
         assert refused(server, body) == (400, None)
-    assert ask(server, "/get_reward", GOOD)[0] == 404
-    assert ask(server, "/score", b"", method="GET")[0] == 404
-    monkeypatch.setattr(listener, "_MAX_BODY", 10)
+    monkeypatch.setattr(listener, "MAX_BODY", 10)
+    monkeypatch.setattr(asgi, "MAX_BODY", 10)
     assert ask(server, "/score", GOOD)[0] == 413
 
 
@@ -146,6 +149,7 @@ def test_health_and_the_report_count_what_was_asked():
         assert (status, told["status"], told["oracle"]) == (200, "healthy", "constant")
         counts = {"requests": 2, "rows": 4, "refused": 1, "failed": 0, "oracle_calls": 2}
         assert {name: told[name] for name in counts} == counts
+        assert ask(server, "/get_reward", GOOD)[0] == ask(server, "/score", b"", method="GET")[0] == 404
         assert server.report().startswith("2 requests")
         assert server.report().startswith("0 requests")
 

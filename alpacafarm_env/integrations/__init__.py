@@ -1,0 +1,1 @@
+"""For other libraries: each module imports its own, and nothing else here imports any."""

@@ -1,0 +1,141 @@
+"""An environment of texts as OpenEnv serves it: sessions, tasks, and every session's steps through one oracle.
+
+Source: OpenEnv 0.10 (`openenv.core.env_server`), whose clients need nothing of this package.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import HTTPException
+from openenv.core.env_server import Action, Environment, Observation, State
+from openenv.core.env_server.http_server import create_fastapi_app
+
+from ..data import Dataset
+from ..envs.instruction import InstructionEnv
+from ..errors import AlpacaFarmError, did_you_mean
+from ..instructions import Instruction
+from ..oracles.base import RewardOracle
+
+MAX_SESSIONS: Final = 256
+"""Sessions at once, each a thread."""
+_KINDS: Final = {"val": "validation", "eval": "test"}
+_TASKS: Final = ("split", "index", "instruction_id")
+
+
+class Response(Action):
+    """What the policy wrote."""
+
+    response: str
+
+
+class Asked(Observation):
+    """The instruction, input merged in, and its id; after a step the info, such as `reward_components`, as metadata."""
+
+    instruction: str
+    instruction_id: int
+    split: str
+
+
+class TextEnvironment(Environment):
+    """One session: `InstructionEnv` of a split, or of another one that `reset` is asked for.
+
+    `reset(split=..., index=...)` asks the task at that place, `reset(instruction_id=...)` the instruction of that id,
+    both draw nothing; `reset(seed=...)` seeds the draws, and `reset()` draws.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, dataset: Dataset, split: str, oracle: RewardOracle) -> None:
+        super().__init__()
+        self._dataset, self._split, self._oracle = dataset, split, oracle
+        self._envs: dict[str, InstructionEnv] = {}
+        self._env = self._of(split)
+        self._state = State()
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Asked:
+        """As `reset`; it asks no oracle, so no thread is needed."""
+        return self.reset(seed, episode_id, **task)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Asked:
+        """The next instruction, or the one asked for."""
+        for name in task:
+            if name not in _TASKS:
+                raise did_you_mean("reset option", name, ("seed", "episode_id", *_TASKS))
+        split, index, id = (task.get(name) for name in _TASKS)
+        env = self._of(self._split if split is None else split)
+        if index is not None:
+            id = self._instruction(env.split, index).id
+        options = None if id is None else {"instruction_id": id}
+        instruction, info = env.reset(seed=seed, options=options)
+        self._env, self._state = env, State(episode_id=episode_id, step_count=0)
+        return self._asked(instruction, info)
+
+    def step(self, action: Response, timeout_s: float | None = None, **more: Any) -> Asked:
+        """The response's reward, None without a verdict; every step ends the episode."""
+        instruction, reward, scored, _, info = self._env.step(action.response)
+        self._state.step_count += 1
+        return self._asked(instruction, info, done=True, reward=reward if scored else None)
+
+    @property
+    def state(self) -> State:
+        """The episode's id, and whether its step was taken."""
+        return self._state
+
+    def list_splits(self) -> list[dict[str, str]]:
+        """The data set's splits."""
+        return [{"name": name, "type": _KINDS.get(name, "train")} for name in self._dataset.splits]
+
+    def num_tasks(self, split: str) -> int:
+        """How many instructions a split has."""
+        return len(self._instructions(split))
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """The instruction at a place; IndexError if there is none."""
+        self._instruction(split, index)
+        return self.get_task_range(split, index, index + 1)[0]
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """All instructions."""
+        return self.get_task_range(split)
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """The instructions from `start` to before `stop`."""
+        places = range(len(self._instructions(split)))[start:stop]
+        found = [(place, self._instructions(split)[place]) for place in places]
+        return [
+            {"id": f"{split}-{each.id}", "index": place, "instruction_id": each.id, "instruction": str(each)}
+            for place, each in found
+        ]
+
+    def _of(self, split: str) -> InstructionEnv:
+        if split not in self._envs:
+            self._envs[split] = InstructionEnv(self._dataset, split, self._oracle)
+        return self._envs[split]
+
+    def _instructions(self, split: str) -> Any:
+        try:
+            return self._dataset.instructions(split)
+        except AlpacaFarmError as error:
+            raise HTTPException(404, str(error)) from error
+
+    def _instruction(self, split: str, index: int) -> Instruction:
+        if not 0 <= index < len(self._instructions(split)):
+            last = len(self._instructions(split)) - 1
+            raise IndexError(f"index: expected 0 to {last} of split {split!r}, got {index}.")
+        found: Instruction = self._instructions(split)[index]
+        return found
+
+    def _asked(self, instruction: Instruction, info: dict[str, Any], **more: Any) -> Asked:
+        told = {key: value for key, value in info.items() if key not in ("instruction_id", "split", "response")}
+        place = {"instruction_id": instruction.id, "split": info["split"]}
+        return Asked(instruction=str(instruction), **place, metadata=told, **more)
+
+
+def make_app(id: str, dataset: Dataset, split: str, oracle: RewardOracle) -> Any:
+    """OpenEnv's FastAPI application of an environment; `oracle` is asked by many threads."""
+
+    def session() -> TextEnvironment:
+        return TextEnvironment(dataset, split, oracle)
+
+    return create_fastapi_app(session, Response, Asked, MAX_SESSIONS, env_name=id, mode="simulation")
