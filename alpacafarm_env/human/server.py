@@ -87,6 +87,9 @@ class _Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        if scope["type"] != "http":  # starting and stopping
+            await self._app(scope, receive, send)
+            return
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         known = hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
         app = self._app if known else PlainTextResponse("Not found: the address is the one printed at the start.", 404)
