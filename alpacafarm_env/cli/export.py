@@ -10,17 +10,14 @@ models that this package saved have.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..data.dataset import Dataset
 from ..data.files import write_records
 from ..data.load import load_dataset
 from ..errors import DataError
-from ..oracles.base import rewards_of, shorten
-from ..oracles.batched import MicroBatched
+from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
 
 FORMATS: Final = ("verl", "openrlhf")
@@ -29,15 +26,11 @@ _REWARD: Final = '''"""The reward of {about}, for verl: custom_reward_function.p
 Each process of verl's that gives rewards needs the package alpacafarm_env, and what the oracle reads.
 """
 
-from alpacafarm_env.cli.export import scorer
+from functools import partial
 
-score = scorer(dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
+from alpacafarm_env.integrations import verl
 
-
-def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
-    """One response's reward."""
-    return score([extra_info["instruction"]], [solution_str])[0]
-
+compute_score = partial(verl.compute_score, dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
 '''
 
 
@@ -58,17 +51,6 @@ def read_oracle(text: str) -> Any:
     if isinstance(spec, dict) and "reward_model" in spec and Path(spec["reward_model"]).is_dir():
         spec["reward_model"] = str(Path(spec["reward_model"]).resolve())  # it is read from another working folder
     return spec
-
-
-def scorer(
-    *, dataset: str | Dataset = "sandbox", oracle: str | Mapping[str, Any], seed: int = 0
-) -> Callable[[Sequence[str], Sequence[str]], list[float]]:
-    """A function of instructions and responses that asks an oracle; it may be called by several threads.
-
-    It raises UnscoredError where the oracle gives no verdict: neither framework can leave a response out.
-    """
-    asked = MicroBatched(make_oracle(oracle, dataset=load_dataset(dataset), seed=seed))
-    return partial(rewards_of, asked)
 
 
 def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, Any], out: Path, seed: int) -> list[Path]:

@@ -12,7 +12,8 @@ from ..data.forms import row_of
 from ..data.load import load_dataset
 from ..errors import DataError
 from ..instructions import Demonstration, Instruction, Preference
-from .export import new_files, scorer
+from ..integrations.rewards import scorer
+from .export import new_files
 
 FILES: Final = {"jsonl": ".jsonl", "parquet": ".parquet", "hub-folder": ".parquet"}
 """--to -> what the data file's name ends in."""

@@ -20,8 +20,9 @@ from command_files import write
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli import export_data
-from alpacafarm_env.cli.export import read_oracle, scorer
+from alpacafarm_env.cli.export import read_oracle
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
+from alpacafarm_env.integrations.rewards import scorer
 from alpacafarm_env.judge_server.scoring import ScoreServer
 from alpacafarm_env.oracles import Constant
 

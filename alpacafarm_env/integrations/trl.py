@@ -1,0 +1,36 @@
+"""Prompts and a reward function for TRL's online trainers (GRPO, RLOO ...). Source: TRL 1.16, `GRPOTrainer`.
+
+GRPOTrainer(model, reward_funcs=reward_function("surrogate"), train_dataset=prompts("unlabeled"), args=...)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..data.forms import row_of
+from ..data.load import load_dataset
+from .rewards import scorer
+
+
+def prompts(split: str = "unlabeled", *, dataset: str = "sandbox") -> Any:
+    """A split as a `datasets.Dataset`: `prompt`, one user's message, and `instruction`, which the reward reads."""
+    from datasets import Dataset
+
+    asked = load_dataset(dataset).instructions(split)
+    return Dataset.from_list([{**row_of(each, "trl"), "instruction": str(each)} for each in asked])
+
+
+def reward_function(
+    oracle: str | Mapping[str, Any] = "surrogate", *, dataset: str = "sandbox", seed: int = 0
+) -> Callable[..., list[float]]:
+    """One of `reward_funcs`: an oracle's score of each completion; UnscoredError where it has none."""
+    score = scorer(dataset=dataset, oracle=oracle, seed=seed)
+
+    def alpacafarm(*, completions: Sequence[Any], instruction: Sequence[str], **_: Any) -> list[float]:
+        return score(instruction, [_text(completion) for completion in completions])
+
+    return alpacafarm
+
+
+def _text(completion: Any) -> str:
+    """Of a conversation, what its messages say."""
+    return completion if isinstance(completion, str) else "".join(message["content"] for message in completion)

@@ -1,0 +1,160 @@
+"""Our oracles as other libraries ask them, each by its own code. A library that is not installed is skipped."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpacafarm_env import integrations, sandbox
+from alpacafarm_env.errors import DataError, UnscoredError
+from alpacafarm_env.integrations.rewards import scorer
+from alpacafarm_env.integrations.verl import compute_score
+
+pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'
+ASKED = sandbox.SANDBOX.instructions("eval")[:4]
+RESPONSES = ["A lion is brave, golden and proud.", "- one\n- two\n- three", "", " No. "]
+GOLD = sandbox.gold_oracle().score(ASKED, RESPONSES).tolist()
+
+
+def need(library, distribution=None):
+    """The library, whose version is printed."""
+    found = pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ImportError)
+    print(f"\n{distribution or library} {version(distribution or library)}")
+    return found
+
+
+def test_each_has_at_most_40_lines():
+    folder = Path(integrations.__file__).parent
+    names = ("trl", "verl", "skyrl", "verifiers")
+    assert {name for name in names if len((folder / f"{name}.py").read_text().splitlines()) > 40} == set()
+
+
+def test_a_scorer_s_threads_ask_one_oracle_and_no_verdict_is_an_error(monkeypatch):
+    one, other = scorer(oracle="gold"), scorer(oracle="gold")
+    assert one.args == other.args  # the same oracle, so that their calls are merged
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda row: compute_score("d", row[1], "", {"instruction": row[0]}, oracle="gold"), PAIRS)
+        assert list(found) == GOLD
+    with pytest.raises(DataError, match="instruction"):
+        compute_score("d", "x", "", {"index": 3}, oracle="gold")
+    monkeypatch.setattr("alpacafarm_env.oracles.base.Constant.score", lambda *_: np.array([np.nan]))
+    with pytest.raises(UnscoredError, match="'b'"):
+        scorer(oracle={"name": "constant", "value": 0.125})(["x"], ["b"])
+
+
+PAIRS = list(zip(map(str, ASKED), RESPONSES, strict=True))
+
+
+def test_verl_loads_the_function_and_its_reward_manager_asks_it():
+    need("verl")
+    tensordict, omegaconf = need("tensordict"), need("omegaconf")
+    import torch
+    from transformers import AutoTokenizer
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    path = {"path": "pkg://alpacafarm_env.integrations.verl", "name": "compute_score"}
+    custom = {"custom_reward_function": {**path, "reward_kwargs": {"oracle": "gold"}}}
+    config = omegaconf.OmegaConf.create({"reward": custom})
+    tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
+    manager = NaiveRewardManager(config, tokenizer, get_custom_reward_fn(config))
+
+    async def reward(asked, response):
+        tokens = torch.tensor([tokenizer.encode(response, add_special_tokens=False)])
+        batch = tensordict.TensorDict({"responses": tokens, "attention_mask": torch.ones_like(tokens)}, batch_size=[1])
+        row = {"data_source": "d", "reward_model": {"ground_truth": ""}, "extra_info": {"instruction": str(asked)}}
+        columns = {name: np.array([value], dtype=object) for name, value in row.items()}
+        return (await manager.run_single(DataProto(batch=batch, non_tensor_batch=columns)))["reward_score"]
+
+    async def rewards():
+        manager.loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(reward(*pair) for pair in PAIRS[:2]))
+
+    assert asyncio.run(rewards()) == GOLD[:2]
+
+
+def test_skyrl_gym_makes_the_environment():
+    skyrl_gym = need("skyrl_gym", "skyrl-gym")
+    skyrl_gym.register(id="alpacafarm", entry_point="alpacafarm_env.integrations.skyrl:AlpacaFarmEnv")
+    for (asked, response), gold in zip(PAIRS, GOLD, strict=True):
+        extras = {"extra_info": {"instruction": asked}}
+        env = skyrl_gym.make("alpacafarm", env_config={"oracle": "gold"}, extras=extras)
+        prompt = [{"role": "user", "content": asked}]
+        assert env.init(prompt)[0] == prompt
+        assert env.step(response) == {"observations": [], "reward": gold, "done": True, "metadata": {}}
+
+
+def test_verifiers_scores_the_tasks_traces():
+    vf = need("verifiers.v1", "verifiers")
+    from verifiers.v1.graph import MessageNode
+
+    from alpacafarm_env.integrations.verifiers import AlpacaFarmConfig, AlpacaFarmTaskset, OracleConfig
+
+    taskset = AlpacaFarmTaskset(AlpacaFarmConfig(split="eval", task=OracleConfig(oracle="gold")))
+    tasks = list(taskset.take(len(ASKED)))
+    assert [task.data.prompt for task in tasks] == [str(asked) for asked in ASKED]
+    assert [task.data.id for task in tasks] == [str(asked.id) for asked in ASKED]
+
+    def trace(task, response):
+        asked = MessageNode(message=vf.UserMessage(content=task.data.prompt), parent=None)
+        answer = MessageNode(message=vf.AssistantMessage(content=response), parent=0, sampled=True)
+        told = vf.TraceTask(type=type(task).__name__, data=task.data)
+        return vf.Trace(task=told, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=[asked, answer])
+
+    async def score(task, response):
+        scored = trace(task, response)
+        await task.score(scored)
+        return scored.rewards["alpacafarm"].value
+
+    async def scores():
+        return await asyncio.gather(*map(score, tasks, RESPONSES))
+
+    assert asyncio.run(scores()) == GOLD
+
+
+@pytest.mark.slow
+def test_trl_s_grpo_trains_the_shipped_policy_by_our_reward(tmp_path):
+    trl = need("trl")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from alpacafarm_env.agents import LanguageModel
+    from alpacafarm_env.integrations.trl import prompts, reward_function
+
+    rows = prompts()
+    assert rows[0]["instruction"] == rows[0]["prompt"][0]["content"]
+    reward = reward_function("gold")
+    told = {"completions": [[{"role": "assistant", "content": text}] for text in RESPONSES], "prompts": None}
+    assert reward(**told, instruction=[str(asked) for asked in ASKED]) == GOLD
+    assert reward(completions=RESPONSES, instruction=[str(asked) for asked in ASKED], other=1) == GOLD
+    asked = sandbox.SANDBOX.instructions("val")[:256]
+
+    def gold(folder):
+        policy = LanguageModel.from_pretrained(folder, seed=0)
+        return sandbox.gold_oracle().score(asked, policy.generate(asked).texts).mean()
+
+    tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        max_steps=40,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        max_completion_length=64,
+        learning_rate=3e-4,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        seed=0,
+    )
+    model = AutoModelForCausalLM.from_pretrained(sandbox.POLICY)
+    # By the surrogate, as gold is nobody's to ask.
+    rewarded = reward_function("surrogate")
+    trainer = trl.GRPOTrainer(model, reward_funcs=rewarded, args=config, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "trained"))
+    before, after = gold(sandbox.POLICY), gold(tmp_path / "trained")
+    print(f"gold before {before:.2f}, after 40 steps of GRPO {after:.2f}")
+    assert after > before
