@@ -83,6 +83,9 @@ def test_an_answer_stands_until_it_is_taken_back(tmp_path):
     assert session.undo("Ann") == ""
     assert session.standing("Ann").pair.key == pair.key
     assert [each.answer.annotator for each in session.store.all()] == ["Bob"]
+    judge(session, "Ann", 1)
+    judge(session, "Ann", 1)
+    assert [session.undo("Ann") for _ in range(3)] == ["", "", "nothing"]
     judge(session, "Ann", 2)
     assert [(each.answer.annotator, each.answer.better) for each in session.store.all()] == [("Bob", 2), ("Ann", 2)]
 
