@@ -1,6 +1,5 @@
 """Callbacks and experiment trackers of `learn`: what they are told, and that a run they end goes on."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def test_a_callback_is_given_every_step_and_changes_nothing(policy: Path, tmp_pa
     assert files(tmp_path / "told") == files(tmp_path / "plain") != {}
 
 
-@pytest.mark.parametrize("stop", [1, 5])
+@pytest.mark.parametrize("stop", [1, 4])
 def test_expert_iteration_stops_in_sampling_and_in_fine_tuning(policy: Path, tmp_path: Path, stop: int) -> None:
     last = expert_iteration(policy, tmp_path).learn(callback=lambda metrics: metrics["step"] < stop)
     assert last["step"] == stop
@@ -113,22 +112,28 @@ def test_a_tracker_that_cannot_be_is_told_before_training(
 
 
 def test_tensorboard_has_every_step_of_a_run_that_was_stopped(policy: Path, tmp_path: Path) -> None:
-    sft(policy, tmp_path).learn(trackers="tensorboard", callback=lambda metrics: metrics["step"] < 3)
+    agent = sft(policy, tmp_path)
+    agent.learn(trackers="tensorboard", callback=lambda metrics: metrics["step"] < 3)
     (board,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}  # written once
     events = EventAccumulator(str(board))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
+    agent.learn()
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.filterwarnings("default")  # of these libraries'
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "comet_ml"])
 def test_the_trackers_themselves(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    library = pytest.importorskip(name, reason=f"{name} is not installed")
     monkeypatch.chdir(tmp_path)
     offline = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0", "COMET_API_KEY": "none"}
-    stores = {"TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    stores = {"TRACKIO_DIR": str(tmp_path / "trackio"), "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri()}
+    stores["MLFLOW_ALLOW_FILE_STORE"] = "true"
     for variable, value in {**offline, **stores}.items():
         monkeypatch.setenv(variable, value)
-    before = set(tmp_path.rglob("*"))
+    library = pytest.importorskip(name, reason=f"{name} is not installed")  # some read the variables now
     assert sft(policy).learn(trackers=name)["step"] == 6
-    print(f"{name} {importlib.import_module(name).__version__}, {library.__file__}")
-    assert set(tmp_path.rglob("*")) - before
+    print(f"{name} {library.__version__}")
+    written = [path.name.encode() + path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"grad_norm" in each for each in written)
