@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_models import INSTRUCTIONS
+from tiny_models import INSTRUCTIONS, LORA
 
 from alpacafarm_env import wrappers
 from alpacafarm_env.agents import sb3
@@ -145,6 +145,19 @@ def test_equal_seeds_learn_equal_weights_and_a2c_learns_too(make, settings):
     for name in ("batch_size", "n_epochs"):
         settings.pop(name)
     A2C(env=make(), **settings).learn(128)
+
+
+def test_of_an_adapter_only_the_adapter_and_the_value_train(make, policy_folder, tmp_path):
+    LanguageModel.from_pretrained(policy_folder, lora=LORA).save(tmp_path / "adapter")
+    agent = PPO(env=make(), **keywords(tmp_path / "adapter", kl_coef=0.0))
+    before = {name: value.clone() for name, value in agent.policy.state_dict().items()}
+    agent.learn(2 * 16 * 8)
+    moved = {name for name, value in agent.policy.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.partition(".lora_")[1] or name.partition(".")[0] for name in moved} == {".lora_", "value_net"}
+    agent.save(tmp_path / "agent.zip")
+    again, observed = PPO.load(tmp_path / "agent.zip", device="cpu"), make().reset()
+    expected, _ = agent.predict(observed, deterministic=True)
+    np.testing.assert_array_equal(again.predict(observed, deterministic=True)[0], expected)
 
 
 def test_the_penalty_is_the_ratio_to_the_reference(make, policy_folder):
