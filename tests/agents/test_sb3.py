@@ -189,6 +189,8 @@ def test_minibatches_are_whole_slots_each_once(make, settings):
     np.testing.assert_array_equal(np.sort(np.concatenate(found), axis=0), np.sort(expected, axis=0))
     assert {row.tobytes() for part in found for row in part} == {row.tobytes() for row in expected}
     assert [len(minibatch.returns) for minibatch in buffer.get()] == [96]
+    orders = {next(buffer.get()).old_log_prob.numpy().tobytes() for _ in range(5)}
+    assert len(orders) > 1
     with pytest.raises(ValueError, match="n_steps=16"):
         next(buffer.get(15))
 
