@@ -23,7 +23,7 @@ from .errors import (  # noqa: E402
     UnknownNameError,
     UnscoredError,
 )
-from .instructions import Demonstration, Instruction, Preference  # noqa: E402
+from .instructions import Critique, Demonstration, Instruction, Preference, Rating  # noqa: E402
 from .spaces import UnicodeText  # noqa: E402
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ _LAZY = {
 __all__ = [
     "AlpacaFarmError",
     "CheckpointError",
+    "Critique",
     "DataError",
     "Dataset",
     "Demonstration",
@@ -65,6 +66,7 @@ __all__ = [
     "PolicyError",
     "Preference",
     "PreferenceOracle",
+    "Rating",
     "RewardOracle",
     "TokenEnv",
     "TokenVectorEnv",

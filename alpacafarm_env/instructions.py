@@ -1,7 +1,10 @@
-"""The three records of instruction following: an instruction, a demonstration and a preference."""
+"""The records of instruction following: an instruction, a demonstration, and what annotators say of responses."""
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
+
+RATINGS: Final = range(1, 8)
+"""The scale of a rating: 1 (worst) to 7 (best). Source: Ouyang et al. 2022 (arXiv 2203.02155), figure 12."""
 
 
 class Instruction(str):
@@ -87,3 +90,29 @@ class Preference:
     def rejected(self) -> str:
         """The other response."""
         return self.responses[2 - self.preference]
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A response and how good an annotator finds it: `rating` is 1 to 7, 7 the best.
+
+    Raises:
+        ValueError: `rating` is no whole number from 1 to 7.
+    """
+
+    instruction: Instruction
+    response: str
+    rating: int
+
+    def __post_init__(self) -> None:
+        if self.rating not in RATINGS:
+            raise ValueError(f"Expected a whole rating from 1 (worst) to 7 (best), got {self.rating!r}.")
+
+
+@dataclass(frozen=True)
+class Critique:
+    """A response and what an annotator says of it, in words."""
+
+    instruction: Instruction
+    response: str
+    critique: str
