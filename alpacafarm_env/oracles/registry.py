@@ -13,9 +13,10 @@
 
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
-annotators: those of `annotators.pool.make_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`)
-and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless
-their mappings have a `seed` each.
+annotators: those of `annotators.pool.make_pool`), `human` (the win rate by a file of people's labels, see
+`HumanJudge`), `rating` (a rating from 1 to 7, with a critique as a detail, by the sandbox's "human", "sim_eval" or
+"sim_gpt4": seed) and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise,
+draw alike unless their mappings have a `seed` each.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ..data import Dataset, RecordedDataset
 
 JUDGES: Final = ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded")
+RATERS: Final = ("sim_eval", "sim_gpt4", "human")
 WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
 """Oracles that are a judge's win rate against the references."""
 
@@ -148,6 +150,8 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     if "ensemble" in options:
         return _plan_ensemble(options, dataset, seed)
+    if "rating" in options:
+        return _plan_rating(options, dataset, seed)
     if "reward_model" in options:
         path = options.pop("reward_model")
         if not isinstance(path, str | PathLike):
@@ -157,8 +161,8 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
     if len(options.keys() & {"name", *_OF_JUDGES}) != 1:
         # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
         raise ValueError(
-            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool', 'human' or 'ensemble', got one with "
-            f"the keys {', '.join(map(repr, options))}."
+            "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool', 'human', 'rating' or 'ensemble', "
+            f"got one with the keys {', '.join(map(repr, options))}."
         )
     if "name" not in options:
         _plan_judge(options)
@@ -184,6 +188,18 @@ def _plan_ensemble(options: dict[str, Any], dataset: Any, seed: int) -> Callable
         check_oracle(member)
     check_options(Ensemble, options, "members")
     return lambda: Ensemble([make_oracle(member, dataset=dataset, seed=seed) for member in members], **options)
+
+
+def _plan_rating(options: dict[str, Any], dataset: Any, seed: int) -> Callable[[], RewardOracle]:
+    rater = options["rating"]
+    if rater not in RATERS:
+        raise did_you_mean("rater", rater, RATERS)
+    check_options(_rating, options, "dataset")
+    return lambda: _rating(**{"seed": seed, **options}, dataset=dataset)
+
+
+def _rating(*, dataset: Dataset, rating: str, seed: int) -> RewardOracle:
+    return cast(RewardOracle, _sandbox(dataset, f"rater {rating!r}").raters(rating, seed))
 
 
 def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], PreferenceOracle]:

@@ -10,6 +10,7 @@ from typing import Final
 from ..data.dataset import Dataset
 from .dataset import ASSETS, Sandbox
 from .judges import gold_oracle, judge, utility_oracle
+from .raters import raters
 
 SANDBOX: Final[Dataset] = Sandbox()
 POLICY: Final = ASSETS / "policy"
@@ -19,4 +20,13 @@ REWARD_MODEL: Final = ASSETS / "reward_model"
 REWARD_MODEL_CLEAN: Final = ASSETS / "reward_model_clean"
 """The same trained on gold's own labels."""
 
-__all__ = ["POLICY", "REWARD_MODEL", "REWARD_MODEL_CLEAN", "SANDBOX", "gold_oracle", "judge", "utility_oracle"]
+__all__ = [
+    "POLICY",
+    "REWARD_MODEL",
+    "REWARD_MODEL_CLEAN",
+    "SANDBOX",
+    "gold_oracle",
+    "judge",
+    "raters",
+    "utility_oracle",
+]

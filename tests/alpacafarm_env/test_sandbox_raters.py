@@ -1,0 +1,89 @@
+"""The sandbox's raters: their scale, what their draws are keyed on, what critiques name; ratings as rewards."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from scipy.stats import kstest, logistic
+
+import alpacafarm_env
+from alpacafarm_env import Critique, Instruction, Rating, sandbox
+from alpacafarm_env.errors import DataError, UnknownNameError
+from alpacafarm_env.sandbox.judges import GREEDY, Annotator
+from alpacafarm_env.sandbox.raters import Raters
+
+ASK = "List three traits of a lion. Answer in a sentence."
+FAULTY = "- brave\n- brave\n- floppy\nshe go no where at all" + " far" * 30
+
+
+@pytest.fixture(scope="module")
+def responses():
+    pairs = sandbox.SANDBOX.pairs()[1000:2000]  # none of those that set the scale
+    asked = [ask for ask in sandbox.SANDBOX.instructions("preference")[1000:2000] for _ in range(2)]
+    return asked, [response for pair in pairs for response in pair]
+
+
+@pytest.mark.parametrize("name", ["human", "sim_eval", "sim_gpt4"])
+def test_ratings_use_the_whole_scale(responses, name):
+    found = sandbox.raters(name).judge(*responses)
+    assert set(found.scores) == set(range(1, 8))
+    assert abs(found.scores.mean() - 4) < 0.15
+    assert abs(found.scores.std() - 1.5) < 0.15
+    gold = sandbox.gold_oracle().score(*responses)
+    assert np.corrcoef(found.scores, gold)[0, 1] > (0.9 if name == "sim_gpt4" else 0.5)
+
+
+def test_two_likings_differ_as_the_choice_between_a_pair_does():
+    blind = Annotator("blind", (0.0,) * 6, 0.0, 0.0, 0.0, 0.0, 2.0)
+    rows = [(ASK, f"A lion is brave {number}.") for number in range(4000)]
+    raters = Raters("blind", [blind])
+    uniforms = raters._uniforms("liking", rows)
+    likings = -2.0 * np.log(-np.log(uniforms))
+    assert kstest(likings[::2] - likings[1::2], logistic(scale=2.0).cdf).pvalue > 0.01
+    points = 4 + 1.5 * (likings - np.euler_gamma * 2) / (np.pi / np.sqrt(6) * 2)
+    np.testing.assert_array_equal(raters.score(*zip(*rows, strict=True)), np.clip(np.rint(points), 1, 7))
+
+
+def test_a_rating_is_the_same_whenever_it_is_asked_for(responses):
+    asked, texts = (column[:200] for column in responses)
+    raters = sandbox.raters("human", 3)
+    found = raters.judge(asked, texts)
+    backwards = sandbox.raters("human", 3).judge(asked[::-1], texts[::-1])
+    np.testing.assert_array_equal(backwards.scores[::-1], found.scores)
+    for detail in ("annotator", "critique"):
+        np.testing.assert_array_equal(backwards.details[detail][::-1], found.details[detail])
+    assert len(set(found.details["annotator"])) == 16
+    assert (sandbox.raters("human", 4).score(asked, texts) != found.scores).mean() > 0.5
+
+
+def test_a_critique_names_what_its_annotator_sees():
+    blind = Annotator("blind", (0.0,) * 6, 0.0, 0.0, 0.0, 0.0, 0.3)
+    whole, faulty = ((ask, text) for ask, text in ((ASK, "A lion is brave, golden and proud."), (ASK, FAULTY)))
+    words = ["33%", "not true", "repeats", "form", "sentences", "longer"]
+    assert all(word in Raters("all", GREEDY).critiques([faulty], np.array([0]))[0] for word in words)
+    nothing = Raters("blind", [blind]).critiques([faulty, whole], np.array([0, 0]))
+    assert nothing[0] == nothing[1] == Raters("all", GREEDY).critiques([whole], np.array([0]))[0]
+
+
+def test_a_rating_is_a_reward_and_its_critique_is_told():
+    env = gym.make("AlpacaFarm-PPO-v0", oracle={"rating": "human", "seed": 1})
+    asked, _ = env.reset(seed=0)
+    _, reward, *_, info = env.step("A lion is brave.")
+    assert reward == sandbox.raters("human", 1).score([asked], ["A lion is brave."])[0]
+    assert info["annotator"].startswith("human_")
+    assert info["critique"].endswith(".")
+    assert info["reward_components"] == {"human_rating": reward}
+
+
+def test_what_is_no_rating_is_refused(tiny_dataset):
+    with pytest.raises(UnknownNameError, match="'human'"):
+        gym.make("AlpacaFarm-PPO-v0", oracle={"rating": "humans"})
+    with pytest.raises(UnknownNameError, match="'sead'"):
+        gym.make("AlpacaFarm-PPO-v0", oracle={"rating": "human", "sead": 1})
+    with pytest.raises(DataError, match="sandbox"):
+        alpacafarm_env.make_oracle({"rating": "human"}, dataset=tiny_dataset)
+    with pytest.raises(DataError, match="sandbox"):
+        sandbox.raters("human").score(["What is the capital of France?"], ["Paris."])
+    for rating in (0, 8, 4.5):
+        with pytest.raises(ValueError, match="1 .*7"):
+            Rating(Instruction("Why?"), "Because.", rating)
+    assert Critique(Instruction("Why?"), "Because.", "No reason is given.").critique
