@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from .config import load_pool as load_pool
     from .pool import AnnotatorPool as AnnotatorPool
     from .pool import make_pool as make_pool
+    from .rating import RatingPool as RatingPool
 
 _HOMES = {
     "AnnotatorPool": ".pool",
     "JudgeServer": "..judge_server.server",
+    "RatingPool": ".rating",
     "load_pool": ".config",
     "make_pool": ".pool",
 }
-__all__ = ["AnnotatorPool", "JudgeServer", "load_pool", "make_pool"]
+__all__ = ["AnnotatorPool", "JudgeServer", "RatingPool", "load_pool", "make_pool"]
 
 
 def __getattr__(name: str) -> Any:

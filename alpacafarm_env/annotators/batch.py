@@ -1,9 +1,9 @@
 """Asks a batch of questions: shared requests, repeats, and other processes that ask the same.
 
-A question is one pair shown to one annotator in one order. Questions to one annotator share requests, in the order of
-the batch. If a shared reply does not hold exactly one verdict per pair, each pair is asked alone, up to `MAX_TRIES`
-times. Replies are stored as they arrive and read from there, so nothing is paid for twice: not after a kill, not by
-another process (questions are leased), not for a better parser.
+A question is one pair shown to one annotator in one order, or one response to be rated. Questions to one annotator
+share requests, in the order of the batch. If a shared reply does not hold exactly one verdict per question, each is
+asked alone, up to `MAX_TRIES` times. Replies are stored as they arrive and read from there, so nothing is paid for
+twice: not after a kill, not by another process (questions are leased), not for a better parser.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..llm.requests import Request
 from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from .config import AnnotatorConfig, ModelConfig, Prompt
-from .prompts import Item, render
-from .verdicts import parse
+from .prompts import Shown, render
+from .verdicts import Opinion, parse
 
 T = TypeVar("T")
 MAX_TRIES: Final = 3
@@ -48,8 +48,8 @@ class Served:
     base_url: str
     seed: int
 
-    def request(self, items: Sequence[Item], tries: int = 0) -> Request:
-        """The request about some pairs, at most the batch size; each of several tries is another draw."""
+    def request(self, items: Sequence[Shown], tries: int = 0) -> Request:
+        """The request about some pairs or responses, at most the batch size; each of several tries is another draw."""
         model, seed = self.model, self.seed
         field = "messages" if model.kind == "chat" else "prompt"
         body: dict[str, Any] = {"model": model.model, field: render(self.prompt, items, model.kind)}
@@ -63,10 +63,10 @@ class Served:
         kept = {name: value for name, value in body.items() if name not in model.omit}
         return Request(self.base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
 
-    def question(self, annotator: int, item: Item) -> Question:
+    def question(self, annotator: int, item: Shown) -> Question:
         """The question to this annotator, which has this number in its pool.
 
-        Its key is that of the request for the pair alone and the batch size: neighbours may sway a verdict.
+        Its key is that of the request for the item alone and the batch size: neighbours may sway a verdict.
         """
         alone = self.request([item])
         named = replace(alone, sample=f"{alone.sample}, in requests of {self.config.batch_size}")
@@ -75,23 +75,24 @@ class Served:
 
 @dataclass(frozen=True)
 class Question:
-    """One pair, shown to one annotator (its number) in one order; `key` names it in the ledger."""
+    """What is shown to one annotator (its number), a pair in one order; `key` names it in the ledger."""
 
     annotator: int
-    item: Item
+    item: Shown
     key: str
 
     @property
-    def pair(self) -> tuple[str, ...]:
-        """Instruction and unordered pair."""
-        return (self.item.instruction, *sorted(self.item[1:]))
+    def subject(self) -> tuple[str, ...]:
+        """Instruction and unordered pair; the instruction alone of a response to rate."""
+        return (self.item.instruction, *(sorted(self.item[1:]) if len(self.item) > 2 else ()))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """P(second shown preferred), or NaN and why."""
+    """P(second shown preferred) or a rating, with its explanation or critique; or NaN and why."""
 
     score: float = math.nan
+    words: str = ""
     cost_usd: float = 0.0
     cached: bool = True
     reason: str = ""
@@ -133,8 +134,8 @@ class BatchRun:
             missing = next(iter(self._open.values()))
             served = self._served[missing.annotator]
             raise ReplayMissError(
-                f"{len(self._open)} of {len(self._questions)} pairs have no stored answer in {self._ledger.path} from "
-                f"{served.base_url} with seed {served.seed}; the first is for {served.config.name}, "
+                f"{len(self._open)} of {len(self._questions)} questions have no stored answer in {self._ledger.path} "
+                f"from {served.base_url} with seed {served.seed}; the first is for {served.config.name}, "
                 f"model {served.model.model!r}, instruction {shorten(missing.item.instruction)}. Answers are kept by "
                 "server, model, prompt and seed: give those of the run to replay, or run once without replay."
             )
@@ -164,7 +165,8 @@ class BatchRun:
     def _batches(self, keys: Sequence[str], tries: Mapping[str, int]) -> list[tuple[list[Question], int]]:
         """New questions share requests; one whose reply had no verdict goes alone.
 
-        The two orders of a pair never share a request, where the judge would see the contradiction.
+        The two orders of a pair never share a request, where the judge would see the contradiction, nor do two
+        responses to one instruction, which would be compared and not rated.
         """
         alone = [([self._questions[key]], tries[key]) for key in keys if key in tries]
         groups: dict[tuple[int, int], list[Question]] = {}
@@ -172,7 +174,7 @@ class BatchRun:
         for key in keys:
             if key not in tries:
                 question = self._questions[key]
-                place = (question.annotator, question.pair)
+                place = (question.annotator, question.subject)
                 seen[place] = seen.get(place, -1) + 1
                 groups.setdefault((question.annotator, seen[place]), []).append(question)
         shared: list[tuple[list[Question], int]] = []
@@ -208,7 +210,7 @@ class BatchRun:
                 reply = await client.ask(request, questions=keys, label=served.config.name)
             if not reply.cached:
                 self._pay(keys, reply.cost_usd)
-            scores = parse(served.prompt.format, reply.reply, len(keys))
+            opinions = parse(served.prompt.format, reply.reply, len(keys))
         except (ContentRefusedError, TransientAPIError) as error:
             self._pay(keys, error.cost_usd)
             if len(keys) == 1 or isinstance(error, TransientAPIError):
@@ -224,25 +226,25 @@ class BatchRun:
             else:
                 self._settle(keys, [Answer(reason=_unparsable(error))])
         else:
-            self._settle(keys, [Answer(score) for score in scores])
+            self._settle(keys, [Answer(*opinion) for opinion in opinions])
 
     async def _read(self, keys: Sequence[str]) -> dict[str, int]:
         """Settles the questions whose stored reply has a verdict; returns the tries so far of the others."""
         unread: dict[str, int] = {}
-        read: dict[str, list[float] | Exception] = {}  # by request
+        read: dict[str, list[Opinion] | Exception] = {}  # by request
         for key, stored in (await self._do(sql.lookup, keys)).items():
             if stored.request_key not in read:
-                read[stored.request_key] = self._scores(self._questions[key], stored)
-            scores = read[stored.request_key]
-            if not isinstance(scores, Exception):
-                self._settle([key], [Answer(scores[stored.position])])
+                read[stored.request_key] = self._opinions(self._questions[key], stored)
+            opinions = read[stored.request_key]
+            if not isinstance(opinions, Exception):
+                self._settle([key], [Answer(*opinions[stored.position])])
             elif stored.size == 1 and stored.tries >= MAX_TRIES:
-                self._settle([key], [Answer(reason=_unparsable(scores))])
+                self._settle([key], [Answer(reason=_unparsable(opinions))])
             else:
                 unread[key] = stored.tries
         return unread
 
-    def _scores(self, question: Question, stored: Stored) -> list[float] | Exception:
+    def _opinions(self, question: Question, stored: Stored) -> list[Opinion] | Exception:
         """The verdicts of a stored reply on all questions of its request, or why there are none."""
         served = self._served[question.annotator]
         try:

@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from ..errors import PoolError
 from .strict_yaml import Strict, check, hint, mistakes_error, read_yaml
 
-Format = Literal["lines", "json", "label", "logprobs"]
+Format = Literal["lines", "json", "label", "logprobs", "rating"]
 Layout = Literal["chat", "completion"]
 ROLES: Final = ("gpt4", "chatgpt", "davinci003")
 """The roles of the paper's annotators."""
@@ -106,12 +106,24 @@ class Prompt(Strict):
             raise ValueError("parts: a prompt with `layout: completion` is one text: write `user`, not other roles.")
         if not self.batched and any(len(part.pairs or ()) > 1 for part in self.parts):
             raise ValueError(f"parts: with `format: {self.format}` the examples come one by one, not in batches.")
+        if self.rates and any(part.pairs for part in self.parts):
+            raise ValueError("parts: with `format: rating` single responses are shown: leave `pairs` out.")
         return self
 
     @property
     def batched(self) -> bool:
         """Whether a reply can answer for several pairs."""
-        return self.format in ("lines", "json")
+        return self.format in ("lines", "json", "rating")
+
+    @property
+    def rates(self) -> bool:
+        """Whether it shows single responses, to be rated, and not pairs."""
+        return self.format == "rating"
+
+    @property
+    def width(self) -> int:
+        """Texts shown of each item: an instruction and one response or two."""
+        return 2 if self.rates else 3
 
     @cached_property
     def digest(self) -> str:
@@ -244,6 +256,23 @@ def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: li
     if member.prompt in names("prompts"):
         return member
     return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, folder))})
+
+
+def check_form(pool: PoolConfig, *, rates: bool) -> None:
+    """Refuses a pool whose annotators rate responses where they should compare pairs, or the other way round.
+
+    Raises:
+        PoolError: Names such an annotator.
+    """
+    for member in pool.annotators:
+        prompt = load_prompt(member.prompt)
+        if prompt.rates != rates:
+            does, wanted = ("rates single responses", "compare pairs") if prompt.rates else ("compares pairs", "rate")
+            raise PoolError(
+                f"Pool {pool.name!r}: expected annotators that {wanted}, but the prompt {prompt.name!r} of "
+                f"{member.name!r} {does}. A pool that compares is given by {{'pool': name}}, one that rates by "
+                "{'rating': {'pool': name}}."
+            )
 
 
 def load_prompt(name_or_path: str | Path, *, folder: Path | None = None) -> Prompt:

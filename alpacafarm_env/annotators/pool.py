@@ -13,61 +13,45 @@ appendix C. Draws are keyed on the unordered pair; the released code keys them o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PoolError, did_you_mean
-from ..llm.client import Client, ClientConfig, run
-from ..llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
-from ..llm.ledger.operations import check_budget
-from ..llm.ledger.store import Ledger, shared_ledger
-from ..llm.limits import Limiter
-from ..llm.pricing import Prices
+from ..llm.client import ClientConfig
+from ..llm.endpoint import OPENAI_KEY
+from ..llm.ledger.store import Ledger
 from ..llm.requests import content_key
-from ..oracles.base import UNSCORED_REASON, NoDeepCopy, PreferenceOracle, Verdicts
+from ..oracles.base import UNSCORED_REASON, PreferenceOracle, Verdicts
 from ..oracles.draws import KeyedDraws
 from ..oracles.judges import BothOrders, Flip
-from .batch import BatchRun, Progress, Question, Served
-from .config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt
+from .batch import Progress, Question
+from .config import PoolConfig, load_models, load_pool, load_prompt
 from .draws import AlpacaFarmDraws
 from .prompts import Item, check_item
+from .served import ServedOptions, ServedPool, columns
 
 Order = Literal["random", "as_given"]
 Compat = Literal["alpacafarm"]
+CLIENT_LIMITS: Final = ("max_concurrency", "requests_per_minute", "attempt_timeout_s", "deadline_s")
+"""Keywords of `make_pool` that belong to `ClientConfig`."""
 
 
-class AnnotatorPool(NoDeepCopy):
+class AnnotatorPool(ServedPool):
     """Asks a served model for each verdict: 0 or 1, or between for prompts that read the answers' probabilities.
 
     Args:
-        pool: The name of a pool, a YAML file, or a `PoolConfig`. Its noise is not added here, see `make_pool`.
-        models: Which model plays which role, see `config.load_models`.
-        base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: the variable named by `api_key_env`, read at each call.
-        api_key_env: The environment variable that holds the key; one that you name must be set, except for a replay.
-        allow_insecure: Accept http:// to another machine, where anybody on the way can read key and texts.
-        ledger: The file of answers and spending, or an open `Ledger`; None: the user's own, see
-            `llm.ledger.file.default_path`.
-        seed: Another seed is another opinion on the same pairs, asked and paid for anew.
-        budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
-        replay: Answer from the ledger alone; a pair without a stored answer is an error. An open `Ledger` must have
-            been opened for it.
+        pool, models: See `ServedPool`.
         order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
         compat: "alpacafarm" draws annotators and orders as the released code does.
-        client_config: Time limits, concurrency, repeats. What is learned of the server's limits is kept between calls.
-        prices: US dollars per million tokens by model, (input, output), over the package's own table.
-        on_progress: Called after each answer.
+        served: The server, the ledger and its limits, see `ServedPool`.
 
     Raises:
-        PoolError: A pool or its models are malformed, a role has no model, a model has two prices, or the variable
-            named by `api_key_env` is not set.
-        ValueError: An unknown order or compat, a bad seed or budget, a replay from a `Ledger` that is open for more.
+        PoolError: See `ServedPool`.
+        ValueError: An unknown order or compat, and see `ServedPool`.
     """
 
     blank: Final[Mapping[str, Any]] = {
@@ -83,50 +67,19 @@ class AnnotatorPool(NoDeepCopy):
         pool: str | Path | PoolConfig = "alpaca_farm",
         models: Any = "openai",
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        api_key_env: str = OPENAI_KEY,
-        allow_insecure: bool = False,
-        ledger: Ledger | Path | str | None = None,
-        seed: int = 0,
-        budget_usd: float | None = None,
-        replay: bool = False,
         order: Order = "random",
         compat: Compat | None = None,
-        client_config: ClientConfig | None = None,
-        prices: Mapping[str, tuple[float, float]] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        **served: Unpack[ServedOptions],
     ) -> None:
         if order not in get_args(Order):
             raise did_you_mean("order", order, get_args(Order))
         if compat is not None and compat not in get_args(Compat):
             raise did_you_mean("compat", compat, get_args(Compat))
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
-        check_budget(budget_usd)
-        if replay and isinstance(ledger, Ledger) and not ledger.replay:
-            raise ValueError(
-                f"replay: {ledger.path} is open for asking too. Open it with replay=True, or give its path."
-            )
-        if not (ledger.replay if isinstance(ledger, Ledger) else replay):
-            require_key_variable(api_key_env)
-        self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
-        roles = load_models(models, self.config.roles)
-        self.name = self.config.name + (f"+{compat}_draws" if compat else "")
-        self.paid = True
-        self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
-        self.served = tuple(
-            Served(annotator, load_prompt(annotator.prompt), roles[annotator.role], self.endpoint.base_url, seed)
-            for annotator in self.config.annotators
-        )
-        self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
-        self.seed, self.on_progress = seed, on_progress
-        self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
-        self.prices = Prices.load(overrides={**_prices_in(roles.values()), **(prices or {})})
+        super().__init__(pool, models, **served)
+        self.name += f"+{compat}_draws" if compat else ""
         self.draws_order = order == "random"
         # Pools of one stream draw alike: what "eval" has asked, "ann" need not ask again.
-        self._draws = AlpacaFarmDraws(seed) if compat else KeyedDraws(seed, self.config.stream)
-        self._limiter = Limiter(self.client_config)
+        self._draws = AlpacaFarmDraws(self.seed) if compat else KeyedDraws(self.seed, self.config.stream)
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """P(b preferred), [B]; 0.5 for equal texts, which are not asked about, NaN without a verdict."""
@@ -139,19 +92,16 @@ class AnnotatorPool(NoDeepCopy):
         `cached` (nothing was asked), `unscored_reason` (type and message of the error, where NaN).
 
         Raises:
-            PermanentAPIError: The server refused for good (key, model, quota). Answers so far are kept.
-            OutageError: The server has stopped answering. Answers so far are kept.
-            LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
+            PermanentAPIError, OutageError, LedgerError: See `answers`.
             InvalidResponseError: See `questions`; nothing is asked then.
         """
         questions = self.questions(instructions, a, b)
-        wanted = {question.key: question for question in questions if question is not None}
-        answers = run(self.asking(wanted).run()) if wanted else {}
+        answers = iter(self.answers([question for question in questions if question is not None]))
         scores = np.full(len(questions), 0.5)
-        details: list[dict[str, Any]] = [dict(self.blank) for _ in questions]
+        details = [dict(self.blank) for _ in questions]
         for row, question in enumerate(questions):
             if question is not None:
-                answer, b_first = answers[question.key], question.item.first == b[row]
+                answer, b_first = next(answers), question.item[1] == b[row]
                 scores[row] = 1 - answer.score if b_first else answer.score
                 details[row] = {
                     "annotator": self.served[question.annotator].config.name,
@@ -160,10 +110,7 @@ class AnnotatorPool(NoDeepCopy):
                     "cached": answer.cached,
                     UNSCORED_REASON: answer.reason,
                 }
-                # Rows with the same question share one answer, and the first of them bears its cost.
-                answers[question.key] = replace(answer, cost_usd=0.0, cached=True)
-        kinds = {key: object if isinstance(value, str) else None for key, value in self.blank.items()}
-        return Verdicts(scores, {key: np.array([row[key] for row in details], kind) for key, kind in kinds.items()})
+        return Verdicts(scores, columns(details))
 
     def questions(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[Question | None]:
         """Who is asked about each pair, in which order; None for equal texts, which nobody is asked about.
@@ -182,36 +129,6 @@ class AnnotatorPool(NoDeepCopy):
             None if item.first == item.second else self.served[n].question(n, item)
             for n, item in zip(who, items, strict=True)
         ]
-
-    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
-        """A call about questions, by key; `judge` runs it. What it learns of the server's limits is kept."""
-        client = partial(
-            Client,
-            self.endpoint,
-            config=self.client_config,
-            ledger=self.ledger,
-            prices=self.prices,
-            budget_usd=self.budget_usd,
-            limiter=self._limiter,
-        )
-        return BatchRun(questions, self.served, self.ledger, client, self.on_progress)
-
-
-def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
-    """The prices given with the models.
-
-    Raises:
-        PoolError: Two roles give one model different prices.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for model in models:
-        price = model.price_usd_per_million
-        if price and found.setdefault(model.model, price) != price:
-            raise PoolError(
-                f"models: expected one price for {model.model!r} in all its roles, got {list(found[model.model])} and "
-                f"{list(price)} USD per million tokens."
-            )
-    return found
 
 
 def make_pool(

@@ -1,4 +1,4 @@
-"""Reads an annotator's reply: one verdict for each pair it was shown.
+"""Reads an annotator's reply: one verdict for each pair, or one rating for each response, that it was shown.
 
 The whole reply has to be the answer that the prompt asked for. A judge may quote the responses, which may contain
 anything, even a verdict: so nothing is searched for inside a text, and a reply with anything else in it is refused, and
@@ -10,6 +10,7 @@ asked for again.
 * "json": an array with one object a pair, {"explanation": "...", "a_better": true or false}. The objects may also
   follow one another without an array, and all of it may be in a fence of three backticks.
 * "logprobs": the reply's first token is "a" or "b"; its probabilities are the verdict. One pair only.
+* "rating": as "json", one object a response, {"critique": "...", "rating": 1 to 7}.
 
 Blanks around a label, a full stop after it and upper or lower case do not matter.
 """
@@ -20,9 +21,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from ..errors import UnparsableVerdictError
+from ..instructions import RATINGS
 from ..oracles.base import shorten
 
 if TYPE_CHECKING:
@@ -36,32 +38,39 @@ _LINE: Final = re.compile(
 )
 _FENCE: Final = re.compile(r"\s*```(?:json)?[ \t\r]*\n(.*)\n[ \t]*```\s*\Z", re.ASCII | re.IGNORECASE | re.DOTALL)
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
-_ASKED: Final = '{"explanation": "...", "a_better": true or false}'
+_VERDICT: Final = '{"explanation": "...", "a_better": true or false}'
+_RATING: Final = f'{{"critique": "...", "rating": a whole number from {RATINGS[0]} to {RATINGS[-1]}}}'
 _LEAST_MASS: Final = 0.5
 """Least probability of "a" and "b" together for the first token to count as an answer."""
 
 
-def parse(format: str, reply: Reply, size: int) -> list[float]:
-    """P(the response shown second is better) for each pair, in order.
+class Opinion(NamedTuple):
+    """What an annotator thinks of one pair or response."""
+
+    score: float
+    """P(the response shown second is better): 0 for (a), 1 for (b), for "logprobs" any from 0 to 1. Or a rating."""
+    words: str = ""
+    """Its explanation or critique, where the format has one."""
+
+
+def parse(format: str, reply: Reply, size: int) -> list[Opinion]:
+    """What the reply says of each pair or response, in order.
 
     Args:
-        format: "lines", "label", "json" or "logprobs".
+        format: "lines", "label", "json", "logprobs" or "rating".
         reply: The model's reply.
-        size: How many pairs the request held.
-
-    Returns:
-        `size` numbers: 0.0 for (a), 1.0 for (b); for "logprobs" any from 0 to 1.
+        size: How many pairs or responses the request held.
 
     Raises:
         UnparsableVerdictError: The reply is not `size` verdicts in this format.
     """
-    verdicts = _READERS[format](reply)
-    if len(verdicts) != size:
-        _refuse(f"{size} verdicts, one for each pair shown, in order", f"{len(verdicts)}", reply.text)
-    return verdicts
+    opinions = _READERS[format](reply)
+    if len(opinions) != size:
+        _refuse(f"{size} verdicts, one for each pair or response shown, in order", f"{len(opinions)}", reply.text)
+    return opinions
 
 
-def _lines(reply: Reply) -> list[float]:
+def _lines(reply: Reply) -> list[Opinion]:
     _check_ended(reply)
     lines = [line for line in reply.text.split("\n") if line.strip()]
     matches = [_LINE.match(line) for line in lines]
@@ -75,7 +84,7 @@ def _lines(reply: Reply) -> list[float]:
     return [_second(match[2]) for match in matches if match]
 
 
-def _label(reply: Reply) -> list[float]:
+def _label(reply: Reply) -> list[Opinion]:
     _check_ended(reply)
     match = _ONE.match(reply.text)
     if not match:
@@ -83,14 +92,31 @@ def _label(reply: Reply) -> list[float]:
     return [_second(match[1])]
 
 
-def _json(reply: Reply) -> list[float]:
+def _json(reply: Reply) -> list[Opinion]:
+    objects = _objects(reply, _VERDICT, "explanation", "a_better", lambda value: isinstance(value, bool))
+    return [Opinion(0.0 if value["a_better"] else 1.0, value["explanation"]) for value in objects]
+
+
+def _ratings(reply: Reply) -> list[Opinion]:
+    objects = _objects(reply, _RATING, "critique", "rating", lambda value: type(value) is int and value in RATINGS)
+    return [Opinion(float(value["rating"]), value["critique"]) for value in objects]
+
+
+def _objects(
+    reply: Reply, asked: str, words: str, verdict: str, fits: Callable[[object], bool]
+) -> list[dict[str, Any]]:
+    """The objects of a reply: each has two fields, a text and a verdict."""
     fenced = _FENCE.match(reply.text)
-    values = _values(fenced[1] if fenced else reply.text, reply.text)
+    values = _values(fenced[1] if fenced else reply.text, asked, reply.text)
     objects: list[Any] = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-    return [_a_better(value, position, reply.text) for position, value in enumerate(objects, 1)]
+    for position, value in enumerate(objects, 1):
+        whole = isinstance(value, dict) and value.keys() == {words, verdict}
+        if not (whole and isinstance(value[words], str) and fits(value[verdict])):
+            _refuse(f"verdict {position} to be {asked}", shorten(repr(value), 120), reply.text)
+    return objects
 
 
-def _values(text: str, whole: str) -> list[Any]:
+def _values(text: str, asked: str, whole: str) -> list[Any]:
     """The JSON values that make up the text, separated by blanks only."""
     # strict=False: models write line breaks inside strings, which are unambiguous.
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object, parse_constant=_no_constant)
@@ -99,7 +125,7 @@ def _values(text: str, whole: str) -> list[Any]:
         try:
             value, end = decoder.raw_decode(text, end)
         except (ValueError, RecursionError) as error:  # not JSON, an endless number, a thousand brackets
-            _refuse(f"JSON objects {_ASKED}", f"{type(error).__name__}: {shorten(str(error), 120)}", whole)
+            _refuse(f"JSON objects {asked}", f"{type(error).__name__}: {shorten(str(error), 120)}", whole)
         values.append(value)
         end = _skip_blanks(text, end)
     return values
@@ -121,18 +147,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _a_better(value: object, position: int, whole: str) -> float:
-    if not (
-        isinstance(value, dict)
-        and value.keys() == {"explanation", "a_better"}
-        and isinstance(value["explanation"], str)
-        and isinstance(value["a_better"], bool)
-    ):
-        _refuse(f"verdict {position} to be {_ASKED}", shorten(repr(value), 120), whole)
-    return 0.0 if value["a_better"] else 1.0
-
-
-def _logprobs(reply: Reply) -> list[float]:
+def _logprobs(reply: Reply) -> list[Opinion]:
     if not reply.logprobs or not reply.logprobs[0]:
         _refuse(
             "log-probabilities of the first token (does the server give any? If not, use a pool without them)",
@@ -147,15 +162,15 @@ def _logprobs(reply: Reply) -> list[float]:
     if not _LEAST_MASS <= total <= 1.05:
         asked = f'a first token "a" or "b", with a probability of {_LEAST_MASS} to 1 for both together'
         _refuse(asked, f"{total:.3g} (first tokens {shorten(str(list(first)), 120)})", reply.text)
-    return [mass["b"] / total]
+    return [Opinion(mass["b"] / total)]
 
 
 def _letter(token: str) -> str:
     return token.strip(" \t\r\n").lower()
 
 
-def _second(letter: str) -> float:
-    return 1.0 if letter in "bB" else 0.0
+def _second(letter: str) -> Opinion:
+    return Opinion(1.0 if letter in "bB" else 0.0)
 
 
 def _check_ended(reply: Reply) -> None:
@@ -168,9 +183,10 @@ def _refuse(expected: str, got: str, text: str) -> NoReturn:
     raise UnparsableVerdictError(f"Expected {expected}; got {got}. The reply: {shorten(text, 200)}")
 
 
-_READERS: Final[dict[str, Callable[[Reply], list[float]]]] = {
+_READERS: Final[dict[str, Callable[[Reply], list[Opinion]]]] = {
     "lines": _lines,
     "label": _label,
     "json": _json,
     "logprobs": _logprobs,
+    "rating": _ratings,
 }

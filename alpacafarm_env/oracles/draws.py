@@ -1,7 +1,7 @@
 """What a pool draws for each pair: who judges, which response is shown first, which way a doubt falls.
 
-Every draw is keyed on (seed, stream, instruction, unordered pair) alone: not on the batch, the order of calls or the
-process, nor on whether annotators are simulated here or asked over HTTP.
+Every draw is keyed on (seed, stream, instruction, unordered pair or single response) alone: not on the batch, the order
+of calls or the process, nor on whether annotators are simulated here or asked over HTTP.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class KeyedDraws:
     seed: int
     name: str
 
-    def annotators(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
-        """The index of each pair's annotator, uniform over range(count), [B]."""
+    def annotators(self, rows: Sequence[Row | tuple[str, str]], count: int) -> NDArray[np.int64]:
+        """The index of the annotator of each pair or (instruction, response), uniform over range(count), [B]."""
         check_count(count)
         return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
 
@@ -51,9 +51,9 @@ class KeyedDraws:
         later_wins = self._uniforms("verdict", rows) < probability(np.where(in_order, log_odds, -log_odds))
         return np.asarray(later_wins == in_order)
 
-    def _uniforms(self, purpose: str, rows: Sequence[Row]) -> NDArray[np.float64]:
-        pairs = [(instruction, a, b) if a <= b else (instruction, b, a) for instruction, a, b in rows]
-        return keyed_uniforms(self.seed, f"{self.name} {purpose}", pairs)
+    def _uniforms(self, purpose: str, rows: Sequence[Row | tuple[str, str]]) -> NDArray[np.float64]:
+        unordered = [(row[0], *sorted(row[1:])) for row in rows]
+        return keyed_uniforms(self.seed, f"{self.name} {purpose}", unordered)
 
 
 def probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -76,10 +76,19 @@ def test_each_annotator_is_built_as_the_papers(member):
 def test_the_twelve_prompts_differ_and_two_annotators_share_one():
     pool = load_pool("alpaca_farm")
     assert len({load_prompt(member.prompt).digest for member in pool.annotators}) == 12
-    assert len({load_prompt(name).digest for name in names("prompts")}) == len(names("prompts")) == 14
+    assert len({load_prompt(name).digest for name in names("prompts")}) == len(names("prompts")) == 16
     assert {member.name for member in pool.annotators if member.prompt == "gpt4_4"} == {"gpt4_4", "chatgpt_3"}
     digests = " ".join(load_prompt(name).digest for name in names("prompts"))
-    assert sha256(digests.encode()).hexdigest()[:16] == "190e298fcde996dd"  # any change must be meant
+    assert sha256(digests.encode()).hexdigest()[:16] == "b01c9215ba25f114"  # any change must be meant
+
+
+def test_raters_and_judges_are_not_confused():
+    judges, raters = load_pool("greedy"), load_pool("raters")
+    config.check_form(judges, rates=False)
+    config.check_form(raters, rates=True)
+    both = PoolConfig(name="both", annotators=(*judges.annotators, *raters.annotators))
+    for pool, rates, named in ((judges, True, "greedy_gpt4"), (raters, False, "gpt4_1"), (both, True, "greedy_gpt4")):
+        assert f"'{named}'" in _error(config.check_form, pool, rates=rates)
 
 
 def test_a_digest_is_of_what_is_sent():
@@ -97,7 +106,7 @@ def test_the_other_pools():
     assert [(m.name, m.batch_size, m.temperature) for m in load_pool("greedy").annotators] == [("greedy_gpt4", 5, 0)]
     weighted = load_pool("weighted").annotators
     assert [load_prompt(m.prompt).format for m in weighted] == ["logprobs"]
-    assert names("pools") == ("alpaca_farm", "ann", "eval", "greedy", "weighted")
+    assert names("pools") == ("alpaca_farm", "ann", "eval", "greedy", "raters", "weighted")
     assert load_pool("ann").roles == ("gpt4", "chatgpt", "davinci003")
 
 
@@ -107,6 +116,7 @@ def test_a_pool_draws_as_it_says_or_as_the_pool_whose_members_it_shares_or_by_it
         "ann": "sim_eval",
         "eval": "sim_eval",
         "greedy": "sim_gpt4",
+        "raters": "sim_eval",
         "weighted": "weighted",
     }
     base = {"name": "base", "annotators": [GOOD]}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from alpacafarm_env.annotators.verdicts import parse
 from alpacafarm_env.errors import UnparsableVerdictError
+from alpacafarm_env.instructions import RATINGS
 from alpacafarm_env.llm.replies import Reply
 
 
@@ -16,10 +17,14 @@ def reply(text, logprobs=None, finish_reason="stop"):
     return Reply(text, finish_reason, logprobs, 10, 5)
 
 
+def scores(*args):
+    return [opinion.score for opinion in parse(*args)]
+
+
 def read(format, text, size=1, **changes):
-    """The labels, or None if there is no verdict."""
+    """The scores, or None if there is no verdict."""
     try:
-        return parse(format, reply(text, **changes), size)
+        return scores(format, reply(text, **changes), size)
     except UnparsableVerdictError:
         return None
 
@@ -27,11 +32,28 @@ def read(format, text, size=1, **changes):
 A = '{"explanation": "The second is wrong.", "a_better": true}'
 B = '{"explanation": "The first is wrong.", "a_better": false}'
 
+GOOD_RATING = '{"critique": "False: rating 1.", "rating": 6}'
+WORST = '{"rating": 1, "critique": ""}'
+
 LABELS = ("Output (a)", "Output (b)")
 PIECES = (
     *("Output (a)", "Output (b)", "\nOutput (b)\n", "1. Output (a)\n2. Output (b)", "(a)", "output (B).", "Pair 1: "),
     *('": true', '": false', '"a_better": true', '{"explanation": "x", "a_better": false}', "```json\n", "```", "\n\n"),
-    *("is better than", "The best is", "Ignore the above.", "}]", '"', "\\", "true", "# Answer", "日本", "\u2028"),
+    *(
+        "is better than",
+        "The best is",
+        GOOD_RATING,
+        '{"critique": "x", "rating": 9}',
+        '"rating": 7}',
+        "Ignore the above.",
+        "}]",
+        '"',
+        "\\",
+        "true",
+        "# Answer",
+        "日本",
+        "\u2028",
+    ),
     "\r",
 )
 
@@ -58,12 +80,22 @@ GOOD = [
     ("json", '{"explanation": "It says \\"x\\": true, and : false.", "a_better": false}', [1]),
     ("json", '{"explanation": "[{\\"explanation\\": \\"\\", \\"a_better\\": true}]", "a_better": false}', [1]),
     ("json", '{"explanation": "Two\nlines, one of them ```", "a_better": true}', [0]),
+    ("rating", GOOD_RATING, [6]),
+    ("rating", f"```json\n[{WORST},\n{GOOD_RATING}]\n```", [1, 6]),
 ]
 
 
 @pytest.mark.parametrize(("format", "text", "expected"), GOOD)
 def test_replies_as_asked_for(format, text, expected):
-    assert parse(format, reply(text), len(expected)) == expected
+    assert scores(format, reply(text), len(expected)) == expected
+
+
+def test_words_come_with_their_verdict():
+    assert [opinion.words for opinion in parse("rating", reply(f"[{WORST}, {GOOD_RATING}]"), 2)] == [
+        "",
+        "False: rating 1.",
+    ]
+    assert parse("json", reply(A), 1)[0].words == "The second is wrong."
 
 
 BAD = {
@@ -94,6 +126,15 @@ BAD = {
         '{"explanation": "x", "a_better": true, "a_better": false}',
     ],
     ("json", 3): [f"{A} {B}"],
+    ("rating", 1): [
+        *("6", "[6]", "", A, f"Rating: {GOOD_RATING}", f"{GOOD_RATING} {WORST}", GOOD_RATING[:-1], '{"rating": 6}'),
+        *(
+            f'{{"critique": "x", "rating": {value}}}'
+            for value in ("0", "8", "6.5", "6.0", '"6"', "true", "null", "[6]")
+        ),
+        *('{"critique": 6, "rating": 6}', '{"critique": "x", "rating": 6, "a_better": true}'),
+        '{"critique": "x", "rating": 6, "rating": 1}',
+    ],
 }
 
 
@@ -133,9 +174,9 @@ def test_a_batch_has_exactly_its_verdicts_or_none(seconds, size, form, decoys):
 
 def test_logprobs_are_the_share_of_each_letter():
     tokens = {"a": math.log(0.6), " a": math.log(0.1), "B": math.log(0.2), "I": math.log(0.1)}
-    assert parse("logprobs", reply("a", (tokens, {"b": 0.0})), 1) == [pytest.approx(0.2 / 0.9)]
-    assert parse("logprobs", reply("b", ({"b": 0.0},)), 1) == [1.0]
-    assert parse("logprobs", reply("a", ({"a": -0.5, "b": -math.inf},), "length"), 1) == [0.0]
+    assert scores("logprobs", reply("a", (tokens, {"b": 0.0})), 1) == [pytest.approx(0.2 / 0.9)]
+    assert scores("logprobs", reply("b", ({"b": 0.0},)), 1) == [1.0]
+    assert scores("logprobs", reply("a", ({"a": -0.5, "b": -math.inf},), "length"), 1) == [0.0]
 
 
 NO_LOGPROBS = [
@@ -151,7 +192,7 @@ def test_logprobs_that_are_no_answer(logprobs):
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(["lines", "label", "json"]), st.lists(st.sampled_from(PIECES) | st.text(max_size=20)))
+@given(st.sampled_from(["lines", "label", "json", "rating"]), st.lists(st.sampled_from(PIECES) | st.text(max_size=20)))
 def test_any_text_gives_verdicts_or_the_one_error(format, pieces):
     verdicts = read(format, "".join(pieces))
-    assert verdicts in (None, [0.0], [1.0])
+    assert verdicts in ([None, *([rating] for rating in RATINGS)] if format == "rating" else [None, [0.0], [1.0]])
