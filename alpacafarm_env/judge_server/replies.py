@@ -11,7 +11,7 @@ from email.utils import format_datetime
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from ..annotators.prompts import Item
+from ..annotators.prompts import Shown
 from .faults import Draw, Faults
 
 BYTES_PER_TOKEN: Final = 4
@@ -46,14 +46,14 @@ class JudgeQuestion:
 
     Attributes:
         annotator: The name of who is asked.
-        items: The pairs, in the order they are shown.
+        items: The pairs, in the order they are shown, or the responses to rate.
         kind: "chat" or "completion".
-        format: The prompt's format: "lines", "label", "json" or "logprobs".
+        format: The prompt's format: "lines", "label", "json", "logprobs" or "rating".
         top_logprobs: How many logprobs a token gets; None for none at all.
     """
 
     annotator: str
-    items: Sequence[Item]
+    items: Sequence[Shown]
     kind: str
     model: str
     format: str
@@ -74,6 +74,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Rated:
+    """One response's rating, 1 to 7, and what the annotator says of it."""
+
+    rating: int
+    critique: str
+
+
+@dataclass(frozen=True)
 class Piece:
     """A part of the text. A label has `options` that could have stood there: {text: probability}, itself included."""
 
@@ -83,18 +91,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class JudgeAnswer:
-    """What is answered to a question: a verdict per item, in the prompt's order. `name` is the reply's id."""
+    """What is answered to a question: a verdict or a rating per item, in order. `name` is the reply's id."""
 
     question: JudgeQuestion
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict | Rated, ...]
     name: str = "judge"
 
     @cached_property
     def pieces(self) -> list[Piece]:
         """The whole text in pieces, a label apart from what surrounds it."""
-        if self.question.format == "json":
-            return _json_pieces(self.verdicts)
-        return _label_pieces(self.verdicts, self.question.format)
+        if self.question.format in _FIELDS:
+            return _json_pieces(self.verdicts, *_FIELDS[self.question.format])
+        return _label_pieces([said for said in self.verdicts if isinstance(said, Verdict)], self.question.format)
 
     @cached_property
     def text(self) -> str:
@@ -155,13 +163,21 @@ def _label_pieces(verdicts: Sequence[Verdict], format: str) -> list[Piece]:
     return pieces
 
 
-def _json_pieces(verdicts: Sequence[Verdict]) -> list[Piece]:
-    """An array of objects {"explanation": ..., "a_better": true or false}."""
+_FIELDS: Final = {"json": ("explanation", "a_better"), "rating": ("critique", "rating")}
+"""Of an object in a reply, by format: the words, then the verdict."""
+
+
+def _json_pieces(verdicts: Sequence[Verdict | Rated], words: str, label: str) -> list[Piece]:
+    """An array of objects {words: ..., label: true, false or a rating}."""
     pieces = []
-    for place, verdict in enumerate(verdicts):
-        label = Piece("false" if verdict.second else "true", {"true": 1.0 - verdict.chance, "false": verdict.chance})
-        head = f'{"," if place else "["}\n  {{"explanation": {json.dumps(verdict.reason)}, "a_better": '
-        pieces += [Piece(head), label, Piece("}")]
+    for place, said in enumerate(verdicts):
+        if isinstance(said, Rated):
+            text, value = said.critique, Piece(str(said.rating))
+        else:
+            options = {"true": 1.0 - said.chance, "false": said.chance}
+            text, value = said.reason, Piece("false" if said.second else "true", options)
+        head = f'{"," if place else "["}\n  {{"{words}": {json.dumps(text)}, "{label}": '
+        pieces += [Piece(head), value, Piece("}")]
     return [*pieces, Piece("\n]" if pieces else "[]")]
 
 

@@ -1,7 +1,7 @@
 """What the sandbox's annotator answers to a prompt: reads the request back and asks the annotator.
 
-Verdicts are those of the sandbox's own pools in process, seed for seed: `sandbox.judges.Annotators` and this module
-share the annotators, their log-odds and the draws.
+Verdicts and ratings are those of the sandbox's own pools in process, seed for seed: `sandbox.judges.Annotators`,
+`sandbox.raters.Raters` and this module share the annotators, their log-odds or likings and the draws.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..annotators.config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
-from ..annotators.prompts import Item, read
+from ..annotators.prompts import Item, Shown, Single, read
 from ..annotators.strict_yaml import check
 from ..data.schema import shown
 from ..errors import PoolError
 from ..oracles.draws import KeyedDraws, probability
 from ..sandbox import tasks
 from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
-from .replies import JudgeAnswer, JudgeQuestion, Verdict, count_tokens
+from ..sandbox.raters import Raters
+from .replies import JudgeAnswer, JudgeQuestion, Rated, Verdict, count_tokens
 
-POOLS: Final = ("alpaca_farm", "greedy", "weighted")
+POOLS: Final = ("alpaca_farm", "greedy", "weighted", "raters")
 """The pools whose prompts are always recognized."""
 BY_TASTE: Final = "by length, lists, courtesy and position alone"
 """How the sandbox's annotators judge what they do not understand."""
@@ -141,24 +142,41 @@ class SandboxJudge:
         the seed, the annotator's pool, the instruction and the unordered pair: the same pair, among whatever other
         pairs, gets the same verdict, and another seed is another opinion.
 
+        A rating is that of `Raters.rate`, at the request's temperature.
+
         An instruction of another world than the sandbox's is judged by the annotator's tastes alone: length, lists,
         courtesy and position.
         """
+        pairs = [item for item in question.items if isinstance(item, Item)]
+        singles = [item for item in question.items if isinstance(item, Single)]
+        said = self._rated(question, singles) if singles else self._compared(question, pairs)
+        return JudgeAnswer(question, tuple(said), f"judge-{key[:24]}")
+
+    def _compared(self, question: JudgeQuestion, pairs: Sequence[Item]) -> Iterable[Verdict]:
         annotator = self._annotators[question.annotator]
-        gaps = _gaps(question.items)
+        instructions, first, second_shown = ([pair[place] for pair in pairs] for place in range(3))
+        gaps = _features(instructions, second_shown) - _features(instructions, first)
         odds = log_odds(gaps, annotator.weights(), annotator.position, annotator.temperature)
         if question.temperature == 0:
             second = odds > 0
         else:
-            seed = self.seed if question.seed is None else question.seed
-            draws = KeyedDraws(seed, self._streams[question.annotator])
+            draws = KeyedDraws(self._seed(question), self._streams[question.annotator])
             with np.errstate(over="ignore"):  # near 0 any leaning is a certainty
-                second = draws.b_wins(question.items, odds / question.temperature)
-        chances, reasons = probability(odds).tolist(), _reasons(annotator, gaps, second)
-        return JudgeAnswer(question, tuple(map(Verdict, chances, second.tolist(), reasons)), f"judge-{key[:24]}")
+                second = draws.b_wins(pairs, odds / question.temperature)
+        return map(Verdict, probability(odds).tolist(), second.tolist(), _reasons(annotator, gaps, second))
+
+    def _rated(self, question: JudgeQuestion, singles: Sequence[Single]) -> Iterable[Rated]:
+        annotator, stream = self._annotators[question.annotator], self._streams[question.annotator]
+        raters, who = Raters(stream, [annotator], seed=self._seed(question)), np.zeros(len(singles), np.int64)
+        found = _features([item.instruction for item in singles], [item.output for item in singles])
+        ratings = raters.rate(singles, who, temperature=question.temperature, found=found)
+        return map(Rated, ratings.astype(int).tolist(), raters.critiques(singles, who))
+
+    def _seed(self, question: JudgeQuestion) -> int:
+        return self.seed if question.seed is None else question.seed
 
 
-def _refuse_foreign(items: Sequence[Item]) -> None:
+def _refuse_foreign(items: Sequence[Shown]) -> None:
     if foreign := [item.instruction for item in items if not tasks.known(item.instruction)]:
         raise PoolError(
             f"Expected instructions of the sandbox, but {len(foreign)} of {len(items)} in this request are not, for "
@@ -184,14 +202,12 @@ def _members(pools: Iterable[PoolConfig]) -> tuple[dict[str, list[AnnotatorConfi
     return members, streams
 
 
-def _gaps(items: Sequence[Item]) -> NDArray[np.float64]:
-    """How much more of each feature the second response has, [B, features]."""
-    instructions = [item.instruction for item in items]
-    first, second = (features(instructions, [item[side] for item in items]) for side in (1, 2))
-    gaps: NDArray[np.float64] = second - first
-    for row in np.flatnonzero(np.isnan(gaps).any(axis=1)).tolist():
-        gaps[row] = _surface(items[row].second) - _surface(items[row].first)
-    return gaps
+def _features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+    """[B, features]; for an instruction of another world those that can be seen without understanding, else 0."""
+    found = features(instructions, responses)
+    for row in np.flatnonzero(np.isnan(found).any(axis=1)).tolist():
+        found[row] = _surface(responses[row])
+    return found
 
 
 def _surface(response: str) -> NDArray[np.float64]:

@@ -14,9 +14,10 @@
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
 annotators: those of `annotators.pool.make_pool`), `human` (the win rate by a file of people's labels, see
-`HumanJudge`), `rating` (a rating from 1 to 7, with a critique as a detail, by the sandbox's "human", "sim_eval" or
-"sim_gpt4": seed) and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise,
-draw alike unless their mappings have a `seed` each.
+`HumanJudge`), `rating` (a rating from 1 to 7, with a critique as a detail: by the sandbox's "human", "sim_eval" or
+"sim_gpt4", with a seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`)
+and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless
+their mappings have a `seed` each.
 """
 
 from __future__ import annotations
@@ -192,14 +193,36 @@ def _plan_ensemble(options: dict[str, Any], dataset: Any, seed: int) -> Callable
 
 def _plan_rating(options: dict[str, Any], dataset: Any, seed: int) -> Callable[[], RewardOracle]:
     rater = options["rating"]
+    check_options(_rating, options, "dataset")
+    if isinstance(rater, Mapping):
+        own = {name: value for name, value in options.items() if name != "rating"}
+        return _plan_raters({"seed": seed, **own, **rater})
     if rater not in RATERS:
         raise did_you_mean("rater", rater, RATERS)
-    check_options(_rating, options, "dataset")
     return lambda: _rating(**{"seed": seed, **options}, dataset=dataset)
 
 
 def _rating(*, dataset: Dataset, rating: str, seed: int) -> RewardOracle:
     return cast(RewardOracle, _sandbox(dataset, f"rater {rating!r}").raters(rating, seed))
+
+
+def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
+    """LLM annotators that rate."""
+    if "pool" not in options:
+        keys = ", ".join(map(repr, options))
+        raise ValueError(f"A mapping names raters by its key 'pool', got one with the keys {keys}.")
+    from ..annotators.pool import make_pool
+    from ..annotators.rating import make_raters
+
+    _check_pool(options["pool"], rates=True)
+    check_options(make_pool, options, "flip", "both_orders", "compat")
+    return lambda: make_raters(**options)
+
+
+def _check_pool(name: Any, *, rates: bool) -> None:
+    from ..annotators.config import check_form, load_pool
+
+    check_form(load_pool(name), rates=rates)
 
 
 def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], PreferenceOracle]:
@@ -222,10 +245,9 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
     if "human" in spec:
         return _plan_human(spec)
     if "pool" in spec:
-        from ..annotators.config import load_pool
         from ..annotators.pool import make_pool
 
-        load_pool(spec["pool"])
+        _check_pool(spec["pool"], rates=False)
         check_options(make_pool, spec)
         return lambda: make_pool(**{"seed": seed, **spec})
     _plan_judge(spec["judge"])
@@ -335,8 +357,9 @@ def _key(spec: Any) -> str | None:
         from ..annotators.pool import fingerprint
 
         return json.dumps([key, fingerprint(spec)])
-    if "judge" in spec:
-        return json.dumps([key, _key(spec["judge"])])
+    for part in ("judge", "rating"):
+        if part in spec:
+            return json.dumps([key, _key(spec[part])])
     files = [spec[name] for name in ("reward_model", "human") if name in spec]
     return json.dumps([key, *map(file_states, files)]) if files else key
 

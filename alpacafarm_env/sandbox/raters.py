@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import did_you_mean
 from ..instructions import RATINGS
 from ..oracles.base import DetailedOracle, Verdicts
-from ..oracles.draws import check_count
+from ..oracles.draws import KeyedDraws, check_count
 from ..seeding import keyed_uniforms
 from . import gold, tasks
 from .dataset import Sandbox
@@ -59,17 +59,30 @@ class Raters(DetailedOracle):
 
     def who(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         """The index of the annotator who rates each response, [B]."""
-        return np.floor(self._uniforms("annotator", rows) * len(self.annotators)).astype(np.int64)
+        return KeyedDraws(self.seed, self.name).annotators(rows, len(self.annotators))
 
-    def rate(self, rows: Sequence[Row], who: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Ratings [B], whole numbers from 1 to 7, by the annotators `who` [B]; DataError for another world's row."""
-        found = features([ask for ask, _ in rows], [response for _, response in rows])
-        if np.isnan(found).any():
-            tasks.refuse_foreign([ask for ask, _ in rows])
+    def rate(
+        self,
+        rows: Sequence[Row],
+        who: NDArray[np.int64],
+        *,
+        temperature: float = 1.0,
+        found: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.float64]:
+        """Ratings [B], whole numbers from 1 to 7, by the annotators `who` [B].
+
+        `temperature` multiplies the noise; at 0 each likes a response as it does on average. `found` are the features
+        to go by, [B, len(FEATURES)]; if None, those of the rows, and DataError for a row of another world.
+        """
+        if found is None:
+            found = features([ask for ask, _ in rows], [response for _, response in rows])
+            if np.isnan(found).any():
+                tasks.refuse_foreign([ask for ask, _ in rows])
         # Never 0, of which the logarithm is none.
         uniforms = np.maximum(self._uniforms("liking", rows), 2.0**-54)
-        liking = (found * self._weights[who]).sum(axis=1) - self._temperature[who] * np.log(-np.log(uniforms))
-        mean, deviation = self._scale()
+        noise = self._temperature[who] * temperature * np.log(-np.log(uniforms))
+        liking = (found * self._weights[who]).sum(axis=1) - noise
+        mean, deviation = self._scale(temperature)
         points = MIDDLE + POINTS * (liking - mean[who]) / deviation[who]
         return np.asarray(np.clip(np.rint(points), RATINGS[0], RATINGS[-1]))
 
@@ -90,10 +103,13 @@ class Raters(DetailedOracle):
     def _uniforms(self, purpose: str, rows: Sequence[Row]) -> NDArray[np.float64]:
         return keyed_uniforms(self.seed, f"{self.name} {purpose}", rows)
 
-    def _scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and standard deviation of each annotator's likings of the split `preference`, [annotators] each."""
+    def _scale(self, temperature: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of each annotator's likings of the split `preference`, [annotators] each.
+
+        The deviation is that at temperature 1: a point is worth the same at any.
+        """
         utilities = _calibration() @ self._weights.T
-        mean = utilities.mean(axis=0) + np.euler_gamma * self._temperature
+        mean = utilities.mean(axis=0) + np.euler_gamma * self._temperature * temperature
         return mean, np.sqrt(utilities.var(axis=0) + np.pi**2 / 6 * self._temperature**2)
 
 
