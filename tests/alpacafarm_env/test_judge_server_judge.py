@@ -39,7 +39,7 @@ def verdicts_of(connection, name, items, **settings):
         assert status == 200, content
         kind = "chat" if path == PATHS["chat"] else "completion"
         found += parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(batch))
-    return found
+    return [opinion.score for opinion in found]
 
 
 @pytest.fixture(scope="module")
