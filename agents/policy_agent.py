@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ..instructions import Demonstration, Preference
+from ..oracles.base import NoDeepCopy
 from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
@@ -38,7 +39,7 @@ def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
     return LanguageModel.from_pretrained(policy, device=default_device())
 
 
-class PolicyActor:
+class PolicyActor(NoDeepCopy):
     """A policy that answers instructions.
 
     Args:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..judge_server.server import JudgeServer as JudgeServer
     from .config import load_pool as load_pool
+    from .policy_pool import PolicyPool as PolicyPool
+    from .policy_pool import make_policy_pool as make_policy_pool
     from .pool import AnnotatorPool as AnnotatorPool
     from .pool import make_pool as make_pool
     from .rating import RatingPool as RatingPool
@@ -13,11 +15,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AnnotatorPool": ".pool",
     "JudgeServer": "..judge_server.server",
+    "PolicyPool": ".policy_pool",
     "RatingPool": ".rating",
     "load_pool": ".config",
+    "make_policy_pool": ".policy_pool",
     "make_pool": ".pool",
 }
-__all__ = ["AnnotatorPool", "JudgeServer", "RatingPool", "load_pool", "make_pool"]
+__all__ = ["AnnotatorPool", "JudgeServer", "PolicyPool", "RatingPool", "load_pool", "make_policy_pool", "make_pool"]
 
 
 def __getattr__(name: str) -> Any:

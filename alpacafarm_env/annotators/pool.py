@@ -26,7 +26,7 @@ from ..llm.endpoint import OPENAI_KEY
 from ..llm.ledger.store import Ledger
 from ..llm.requests import content_key
 from ..oracles.base import UNSCORED_REASON, PreferenceOracle, Verdicts
-from ..oracles.draws import KeyedDraws
+from ..oracles.draws import KeyedDraws, Row
 from ..oracles.judges import BothOrders, Flip
 from .batch import Progress, Question
 from .config import PoolConfig, load_models, load_pool, load_prompt
@@ -118,17 +118,26 @@ class AnnotatorPool(ServedPool):
         Raises:
             InvalidResponseError: A text holds half of a surrogate pair, which cannot be sent; names the pair.
         """
-        rows = list(zip(instructions, a, b, strict=True))
-        for number, row in enumerate(rows, 1):
-            if row[1] != row[2]:
-                check_item(Item(*row), number)
-        who = self._draws.annotators(rows, len(self.served)).tolist()
-        b_first = self._draws.b_first(rows) if self.draws_order else np.zeros(len(rows), bool)
-        items = [Item(str(i), *((y, x) if swap else (x, y))) for (i, x, y), swap in zip(rows, b_first, strict=True)]
-        return [
-            None if item.first == item.second else self.served[n].question(n, item)
-            for n, item in zip(who, items, strict=True)
-        ]
+        pairs = list(zip(instructions, a, b, strict=True))
+        shown = show(self._draws, pairs, len(self.served), in_order=not self.draws_order)
+        return [None if each is None else self.served[each[0]].question(*each) for each in shown]
+
+
+def show(
+    draws: KeyedDraws | AlpacaFarmDraws, pairs: Sequence[Row], count: int, *, in_order: bool
+) -> list[tuple[int, Item] | None]:
+    """Which of `count` annotators is shown each pair, and how: `a` first if `in_order`; None for equal texts.
+
+    Raises:
+        InvalidResponseError: A text holds half of a surrogate pair, which cannot be sent; names the pair.
+    """
+    for number, pair in enumerate(pairs, 1):
+        if pair[1] != pair[2]:
+            check_item(Item(*pair), number)
+    who = draws.annotators(pairs, count).tolist()
+    b_first = np.zeros(len(pairs), bool) if in_order else draws.b_first(pairs)
+    items = [Item(str(i), *((b, a) if swap else (a, b))) for (i, a, b), swap in zip(pairs, b_first, strict=True)]
+    return [None if item.first == item.second else (n, item) for n, item in zip(who, items, strict=True)]
 
 
 def make_pool(
@@ -168,8 +177,6 @@ def make_pool(
         PoolError: See `AnnotatorPool`; or both `models` and `model` are given.
         ValueError: `flip` is not within 0 and 0.5, or `both_orders` with `compat`, whose orders are drawn.
     """
-    if both_orders and compat:
-        raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
     asked = AnnotatorPool(
         pool,
         model_spec(models, model),
@@ -191,8 +198,23 @@ def make_pool(
         prices=prices,
         on_progress=on_progress,
     )
+    return with_noise(asked, asked.config, flip=flip, both_orders=both_orders, compat=compat, seed=seed)
+
+
+def with_noise(
+    asked: PreferenceOracle,
+    config: PoolConfig,
+    *,
+    flip: float | None,
+    both_orders: bool,
+    compat: Compat | None,
+    seed: int,
+) -> PreferenceOracle:
+    """A pool's judge in one order or both, with its noise: keywords and errors as of `make_pool`."""
+    if both_orders and compat:
+        raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
     judge: PreferenceOracle = BothOrders(asked) if both_orders else asked
-    p = asked.config.flip if flip is None else flip
+    p = config.flip if flip is None else flip
     return Flip(judge, p, seed=seed, draws=AlpacaFarmDraws(seed) if compat else None) if p else judge
 
 

@@ -38,7 +38,9 @@ def parts_of(spec: Mapping[str, Any]) -> list[Any]:
     """The parts of a mapping that specify other oracles or judges."""
     if spec.keys() & {"reward_model", "pool", "human"}:
         return []
-    return list(spec["ensemble"]) if "ensemble" in spec else [spec[key] for key in ("name", "judge") if key in spec]
+    if "ensemble" in spec:
+        return list(spec["ensemble"])
+    return [spec[key] for key in ("name", "judge", "rating") if key in spec]
 
 
 def own_names(spec: object) -> list[str]:

@@ -13,11 +13,12 @@
 
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
-annotators: those of `annotators.pool.make_pool`), `human` (the win rate by a file of people's labels, see
-`HumanJudge`), `rating` (a rating from 1 to 7, with a critique as a detail: by the sandbox's "human", "sim_eval" or
-"sim_gpt4", with a seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`)
-and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless
-their mappings have a `seed` each.
+annotators: those of `annotators.pool.make_pool`; with a `policy`, which answers for them, those of
+`annotators.policy_pool.make_policy_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`),
+`rating` (a rating from 1 to 7: by the sandbox's "human", "sim_eval" or "sim_gpt4", with a critique as a detail and a
+seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`; by `{"policy": an
+agent, a language model or a folder}`, see `PolicyRating`) and `ensemble` (those of `Ensemble`). Members of an ensemble
+that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from .ensemble import Ensemble
 from .human import HumanJudge
 from .judges import BothOrders, Flip, WinRate
 from .own import Kind, check_options, is_object, is_own, own_names, plan_own
+from .policies import check_policy
+from .policy_rating import PolicyRating
 from .recorded import Recorded, RecordedJudge
 from .reward_model import RewardModel
 
@@ -86,7 +89,7 @@ def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0
 
     `spec` is "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
     "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
-    "both_orders": False, "seed": 0}, {"pool": name, ...} or {"human": file}.
+    "both_orders": False, "seed": 0}, {"pool": name, ...}, {"pool": name, "policy": agent} or {"human": file}.
     """
     return _plan_judge(spec, dataset, seed)()
 
@@ -194,6 +197,9 @@ def _plan_ensemble(options: dict[str, Any], dataset: Any, seed: int) -> Callable
 def _plan_rating(options: dict[str, Any], dataset: Any, seed: int) -> Callable[[], RewardOracle]:
     rater = options["rating"]
     check_options(_rating, options, "dataset")
+    if isinstance(rater, Mapping) and rater.keys() == {"policy"}:
+        check_policy(rater["policy"])
+        return lambda: PolicyRating(rater["policy"])
     if isinstance(rater, Mapping):
         own = {name: value for name, value in options.items() if name != "rating"}
         return _plan_raters({"seed": seed, **own, **rater})
@@ -210,7 +216,7 @@ def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
     """LLM annotators that rate."""
     if "pool" not in options:
         keys = ", ".join(map(repr, options))
-        raise ValueError(f"A mapping names raters by its key 'pool', got one with the keys {keys}.")
+        raise ValueError(f"A mapping names raters by its key 'pool', or 'policy' alone, got one with the keys {keys}.")
     from ..annotators.pool import make_pool
     from ..annotators.rating import make_raters
 
@@ -245,11 +251,14 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
     if "human" in spec:
         return _plan_human(spec)
     if "pool" in spec:
-        from ..annotators.pool import make_pool
+        from ..annotators import make_policy_pool, make_pool
 
         _check_pool(spec["pool"], rates=False)
-        check_options(make_pool, spec)
-        return lambda: make_pool(**{"seed": seed, **spec})
+        if "policy" in spec:
+            check_policy(spec["policy"])
+        make = make_policy_pool if "policy" in spec else make_pool
+        check_options(make, spec)
+        return lambda: make(**{"seed": seed, **spec})
     _plan_judge(spec["judge"])
     check_options(_judge, spec, "dataset")
     return lambda: _judge(**{"seed": seed, **spec}, dataset=dataset)
@@ -356,11 +365,11 @@ def _key(spec: Any) -> str | None:
     if "pool" in spec:
         from ..annotators.pool import fingerprint
 
-        return json.dumps([key, fingerprint(spec)])
+        key = json.dumps([key, fingerprint(spec)])
     for part in ("judge", "rating"):
         if part in spec:
             return json.dumps([key, _key(spec[part])])
-    files = [spec[name] for name in ("reward_model", "human") if name in spec]
+    files = [spec[name] for name in ("reward_model", "human", "policy") if name in spec]
     return json.dumps([key, *map(file_states, files)]) if files else key
 
 

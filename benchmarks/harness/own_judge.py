@@ -28,7 +28,7 @@ _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
 ) | {"attempt_timeout_s", "deadline_s"}
 """Keywords of a pool that decide no verdict, so they may change while a study goes on."""
-_CONTENT: Final = {"reward_model": "a folder", "human": "a file"}
+_CONTENT: Final = {"reward_model": "a folder", "human": "a file", "policy": "a folder"}
 """Keywords whose content decides, whatever its name."""
 
 
@@ -100,8 +100,9 @@ def _deciding(spec: Any) -> Any:
     if not isinstance(spec, Mapping):
         return spec
     kept = dict(spec)
-    if "pool" in spec:  # its files are content; who answers is known by an address alone
-        kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
+    if "pool" in spec:  # its files are content; a server that answers is known by its address alone
+        if "policy" not in spec:
+            kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
         files = {"pool"} | ({"models"} if isinstance(spec.get("models"), str) else set())
         kept = {key: value for key, value in kept.items() if key not in _UNDECIDING | files}
     return {key: _CONTENT.get(key) or _deciding(value) for key, value in kept.items()}
@@ -116,10 +117,13 @@ def _contents(spec: Any) -> list[Content]:
         return []
     if "reward_model" in spec:
         return [hash_model(spec["reward_model"])]
+    if spec.keys() == {"policy"}:
+        return [hash_model(spec["policy"])]
     if "human" in spec:
         return [{"labels": f"sha256:{hashlib.sha256(Path(spec['human']).expanduser().read_bytes()).hexdigest()}"}]
     if "pool" in spec:
         from ...annotators.pool import content
 
-        return [{"annotators": content(spec)}]
+        policy = hash_model(spec["policy"]) if "policy" in spec else {}
+        return [{"annotators": content(spec), **policy}]
     return [content for part in parts_of(spec) for content in _contents(part)]

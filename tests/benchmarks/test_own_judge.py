@@ -13,7 +13,9 @@ from alpacafarm_env.benchmarks.harness.own_judge import judge_content, judge_set
 from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
+from alpacafarm_env.folders import hash_model
 from alpacafarm_env.oracles import RewardModel
+from alpacafarm_env.sandbox import POLICY
 
 
 @pytest.fixture
@@ -130,3 +132,10 @@ def test_what_decides_no_verdict_may_change(monkeypatch):
     assert judge_settings("human") != judge_settings(None)
     with pytest.raises(AlpacaFarmError):
         judge_settings("{")
+
+
+@pytest.mark.parametrize("spec", [{"rating": {"policy": str(POLICY)}}, {"pool": "eval", "policy": str(POLICY)}])
+def test_a_policy_that_judges_is_known_by_its_content(spec):
+    text = json.dumps(spec)
+    assert hash_model(POLICY).items() <= judge_content(text).items()
+    assert str(POLICY) not in json.dumps(judge_settings(text))
