@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .ppo import PPOConfig as PPOConfig
     from .quark import Quark as Quark
     from .quark import QuarkConfig as QuarkConfig
+    from .rating_modeling import RatingModeling as RatingModeling
     from .reward_modeling import RewardModeling as RewardModeling
     from .reward_modeling import RewardModelingConfig as RewardModelingConfig
     from .rollouts import Rollouts as Rollouts
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .sft import BinaryFeedME as BinaryFeedME
     from .sft import BinaryFeedMEConfig as BinaryFeedMEConfig
     from .sft import BinaryRewardConditioning as BinaryRewardConditioning
+    from .sft import FeedME as FeedME
     from .sft import RewardConditioningConfig as RewardConditioningConfig
     from .sft import SFTConfig as SFTConfig
     from .value_model import ValueModel as ValueModel
@@ -48,6 +50,7 @@ _NAMES = {
     "policy_agent": ("PolicyActor", "PolicyConfig"),
     "ppo": ("PPO", "PPOConfig"),
     "quark": ("Quark", "QuarkConfig"),
+    "rating_modeling": ("RatingModeling",),
     "reward_modeling": ("RewardModeling", "RewardModelingConfig"),
     "rollouts": ("Rollouts",),
     "sft": (
@@ -55,6 +58,7 @@ _NAMES = {
         "BinaryFeedME",
         "BinaryFeedMEConfig",
         "BinaryRewardConditioning",
+        "FeedME",
         "RewardConditioningConfig",
         "SFTConfig",
     ),

@@ -48,6 +48,9 @@ from .saving import end_texts, leave_texts, save_files
 from .special_tokens import check_eos, settle
 from .trainer import Trainer
 
+Texts = tuple[list[int], ...]
+"""The tokens of a record's texts: of a preference the chosen and the rejected."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelingConfig(TrainingConfig):
@@ -122,6 +125,8 @@ class RewardModeling(Trainer):
     """
 
     label: ClassVar[str] = "Reward model"
+    counted: ClassVar[str] = "preferences"
+    """What it is trained on."""
 
     def __init__(
         self,
@@ -140,9 +145,9 @@ class RewardModeling(Trainer):
         resume: Resume = "auto",
     ) -> None:
         if not preferences:
-            raise ValueError("RewardModeling needs at least one preference, got none.")
+            raise ValueError(f"{type(self).__name__} needs at least one of the {self.counted}, got none.")
         if targets is not None and len(targets) != len(preferences):
-            raise ValueError(f"Expected a target for each of {len(preferences)} preferences, got {len(targets)}.")
+            raise ValueError(f"Expected a target for each of {len(preferences)} {self.counted}, got {len(targets)}.")
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_model(init)
         if is_adapter(init):
@@ -168,9 +173,8 @@ class RewardModeling(Trainer):
         kept = self._fitting(preferences)
         self.num_left_out = len(preferences) - len(kept)
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
-        self._pairs = self._encode_pairs([preferences[number] for number in kept])
-        longest = 2 * max(len(text) for pair in self._pairs for text in pair)
-        check_budget(self.config.micro_batch_tokens, longest, who=self.label)
+        self._pairs = self._texts([preferences[number] for number in kept])
+        check_budget(self.config.micro_batch_tokens, max(map(_size, self._pairs)), who=self.label)
         self._loop = Loop(
             {"reward": self.model},
             config=self.config,
@@ -262,7 +266,8 @@ class RewardModeling(Trainer):
         targets = None if self._targets is None else self._targets[batch]
 
         def sums(rows: Tensor) -> dict[str, Tensor]:
-            return self._sums([pairs[row] for row in rows.tolist()], None if targets is None else targets[rows])
+            given = [pairs[row] for row in rows.tolist()]
+            return self._training_sums(given, None if targets is None else targets[rows])
 
         metrics = self._loop.update(self._cut(pairs), sums, count=len(pairs))
         due = step == self._loop.total or (self.config.eval_every and step % self.config.eval_every == 0)
@@ -270,7 +275,11 @@ class RewardModeling(Trainer):
             metrics |= {f"eval/{name}": value for name, value in self.evaluate(self.validation).items()}
         return metrics
 
-    def _sums(self, pairs: Sequence[tuple[list[int], list[int]]], targets: Tensor | None = None) -> dict[str, Tensor]:
+    def _training_sums(self, rows: Sequence[Texts], targets: Tensor | None) -> dict[str, Tensor]:
+        """Over the rows of a micro-batch, `loss` and what else is told of a step."""
+        return self._sums(rows, targets)
+
+    def _sums(self, pairs: Sequence[Texts], targets: Tensor | None = None) -> dict[str, Tensor]:
         scores = self._forward([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs])
         chosen, rejected = scores.view(2, len(pairs))
         losses = pairwise_loss(chosen, rejected, None if targets is None else targets.to(scores.device))
@@ -286,14 +295,14 @@ class RewardModeling(Trainer):
             logits = self.model(**inputs, use_cache=False).logits
         return torch.as_tensor(logits)[: len(texts), 0].float()
 
-    def _cut(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        return micro_batches([2 * max(map(len, pair)) for pair in pairs], self.config.micro_batch_tokens)
+    def _cut(self, rows: Sequence[Texts]) -> list[Tensor]:
+        return micro_batches([_size(row) for row in rows], self.config.micro_batch_tokens)
 
     def _inputs(self) -> dict[str, Any]:
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
-        found = {"preferences": len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        found = {self.counted: len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
         dtype = next(self.model.parameters()).dtype
         if dtype != torch.float32:  # as all runs were that have no note of it
             found["dtype"] = str(dtype)
@@ -314,7 +323,11 @@ class RewardModeling(Trainer):
         """Most tokens of a text."""
         return int(min(self.config.max_length, num_positions(self.model.config)))
 
-    def _encode_pairs(self, preferences: Sequence[Preference]) -> list[tuple[list[int], list[int]]]:
+    def _texts(self, preferences: Sequence[Any]) -> list[Texts]:
+        """The tokens of each record's texts."""
+        return self._encode_pairs(preferences)
+
+    def _encode_pairs(self, preferences: Sequence[Preference]) -> list[Texts]:
         instructions = [preference.instruction for preference in preferences]
         chosen = self._encode(instructions, [preference.chosen for preference in preferences])
         rejected = self._encode(instructions, [preference.rejected for preference in preferences])
@@ -329,6 +342,11 @@ class RewardModeling(Trainer):
                 f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.", stacklevel=4
             )
         return [cut_middle(row, limit) for row in rows]
+
+
+def _size(row: Texts) -> int:
+    """The tokens of a record in a micro-batch, padding included."""
+    return len(row) * max(map(len, row))
 
 
 def _scoring_model(init: str | Path, seed: int, dtype: torch.dtype) -> Any:

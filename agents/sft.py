@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..instructions import Demonstration, Preference
+from ..instructions import RATINGS, Demonstration, Preference, Rating
 from .checkpoints import fingerprint
 from .control_tokens import conditioned, unconditioned
 from .fitting import check_budget
@@ -177,6 +177,44 @@ class BinaryFeedME(SFT):
     ) -> None:
         chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
         super().__init__(policy, chosen, config=config or BinaryFeedMEConfig(), seed=seed, out=out, resume=resume)
+
+
+class FeedME(SFT):
+    """SFT on the responses that were rated best: 7 of 7.
+
+    Source: OpenAI, "Model index for researchers" (2022), after which AlpacaFarm's `BinaryFeedME` is named; settings are
+    those of SFT.
+
+    Args:
+        ratings: Rated responses; those below `least` are not used, and one that is rated so twice counts twice.
+        least: The lowest rating to train on, 1 to 7.
+        seed: Decides the order of the responses.
+
+    Raises:
+        ValueError: No response is rated so high.
+    """
+
+    label: ClassVar[str] = "FeedME"
+
+    def __init__(
+        self,
+        policy: LanguageModel | str | Path,
+        ratings: Sequence[Rating],
+        *,
+        least: int = RATINGS[-1],
+        config: SFTConfig | None = None,
+        seed: int = 0,
+        out: str | Path | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        best = [Demonstration(each.instruction, each.response) for each in ratings if each.rating >= least]
+        if not best:
+            highest = max((each.rating for each in ratings), default=None)
+            raise ValueError(
+                f"FeedME: expected ratings of {least} or more among {len(ratings)}, the highest is {highest}. "
+                "Give a lower `least`, or more ratings."
+            )
+        super().__init__(policy, best, config=config, seed=seed, out=out, resume=resume)
 
 
 class BinaryRewardConditioning(SFT):
