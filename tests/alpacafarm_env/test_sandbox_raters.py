@@ -1,5 +1,8 @@
 """The sandbox's raters: their scale, what their draws are keyed on, what critiques name; ratings as rewards."""
 
+import json
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,7 +10,10 @@ from scipy.stats import kstest, logistic
 
 import alpacafarm_env
 from alpacafarm_env import Critique, Instruction, Rating, sandbox
+from alpacafarm_env.data.ratings import read_critiques, read_ratings, records_of
 from alpacafarm_env.errors import DataError, UnknownNameError
+from alpacafarm_env.oracles import Constant, OracleError
+from alpacafarm_env.oracles.ratings import rated
 from alpacafarm_env.sandbox.judges import GREEDY, Annotator
 from alpacafarm_env.sandbox.raters import Raters
 
@@ -87,3 +93,25 @@ def test_what_is_no_rating_is_refused(tiny_dataset):
         with pytest.raises(ValueError, match="1 .*7"):
             Rating(Instruction("Why?"), "Because.", rating)
     assert Critique(Instruction("Why?"), "Because.", "No reason is given.").critique
+
+
+def test_ratings_and_critiques_are_data(responses, tmp_path):
+    asked, texts = (column[:6] for column in responses)
+    ratings, critiques = rated(sandbox.raters("human"), asked, texts)
+    records = [{**record, "annotator": "Ann"} for record in records_of(ratings, critiques)]
+    (tmp_path / "ratings.json").write_text(json.dumps([*records, {**records[0], "rating": None, "critique": ""}]))
+    assert read_ratings(tmp_path / "ratings.json") == ratings
+    assert read_critiques(tmp_path / "ratings.json") == critiques
+    assert records_of(ratings)[0].keys() == {"instruction", "input", "output", "rating"}
+    for rating in (0, 8, 2.5, True, "7"):
+        (tmp_path / "faulty.json").write_text(json.dumps([{**records[0], "rating": rating}]))
+        with pytest.raises(DataError, match="record 1 field 'rating'"):
+            read_ratings(tmp_path / "faulty.json")
+
+
+def test_what_an_oracle_cannot_rate_is_told():
+    asked = [Instruction("Why?")] * 3
+    with pytest.raises(OracleError, match=r"2\.5"):
+        rated(Constant(2.5), asked, ["a", "b", "c"])
+    with pytest.warns(UserWarning, match="3 of 3"):
+        assert rated(Constant(math.nan), asked, ["a", "b", "c"]) == ([], [])
