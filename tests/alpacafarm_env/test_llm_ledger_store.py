@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -31,7 +32,6 @@ from ledger_calls import (
     read_beside,
     start,
     succeed,
-    together,
     total,
     true_label,
     wait_ready,
@@ -109,23 +109,24 @@ def test_a_forked_child_has_a_handle_of_its_own(ledger):
 
 
 def test_forks_while_threads_write(ledger):
+    """From the main thread: a child clears the states of all others, and torch has process groups in that of main."""
     stop = threading.Event()
 
-    def act(index):
-        if index == 0:
-            try:
-                ended = [fork(lambda n=n: answer(ledger, f"child {n}", [f"child {n}"])) for n in range(5)]
-            finally:
-                stop.set()
-            assert all(ended)
-            return [f"child {n}" for n in range(5)]
+    def write(index):
         written = []
         while not stop.is_set():
             written.append(f"thread {index}: {len(written)}")
             answer(ledger, written[-1], written[-1:])
         return written
 
-    keys = [key for some in together(5, act) for key in some]
+    with ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(write, index) for index in range(4)]
+        try:
+            assert all(fork(lambda n=n: answer(ledger, f"child {n}", [f"child {n}"])) for n in range(5))
+        finally:
+            stop.set()
+        written = [key for each in writing for key in each.result()]
+    keys = [*written, *(f"child {n}" for n in range(5))]
     assert set(lookup(ledger, *keys)) == set(keys)
 
 
