@@ -3,10 +3,11 @@
 import copy
 import string
 import sys
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import numpy as np
-from gymnasium.error import CustomSpaceError
+from gymnasium.error import CustomSpaceError, DependencyNotInstalled
 from gymnasium.spaces import Space, Text, Tuple
 from gymnasium.vector.utils import batch_space, create_shared_memory
 from numpy.typing import NDArray
@@ -119,3 +120,30 @@ def _refuse_shared_memory(space: UnicodeText, n: int = 1, ctx: Any = None) -> An
         "UnicodeText has no shared-memory form: AsyncVectorEnv would return the first text for ever. "
         "Pass shared_memory=False, or use the natively batched environment of gym.make_vec."
     )
+
+
+def _leave_texts_alone() -> None:
+    """Gymnasium's `NumpyToTorch` and its like would replace a text, a response too, by "<generator object ...>".
+
+    An array of objects, as the infos of a batch hold, would be an error. What they make of numbers stays theirs.
+    """
+    try:
+        from gymnasium.wrappers.array_conversion import array_conversion
+    except (ImportError, DependencyNotInstalled):  # nor are there these wrappers
+        return
+
+    @array_conversion.register(str)
+    def keep(value: str, xp: Any, device: Any = None) -> str:
+        return value
+
+    @array_conversion.register(np.ndarray)
+    def convert(value: NDArray[Any], xp: Any, device: Any = None) -> Any:
+        if value.dtype != object:
+            return array_conversion.dispatch(Iterable)(value, xp, device)
+        converted = np.empty_like(value)
+        for place, each in np.ndenumerate(value):
+            converted[place] = array_conversion(each, xp, device)
+        return converted
+
+
+_leave_texts_alone()

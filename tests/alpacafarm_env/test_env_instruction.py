@@ -12,7 +12,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import AddRenderObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.env_util import make_vec_env
@@ -275,12 +274,6 @@ def test_batched_rendering_equals_sync(make, make_batch, mode, render_mode):
             env.step(["one", "another one"])
             if mode is AutoresetMode.DISABLED:
                 env.reset()
-
-
-def test_gymnasiums_wrapper_shows_frames(make):
-    env = AddRenderObservation(make("rgb_array"), render_only=True)
-    assert is_frame(env.reset(seed=0)[0])
-    assert is_frame(env.step("one")[0])
 
 
 def test_a_frame_shows_instruction_response_and_reward():
