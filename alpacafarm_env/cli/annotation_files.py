@@ -62,7 +62,7 @@ def read_pairs(path: Path) -> Pairs:
     records = read_records(path)
     rows = check_rows(records, _PAIR, str(path))
     kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
-    _check_writable([row.number for row in rows], kept, str(path))
+    check_writable([row.number for row in rows], kept, str(path))
     replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
     return Pairs(
         [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
@@ -191,8 +191,12 @@ def _is_ours(out: Path, fields: Sequence[str]) -> bool:
     return all(isinstance(record, Mapping) and record.keys() >= set(fields) for record in records)
 
 
-def _check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Further fields are written as they came, so they must be JSON; a NaN or a date of a Parquet file is not."""
+def check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Further fields are written as they came, so they must be JSON; a NaN or a date of a Parquet file is not.
+
+    Raises:
+        DataError: Names the fields that are not, and the `numbers` of their records.
+    """
     faults = []
     for number, record in zip(numbers, records, strict=True):
         for name, value in record.items():

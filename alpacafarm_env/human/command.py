@@ -1,4 +1,4 @@
-"""The command `annotate-human`: people say on a local page which of two outputs is better."""
+"""The command `annotate-human`: people say on a local page which of two outputs is better, or how good one is."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PORT: Final = 8017
 """The same in every run, so that a page that was open finds the server again."""
 GUIDELINE: Final = Path(__file__).parent / "templates" / "guideline.txt"
+GUIDELINE_RATING: Final = Path(__file__).parent / "templates" / "guideline_rating.txt"
 _EPILOG: Final = (
     "Every answer is stored at once, in a database beside --out: stop the command, or kill it, at any time, and give "
     "it again to go on at the same address. --out is written at the start, at the end, and with --export."
@@ -31,13 +32,16 @@ _EPILOG: Final = (
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command, which needs the extra "human"."""
-    text = "let people say which of two outputs is better, on a page in their browser"
+    text = "let people say which of two outputs is better, or how good one is, on a page in their browser"
     parser = commands.add_parser("annotate-human", help=text, description=text, epilog=_EPILOG, allow_abbrev=False)
-    text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional)"
+    text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional); "
+    text += "or output, to be rated from 1 to 7, and a judge's rating (optional)"
     parser.add_argument("pairs", metavar="PAIRS", type=Path, help=text)
-    text = "where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ..."
+    text = "where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ...; or with "
+    text += "rating (1 to 7), critique, annotator ..."
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help=text)
-    text = "pairs with the right preference, to be judged first; who agrees in less than 70 %% is kept out"
+    text = "pairs with the right preference, to be judged first; who agrees in less than 70 %% is kept out. Or single "
+    text += "outputs with the right rating: who is within a point of it agrees"
     parser.add_argument("--qualification", metavar="FILE", type=Path, help=text)
     parser.add_argument("--guideline", metavar="FILE", type=Path, help="a text for annotators, instead of our own")
     text = "seeds the orders of pairs and outputs (default: 0, then as it began)"
@@ -64,18 +68,19 @@ def annotate_human(options: argparse.Namespace) -> Report:
     from ..cli.annotation_files import check_out
     from .analysis import load_labels, table
     from .export import skipped_path, write_labels
-    from .pairs import FIELDS, load_pairs, load_qualification
+    from . import pairs, singles
     from .session import Session
     from .standings import summary
     from .store import Store
 
+    form = singles if kind_of(read_records(options.pairs)) == "demonstration" else pairs
     sources = [path for path in (options.pairs, options.qualification, options.guideline) if path]
-    check_out(options.out, sources, FIELDS)
+    check_out(options.out, sources, form.FIELDS)
     check_out(skipped_path(options.out), sources, ("reason", "annotator", "answered_at"))
-    pairs = load_pairs(options.pairs)
-    qualification = load_qualification(options.qualification) if options.qualification else []
-    guideline = _read_text(options.guideline or GUIDELINE)
-    if not pairs:
+    tasks = form.load(options.pairs)
+    qualification = form.load_qualification(options.qualification) if options.qualification else []
+    guideline = _read_text(options.guideline or form.GUIDELINE)
+    if not tasks:
         raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
     with closing(Store(database(options.out), seed=options.seed)) as store:
         write_labels(options.out, store.all(), without=options.without)

@@ -12,7 +12,8 @@ A record is its pair's, as it came, followed by
 | answered_at | ISO 8601, UTC |
 
 and, where the pair came with a verdict, `judge_preference` and `judge`. A skipped pair has no preference, so it goes
-into a file of its own, with `reason`.
+into a file of its own, with `reason`. The record of a single response is followed by `rating` (1 to 7), `critique`
+(words, or ""), `annotator`, `seconds` and `answered_at`, and by `judge_rating` and `judge`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from ..cli.annotation_files import write_annotations
 from ..data.files import stem_of
-from .pairs import FIELDS, JUDGED
+from . import pairs, singles
 from .store import Stored
 
 
@@ -57,10 +58,13 @@ def skipped_path(out: Path) -> Path:
 def label(stored: Stored) -> dict[str, Any]:
     """The record of a label, see above."""
     answer = stored.answer
+    own, judged = _split(stored.record)
+    if stored.is_rating:
+        rated = (answer.grade, answer.critique, answer.annotator, answer.seconds, answer.answered_at)
+        return {**own, **dict(zip(singles.FIELDS, rated, strict=True)), **judged}
     shown = f"output_{answer.shown_first}"
     values = (answer.better, answer.grade, answer.annotator, shown, answer.seconds, answer.answered_at)
-    own, judged = _split(stored.record)
-    return {**own, **dict(zip(FIELDS, values, strict=True)), **judged}
+    return {**own, **dict(zip(pairs.FIELDS, values, strict=True)), **judged}
 
 
 def skip(stored: Stored) -> dict[str, Any]:
@@ -71,6 +75,6 @@ def skip(stored: Stored) -> dict[str, Any]:
 
 
 def _split(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pair's own fields, and those of its verdict."""
-    judged = {name: value for name, value in record.items() if name in JUDGED}
+    """The pair's or response's own fields, and those of the verdict that it came with."""
+    judged = {name: value for name, value in record.items() if name in (*pairs.JUDGED, *singles.JUDGED)}
     return {name: value for name, value in record.items() if name not in judged}, judged

@@ -1,19 +1,15 @@
-"""The pairs that people judge."""
+"""The pairs that people compare."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from ..cli.annotation_files import read_pairs
 from ..data.files import read_records
 from ..data.schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
-from ..instructions import Instruction
+from .task import Task
 
 FIELDS: Final = ("preference", "raw_preference", "annotator", "shown_first", "seconds", "answered_at")
 """What an exported label adds to its pair, see `export`."""
@@ -22,23 +18,19 @@ JUDGED: Final = ("judge_preference", "judge")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two outputs to one instruction; `record` is what is exported of it, the verdict it came with included."""
+class Pair(Task):
+    """Two outputs to one instruction; grades are 1: output_1 is clearly better, 2: slightly, 3 and 4: output_2."""
 
-    instruction: Instruction
-    outputs: tuple[str, str]
-    record: Mapping[str, Any]
-
-    @cached_property
-    def key(self) -> str:
-        """What identifies the pair in the database: its texts, whatever else its file says."""
-        texts = [str(self.instruction), *self.outputs]
-        return hashlib.sha256(json.dumps(texts, ensure_ascii=True).encode()).hexdigest()
+    num_grades: ClassVar[int] = 4
 
     @property
     def better(self) -> int:
         """1 or 2: the output that the pair's own verdict prefers; 0 for a tie or none."""
         return side(self.record.get(JUDGED[0]))
+
+    def agrees(self, grade: int) -> bool:
+        """Whether a grade is for the output that the pair's own verdict prefers."""
+        return 1 + (grade > 2) == self.better
 
 
 def side(preference: float | None) -> int:
@@ -56,7 +48,7 @@ def load_pairs(path: Path) -> list[Pair]:
         DataError: The file cannot be read, records are faulty, or a pair is there twice; names them.
     """
     records = read_records(path)
-    rows, pairs = check_rows(records, (_VERDICT, _JUDGE), str(path)), read_pairs(path)
+    rows, pairs = check_rows(records, (_VERDICT, JUDGE), str(path)), read_pairs(path)
     found, seen, faults = [], dict[tuple[str, ...], int](), []
     for row, record, ask, *outputs in zip(
         rows, pairs.records, pairs.instructions, pairs.first, pairs.second, strict=True
@@ -97,5 +89,5 @@ def _is_verdict(value: object) -> bool:
 
 
 _VERDICT: Final = Field("preference", "a number from 1 (output_1) to 2 (output_2), or null", _is_verdict, None)
-_JUDGE: Final = Field("annotator", "a name", lambda value: isinstance(value, str | None), None)
+JUDGE: Final = Field("annotator", "a name", lambda value: isinstance(value, str | None), None)
 _OUTPUTS: Final = (Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))

@@ -6,7 +6,8 @@ reloaded and the server killed at any time.
 
     GET  /TOKEN/               who are you
     GET  /TOKEN/work?name=Ann  the pair to judge now
-    POST /TOKEN/answer         name, pair, since (when it was shown), and choice (1 to 4) or reason
+    POST /TOKEN/answer         name, pair, since (when it was shown), and choice (1 to 4) or reason; for a single
+                               response choice is 1 to 7, with critique (optional)
     POST /TOKEN/undo           name
 """
 
@@ -34,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AlpacaFarmError, DataError
 from ..judge_server.http import resolve
-from .session import NOTES, QUALIFIED_FROM, Session, read_name
+from .session import MOST_CRITIQUE, NOTES, QUALIFIED_FROM, Session, read_name
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 FILES: Final = ("page.css", "page.js", "icon.svg")
@@ -46,6 +47,9 @@ REASONS: Final = (
     "Both are equally good",
     "I would rather not read this",
 )
+CHOICES: Final = ("A is clearly better", "A is slightly better", "B is slightly better", "B is clearly better")
+RATINGS: Final = ("useless", "bad", "weak", "middling", "decent", "good", "excellent")
+"""What 1 to 7 mean."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -100,6 +104,7 @@ class _Page:
     def __init__(self, session: Session, guideline: str) -> None:
         self._session = session
         self._guideline = guideline
+        self._choices = RATINGS if session.rates else CHOICES
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
@@ -128,8 +133,10 @@ class _Page:
             left=_minutes(standing.seconds_left),
             since=f"{time.time():.3f}",
             guideline=self._guideline,
-            reasons=REASONS,
+            choices=list(enumerate(self._choices, 1)),
+            reasons=[reason for reason in REASONS if not (self._session.rates and reason.startswith("Both"))],
             needed=QUALIFIED_FROM,
+            most_critique=MOST_CRITIQUE,
         )
 
     async def answer(self, request: Request) -> Response:
@@ -140,8 +147,9 @@ class _Page:
 
     def _answer(self, name: str, fields: Mapping[str, str]) -> str:
         choice = fields.get("choice")
-        if choice is not None and choice not in ("1", "2", "3", "4"):
-            raise DataError(f"choice: expected 1 to 4, got {choice[:20]!r}.")
+        last = len(self._choices)
+        if choice is not None and choice not in map(str, range(1, last + 1)):
+            raise DataError(f"choice: expected 1 to {last}, got {choice[:20]!r}.")
         try:
             seconds = max(0.0, time.time() - float(fields.get("since", "")))
         except ValueError:
@@ -152,7 +160,14 @@ class _Page:
             )
         reason = fields.get("reason", "") or fields.get("other", "")
         given = int(choice) if choice else None
-        return self._session.answer(name, fields.get("pair", ""), seconds, choice=given, reason=reason)
+        return self._session.answer(
+            name,
+            fields.get("pair", ""),
+            seconds,
+            choice=given,
+            reason=reason,
+            critique=fields.get("critique", "") if self._session.rates else "",
+        )
 
     async def _post(self, request: Request, act: Callable[[str, Mapping[str, str]], str]) -> Response:
         """Does what a form asks for and sends the browser to the next page, which a reload only shows again."""
@@ -174,7 +189,7 @@ class _Page:
         return FileResponse(TEMPLATES / name) if name in FILES else PlainTextResponse("Not found.", 404)
 
     def _show(self, template: str, status: int = 200, **values: Any) -> Response:
-        text = self._environment.get_template(template).render(values)
+        text = self._environment.get_template(template).render(rates=self._session.rates, **values)
         return Response(text, status, media_type="text/html")
 
 

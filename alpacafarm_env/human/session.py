@@ -1,4 +1,7 @@
-"""Who is shown what next: the qualification, the order of the pairs and of their outputs, progress and time left."""
+"""Who is shown what next: the qualification, the order of the pairs and of their outputs, progress and time left.
+
+Single responses go the same way as pairs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..seeding import keyed_uniforms
-from .pairs import Pair
 from .store import Answer, Part, Store, now
+from .task import Task
 
 QUALIFIED_FROM: Final = 0.70
 """Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
@@ -24,12 +27,14 @@ LEAST_SECONDS: Final = 0.3
 MOST_CHARS: Final = 60
 """Of an annotator's name."""
 NOTES: Final = {
-    "again": "That pair was answered before, and that answer stands. Undo takes back the last one.",
+    "again": "That one was answered before, and that answer stands. Undo takes back the last one.",
     "soon": "That came too soon after the page to be an answer to it, and was not stored.",
-    "reason": "A pair is skipped for a reason, and none of the qualification set is.",
+    "reason": "What is skipped is skipped for a reason, and nothing of the qualification set is.",
     "nothing": "There is nothing to undo.",
 }
 """What speaks against something that an annotator did."""
+MOST_CRITIQUE: Final = 1500
+"""Characters of a critique."""
 RECENT: Final = 20
 """Answers that the time left is estimated from."""
 
@@ -39,7 +44,7 @@ class Standing:
     """Where an annotator stands."""
 
     part: Part
-    pair: Pair | None
+    pair: Task | None
     """What to judge now; None: nothing is left, or the qualification was not passed."""
     shown_first: int
     """1 or 2: the output on the left, or above."""
@@ -61,13 +66,22 @@ class Standing:
 
 
 class Session:
-    """The pairs, the qualification set ([] for none) and the database."""
+    """The pairs or single responses, the qualification set ([] for none) and the database.
 
-    def __init__(self, store: Store, pairs: Sequence[Pair], qualification: Sequence[Pair] = ()) -> None:
+    Raises:
+        DataError: The database has answers of the other kind.
+    """
+
+    def __init__(self, store: Store, pairs: Sequence[Task], qualification: Sequence[Task] = ()) -> None:
         self.store = store
-        self.parts: dict[Part, Sequence[Pair]] = {"qualification": qualification, "labels": pairs}
+        self.parts: dict[Part, Sequence[Task]] = {"qualification": qualification, "labels": pairs}
         self._pairs = {(part, pair.key): pair for part, found in self.parts.items() for pair in found}
-        self._orders: dict[tuple[str, Part], list[Pair]] = {}
+        self._orders: dict[tuple[str, Part], list[Task]] = {}
+        self.rates = any(len(pair.outputs) == 1 for pair in pairs)
+        if any(each.is_rating != self.rates for each in store.all()):
+            kinds = ("ratings of responses", "labels of pairs")
+            has, wanted = kinds[self.rates], kinds[not self.rates]
+            raise DataError(f"{store.path}: expected {wanted}, got {has}. Give another --out.")
 
     def standing(self, annotator: str) -> Standing:
         """Where an annotator stands, from what is stored alone."""
@@ -93,19 +107,32 @@ class Session:
             qualified=qualified,
         )
 
-    def shown_first(self, annotator: str, pair: Pair) -> int:
-        """1 or 2: the output shown first, keyed on (seed, annotator, pair)."""
+    def shown_first(self, annotator: str, pair: Task) -> int:
+        """1 or 2: the output shown first, keyed on (seed, annotator, pair); 1 if there is one alone."""
+        if len(pair.outputs) == 1:
+            return 1
         return 1 + int(keyed_uniforms(self.store.seed, "human order", [(annotator, pair.key)])[0] >= 0.5)
 
-    def answer(self, annotator: str, key: str, seconds: float, *, choice: int | None = None, reason: str = "") -> str:
+    def answer(
+        self,
+        annotator: str,
+        key: str,
+        seconds: float,
+        *,
+        choice: int | None = None,
+        reason: str = "",
+        critique: str = "",
+    ) -> str:
         """Stores what an annotator said of the pair that is theirs now; of `NOTES` what speaks against it, or "".
 
         Args:
             annotator: Whose answer it is.
             key: The pair's.
             seconds: Since it was shown.
-            choice: 1: the output shown first is clearly better, 2: slightly, 3: the other slightly, 4: clearly.
+            choice: 1: the output shown first is clearly better, 2: slightly, 3: the other slightly, 4: clearly; or the
+                rating of a single response.
             reason: Why the pair is skipped, if there is no choice.
+            critique: What is to be said of a single response; cut at `MOST_CRITIQUE` characters.
         """
         standing = self.standing(annotator)
         if standing.pair is None or standing.pair.key != key:
@@ -116,7 +143,8 @@ class Session:
             return "reason"
         grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice
         told = reason.strip()[:500] if choice is None else None
-        given = Answer(annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now())
+        words = "" if choice is None else critique.replace("\r\n", "\n").strip()[:MOST_CRITIQUE]
+        given = Answer(annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now(), words)
         self.store.add(given, standing.pair)
         return ""
 
@@ -125,7 +153,7 @@ class Session:
         standing = self.standing(annotator)
         return "" if standing.can_undo and self.store.undo(annotator, standing.part) else "nothing"
 
-    def _order(self, annotator: str, part: Part) -> list[Pair]:
+    def _order(self, annotator: str, part: Part) -> list[Task]:
         if (annotator, part) not in self._orders:
             pairs = self.parts[part]
             rows = [(annotator, pair.key) for pair in pairs]
@@ -134,12 +162,12 @@ class Session:
         return self._orders[annotator, part]
 
 
-def key_agreement(qualification: Sequence[Pair], answers: Sequence[Answer]) -> float:
+def key_agreement(qualification: Sequence[Task], answers: Sequence[Answer]) -> float:
     """The share of a qualification set that somebody answered as its key; NaN as long as not all is answered."""
-    given = {answer.pair: answer.better for answer in answers if answer.part == "qualification"}
+    given = {answer.pair: answer.grade for answer in answers if answer.part == "qualification"}
     if not qualification or any(pair.key not in given for pair in qualification):
         return math.nan
-    return sum(given[pair.key] == pair.better for pair in qualification) / len(qualification)
+    return sum(pair.agrees(given[pair.key] or 0) for pair in qualification) / len(qualification)
 
 
 def read_name(text: str) -> str:

@@ -11,9 +11,10 @@ from typing import Final
 
 from ..statistics import wilson
 from ..tables import format_table
-from .pairs import JUDGED, Pair, side
+from . import pairs, singles
 from .session import QUALIFIED_FROM, key_agreement
 from .store import Stored
+from .task import Task
 
 NEAR_CHANCE: Final = 0.55
 """Agreement with a judge up to which an annotator is flagged: the paper left one near 50 % out."""
@@ -36,7 +37,10 @@ class Annotator:
     """Agreement with the key; NaN without a set, or as long as it is not done."""
     num_agreed: int
     num_compared: int
-    """Labels of pairs that came with a verdict, ties left out, and how many of these are for the same output."""
+    """Labels of pairs that came with a verdict, ties left out, and how many of these are for the same output. Ratings
+    of responses that came with one, and how many of these are near it."""
+    mean_rating: float
+    """NaN without ratings."""
 
     @property
     def agreement(self) -> float:
@@ -48,10 +52,12 @@ class Annotator:
         """What speaks against an annotator, or ""."""
         if self.qualification < QUALIFIED_FROM:
             return "not qualified"
+        if not math.isnan(self.mean_rating):
+            return ""  # nobody has said what chance is there
         return "near chance" if self.num_compared >= LEAST_COMPARED and self.agreement <= NEAR_CHANCE else ""
 
 
-def annotators(stored: Sequence[Stored], qualification: Sequence[Pair] = ()) -> list[Annotator]:
+def annotators(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[Annotator]:
     """Everybody who answered anything, by name."""
     names = sorted({each.answer.annotator for each in stored})
     return [
@@ -59,12 +65,14 @@ def annotators(stored: Sequence[Stored], qualification: Sequence[Pair] = ()) -> 
     ]
 
 
-def summary(stored: Sequence[Stored], qualification: Sequence[Pair] = ()) -> list[str]:
+def summary(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[str]:
     """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped."""
     found = annotators(stored, qualification)
     if not found:
         return ["Nobody has answered anything yet."]
-    lines = [format_table(tuple(_row(found[0])), [_row(each) for each in found])]
+    rows = [_row(each) for each in found]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    lines = [format_table(tuple(columns), rows)]
     if near := [each.name for each in found if each.flag == "near chance"]:
         options = " ".join(f"--without {name!r}" for name in near)
         lines.append(
@@ -79,25 +87,36 @@ def summary(stored: Sequence[Stored], qualification: Sequence[Pair] = ()) -> lis
     return [*lines, *(f"skipped {count} times: {reason}" for reason, count in reasons.most_common())]
 
 
-def _annotator(name: str, stored: Sequence[Stored], qualification: Sequence[Pair]) -> Annotator:
+def _annotator(name: str, stored: Sequence[Stored], qualification: Sequence[Task]) -> Annotator:
     given = [each for each in stored if each.answer.part == "labels"]
     labels = [each for each in given if each.answer.grade is not None]
-    judged = [(each.answer.better, side(each.record.get(JUDGED[0]))) for each in labels]
-    compared = [(own, other) for own, other in judged if other]
+    agreed = [agrees for each in labels if (agrees := _agrees(each)) is not None]
+    ratings = [each.answer.grade or 0 for each in labels if each.is_rating]
     return Annotator(
         name=name,
         num_labels=len(labels),
-        num_slight=sum(each.answer.grade in (2, 3) for each in labels),
+        num_slight=sum(each.answer.grade in (2, 3) for each in labels if not each.is_rating),
         num_skipped=len(given) - len(labels),
         seconds=statistics.median(each.answer.seconds for each in labels) if labels else math.nan,
         qualification=key_agreement(qualification, [each.answer for each in stored]),
-        num_agreed=sum(own == other for own, other in compared),
-        num_compared=len(compared),
+        num_agreed=sum(agreed),
+        num_compared=len(agreed),
+        mean_rating=statistics.fmean(ratings) if ratings else math.nan,
     )
+
+
+def _agrees(stored: Stored) -> bool | None:
+    """Whether a label agrees with the verdict that came with its pair or response; None without one, or for a tie."""
+    if stored.is_rating:
+        other = stored.record.get(singles.JUDGED[0])
+        return None if other is None else singles.near(stored.answer.grade or 0, other)
+    preferred = pairs.side(stored.record.get(pairs.JUDGED[0]))
+    return stored.answer.better == preferred if preferred else None
 
 
 def _row(found: Annotator) -> dict[str, object]:
     share = f"{found.num_slight / found.num_labels:.0%}" if found.num_labels else ""
+    rates = not math.isnan(found.mean_rating)
     agreement = ""
     if found.num_compared:
         low, high = wilson(found.num_agreed, found.num_compared)
@@ -105,7 +124,7 @@ def _row(found: Annotator) -> dict[str, object]:
     return {
         "annotator": found.name,
         "labels": found.num_labels,
-        "slightly": share,
+        **({"mean rating": f"{found.mean_rating:.2f}"} if rates else {"slightly": share}),
         "skipped": found.num_skipped,
         "seconds": "" if math.isnan(found.seconds) else f"{found.seconds:.1f}",
         "qualification": "" if math.isnan(found.qualification) else f"{found.qualification:.0%}",

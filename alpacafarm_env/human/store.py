@@ -4,8 +4,8 @@ It is a file of its own beside the labels, since a ledger refuses tables that it
 an answer that was undone stays, with the time at which it was.
 
     settings  one row: the secret of the page's address, and the seed of the orders
-    pairs     every pair that was answered, as it is exported
-    answers   who said what of which pair, shown how, or why it was skipped
+    pairs     every pair that was answered, or single response, as it is exported
+    answers   who said what of which of them, shown how, or why it was skipped
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from ..errors import DataError, LedgerError
 from ..llm.ledger.file import begin, connect, create, network_kind
-from .pairs import Pair
+from .task import Task
 
 Part = Literal["qualification", "labels"]
 
@@ -36,8 +36,8 @@ SCHEMA: Final = (
     """CREATE TABLE answers (
     id INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL,
     part TEXT NOT NULL CHECK (part IN ('qualification', 'labels')), pair TEXT NOT NULL REFERENCES pairs,
-    shown_first INTEGER NOT NULL CHECK (shown_first IN (1, 2)), grade INTEGER CHECK (grade BETWEEN 1 AND 4),
-    reason TEXT, seconds REAL NOT NULL, answered_at TEXT NOT NULL, undone_at TEXT,
+    shown_first INTEGER NOT NULL CHECK (shown_first IN (1, 2)), grade INTEGER CHECK (grade BETWEEN 1 AND 7),
+    reason TEXT, critique TEXT NOT NULL, seconds REAL NOT NULL, answered_at TEXT NOT NULL, undone_at TEXT,
     CHECK ((grade IS NULL) = (reason IS NOT NULL))
 ) STRICT""",
     "CREATE UNIQUE INDEX answers_standing ON answers (annotator, part, pair) WHERE undone_at IS NULL",
@@ -46,34 +46,41 @@ SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody said of a pair."""
+    """What somebody said of a pair, or of a single response."""
 
     annotator: str
     part: Part
     pair: str
-    """The pair's key."""
+    """The task's key."""
     shown_first: int
     """1 or 2: the output on the left, or above."""
     grade: int | None
-    """1: output_1 is clearly better, 2: slightly, 3: output_2 slightly, 4: clearly; None: skipped."""
+    """1: output_1 is clearly better, 2: slightly, 3: output_2 slightly, 4: clearly; or a rating. None: skipped."""
     reason: str | None
     """Why it was skipped."""
     seconds: float
     """From the page's being sent to the answer."""
     answered_at: str
     """ISO 8601, UTC."""
+    critique: str = ""
+    """Of a single response, in words."""
 
     @property
     def better(self) -> int:
-        """1 or 2, the better output; 0 if it was skipped."""
+        """1 or 2, the better output of a pair; 0 if it was skipped."""
         return 0 if self.grade is None else 1 + (self.grade > 2)
 
 
 class Stored(NamedTuple):
-    """An answer, and its pair as it is exported."""
+    """An answer, and its pair or response as it is exported."""
 
     answer: Answer
     record: dict[str, Any]
+
+    @property
+    def is_rating(self) -> bool:
+        """Whether it is about a single response."""
+        return "output" in self.record
 
 
 class Store:
@@ -122,14 +129,14 @@ class Store:
         with self._lock:
             self._connection.close()
 
-    def add(self, answer: Answer, pair: Pair) -> bool:
+    def add(self, answer: Answer, pair: Task) -> bool:
         """Stores an answer; False if this annotator has answered the pair already, which stays as it is."""
         with self._transaction() as conn:
             record = json.dumps(pair.record, ensure_ascii=False)
             conn.execute("INSERT OR IGNORE INTO pairs VALUES (?, ?)", (pair.key, record))
-            columns = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at"
-            values = [getattr(answer, column) for column in columns.split(", ")]
-            sql = f"INSERT INTO answers ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"  # noqa: S608
+            values = [getattr(answer, column) for column in _COLUMNS.split(", ")]
+            places = ", ".join("?" * len(values))
+            sql = f"INSERT INTO answers ({_COLUMNS}) VALUES ({places}) ON CONFLICT DO NOTHING"  # noqa: S608
             return conn.execute(sql, values).rowcount > 0
 
     def undo(self, annotator: str, part: Part) -> bool:
@@ -191,7 +198,7 @@ class Store:
             ) from error
 
 
-_COLUMNS: Final = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at"
+_COLUMNS: Final = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at, critique"
 
 
 def now() -> str:

@@ -1,0 +1,89 @@
+"""The responses that people rate one by one, from 1 (worst) to 7 (best)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from ..cli.annotation_files import check_writable
+from ..data.files import read_records
+from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+from ..instructions import RATINGS, Instruction
+from .pairs import JUDGE
+from .task import Task
+
+FIELDS: Final = ("rating", "critique", "annotator", "seconds", "answered_at")
+"""What an exported rating adds to its response, see `export`."""
+JUDGED: Final = ("judge_rating", "judge")
+"""Fields of an exported rating for the one that its response came with, and whose it is."""
+NEAR: Final = 1
+"""Points by which two ratings may differ and still agree."""
+
+
+@dataclass(frozen=True)
+class Single(Task):
+    """One output to an instruction; a grade is a rating."""
+
+    num_grades: ClassVar[int] = RATINGS[-1]
+
+    def agrees(self, grade: int) -> bool:
+        """Whether a rating is within `NEAR` of the response's own."""
+        return near(grade, self.record.get(JUDGED[0]))
+
+
+def near(rating: float, other: float | None) -> bool:
+    """Whether two ratings agree; False for none."""
+    return other is not None and abs(rating - other) <= NEAR
+
+
+def load_singles(path: Path) -> list[Single]:
+    """The responses of a file of records: instruction, input (optional), output, rating (optional).
+
+    A rating from 1 to 7 is a judge's own, which people are compared with and never shown.
+
+    Raises:
+        DataError: The file cannot be read, records are faulty, or a response is there twice; names them.
+    """
+    records = read_records(path)
+    rows = check_rows(records, (*INSTRUCTION, Field("output", TEXT, is_text), _RATING, JUDGE), str(path))
+    kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
+    check_writable([row.number for row in rows], kept, str(path))
+    found, seen, faults = [], dict[tuple[str, str], int](), []
+    for row, record in zip(rows, kept, strict=True):
+        ask = Instruction(row["instruction"], row["input"])
+        first = seen.setdefault((ask, row["output"]), row.number)
+        if first != row.number:
+            faults.append(Fault(row.number, "output", f"the response of record {first}", "each response once"))
+        own = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
+        judged = (
+            {} if row["rating"] is None else dict(zip(JUDGED, (row["rating"], row["annotator"]), strict=True))
+        )
+        found.append(Single(ask, (row["output"],), {**own, **judged}))
+    raise_faults(faults, str(path))
+    return found
+
+
+def load_qualification(path: Path) -> list[Single]:
+    """The responses of a file with the ratings that are right: one for each.
+
+    Raises:
+        DataError: As of `load_singles`, or a response has no right rating.
+    """
+    singles = load_singles(path)
+    rows = check_rows(read_records(path), (_RATING,), str(path))
+    faulty = [row for row in rows if row["rating"] is None]
+    raise_faults([Fault(row.number, "rating", shown(None), f"the right one, {_WHICH}") for row in faulty], str(path))
+    return singles
+
+
+_WHICH: Final = f"a number from {RATINGS[0]} to {RATINGS[-1]}"
+
+
+def _is_rating(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and RATINGS[0] <= value <= RATINGS[-1]
+
+
+_RATING: Final = Field("rating", f"{_WHICH}, or null", _is_rating, None)
