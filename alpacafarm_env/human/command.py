@@ -34,7 +34,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Adds the command, which needs the extra "human"."""
     text = "let people say which of two outputs is better, or how good one is, on a page in their browser"
     parser = commands.add_parser("annotate-human", help=text, description=text, epilog=_EPILOG, allow_abbrev=False)
-    text = "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional); "
+    text = (
+        "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional); "
+    )
     text += "or output, to be rated from 1 to 7, and a judge's rating (optional)"
     parser.add_argument("pairs", metavar="PAIRS", type=Path, help=text)
     text = "where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ...; or with "
@@ -66,30 +68,32 @@ def annotate_human(options: argparse.Namespace) -> Report:
         AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
     """
     from ..cli.annotation_files import check_out
+    from . import pairs, singles
     from .analysis import load_labels, table
     from .export import skipped_path, write_labels
-    from . import pairs, singles
     from .session import Session
     from .standings import summary
     from .store import Store
 
-    form = singles if kind_of(read_records(options.pairs)) == "demonstration" else pairs
+    single = singles.are_single(options.pairs)
     sources = [path for path in (options.pairs, options.qualification, options.guideline) if path]
-    check_out(options.out, sources, form.FIELDS)
+    check_out(options.out, sources, singles.FIELDS if single else pairs.FIELDS)
     check_out(skipped_path(options.out), sources, ("reason", "annotator", "answered_at"))
-    tasks = form.load(options.pairs)
-    qualification = form.load_qualification(options.qualification) if options.qualification else []
-    guideline = _read_text(options.guideline or form.GUIDELINE)
+    tasks = singles.load_singles(options.pairs) if single else pairs.load_pairs(options.pairs)
+    load_key = singles.load_qualification if single else pairs.load_qualification
+    qualification = load_key(options.qualification) if options.qualification else []
+    guideline = _read_text(options.guideline or (GUIDELINE_RATING if single else GUIDELINE))
     if not tasks:
         raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
     with closing(Store(database(options.out), seed=options.seed)) as store:
+        session = Session(store, tasks, qualification)
         write_labels(options.out, store.all(), without=options.without)
         if not options.export:
-            _serve(Session(store, pairs, qualification), guideline, options)
+            _serve(session, guideline, options)
         stored = store.all()
         written = write_labels(options.out, stored, without=options.without)
         lines = summary(stored, qualification)
-        if options.out in written:
+        if options.out in written and not single:
             lines += ["", "Means over pairs (of how many):", table(load_labels(options.out)), ""]
         lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
     return Report("\n".join(lines))

@@ -144,7 +144,9 @@ class Session:
         grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice
         told = reason.strip()[:500] if choice is None else None
         words = "" if choice is None else critique.replace("\r\n", "\n").strip()[:MOST_CRITIQUE]
-        given = Answer(annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now(), words)
+        given = Answer(
+            annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now(), words
+        )
         self.store.add(given, standing.pair)
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -37,6 +38,16 @@ def near(rating: float, other: float | None) -> bool:
     return other is not None and abs(rating - other) <= NEAR
 
 
+def are_single(path: Path) -> bool:
+    """Whether the records of a file have single responses, and no pairs.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    fields = {name for record in read_records(path) if isinstance(record, Mapping) for name in record}
+    return "output" in fields and fields.isdisjoint(("output_1", "output_2"))
+
+
 def load_singles(path: Path) -> list[Single]:
     """The responses of a file of records: instruction, input (optional), output, rating (optional).
 
@@ -56,9 +67,7 @@ def load_singles(path: Path) -> list[Single]:
         if first != row.number:
             faults.append(Fault(row.number, "output", f"the response of record {first}", "each response once"))
         own = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
-        judged = (
-            {} if row["rating"] is None else dict(zip(JUDGED, (row["rating"], row["annotator"]), strict=True))
-        )
+        judged = {} if row["rating"] is None else dict(zip(JUDGED, (row["rating"], row["annotator"]), strict=True))
         found.append(Single(ask, (row["output"],), {**own, **judged}))
     raise_faults(faults, str(path))
     return found

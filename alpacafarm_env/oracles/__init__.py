@@ -3,7 +3,7 @@
 from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
-from .human import HumanJudge
+from .human import HumanJudge, HumanRatings
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle
@@ -17,6 +17,7 @@ __all__ = [
     "Flip",
     "HigherReward",
     "HumanJudge",
+    "HumanRatings",
     "MicroBatched",
     "OracleError",
     "Pool",

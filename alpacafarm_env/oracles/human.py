@@ -1,9 +1,9 @@
-"""What people said of pairs, replayed: the labels that `python -m alpacafarm_env annotate-human` collects."""
+"""What people said of pairs and responses, replayed: what `python -m alpacafarm_env annotate-human` collects."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
@@ -14,11 +14,19 @@ import numpy as np
 
 from ..data.dataset import merged
 from ..data.files import read_records
-from ..data.schema import PREFERENCE, Field, Row, check_rows, is_text
-from .base import DetailedJudge, Verdicts, unscored
+from ..data.schema import INSTRUCTION, PREFERENCE, TEXT, Field, Row, check_rows, is_text
+from ..instructions import RATINGS
+from .base import DetailedJudge, DetailedOracle, Verdicts, unscored
 
 NEVER_LABELLED: Final = "nobody has labelled this pair"
+NEVER_RATED: Final = "nobody has rated this response"
 LABEL: Final = (*PREFERENCE, Field("annotator", "a name", is_text, ""))
+_RATING: Final = (
+    *INSTRUCTION,
+    Field("output", TEXT, is_text),
+    Field("rating", f"a whole number from {RATINGS[0]} to {RATINGS[-1]}", lambda value: value in RATINGS),
+    Field("critique", TEXT, is_text, ""),
+)
 
 
 class HumanJudge(DetailedJudge):
@@ -55,6 +63,41 @@ class HumanJudge(DetailedJudge):
         same = np.array([x == y for _, x, y in rows], bool)
         verdicts = Verdicts(np.where(same, 0.5, scores), {"num_labels": num.astype(np.int64)})
         return unscored(verdicts, np.array(NEVER_LABELLED))
+
+
+class HumanRatings(DetailedOracle):
+    """An oracle that answers with people's ratings: the mean of a response's, 1 to 7; NaN for one that has none.
+
+    Adds the details `num_labels`, `critique` (theirs, a line each) and `unscored_reason`.
+
+    Args:
+        ratings: A file of ratings: instruction, input (optional), output, rating (1 to 7), critique (optional). It is
+            read when the oracle is first asked.
+    """
+
+    def __init__(self, ratings: str | PathLike[str]) -> None:
+        self.path = Path(ratings).expanduser()
+        self.name = f"human_rating:{self.path.name.partition('.')[0]}"
+
+    @cached_property
+    def ratings(self) -> dict[tuple[str, str], list[Row]]:
+        """The ratings of each (instruction, response).
+
+        Raises:
+            DataError: The file cannot be read, or ratings are faulty; names them.
+        """
+        found = defaultdict[tuple[str, str], list[Row]](list)
+        for row in check_rows(read_records(self.path), _RATING, str(self.path)):
+            found[merged(row), row["output"]].append(row)
+        return dict(found)
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """The mean rating of each response, [B] in 1 to 7; NaN = no rating."""
+        rows = [self.ratings.get(asked, []) for asked in zip(map(str, instructions), responses, strict=True)]
+        scores = [float(np.mean([row["rating"] for row in found])) if found else math.nan for found in rows]
+        critiques = ["\n".join(row["critique"] for row in found if row["critique"]) for found in rows]
+        details = {"num_labels": np.array([len(found) for found in rows]), "critique": np.array(critiques, object)}
+        return unscored(Verdicts(np.array(scores), details), np.array(NEVER_RATED))
 
 
 def read_labels(path: Path) -> list[Row]:

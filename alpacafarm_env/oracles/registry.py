@@ -16,9 +16,10 @@ A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it
 annotators: those of `annotators.pool.make_pool`; with a `policy`, which answers for them, those of
 `annotators.policy_pool.make_policy_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`),
 `rating` (a rating from 1 to 7: by the sandbox's "human", "sim_eval" or "sim_gpt4", with a critique as a detail and a
-seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`; by `{"policy": an
-agent, a language model or a folder}`, see `PolicyRating`) and `ensemble` (those of `Ensemble`). Members of an ensemble
-that draw, such as judges with noise, draw alike unless their mappings have a `seed` each.
+seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`; by people,
+`{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language model or a folder}`, see `PolicyRating`) and
+`ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless their
+mappings have a `seed` each.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..plugins import find_attribute
 from ..pretrained import file_states
 from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
-from .human import HumanJudge
+from .human import HumanJudge, HumanRatings
 from .judges import BothOrders, Flip, WinRate
 from .own import Kind, check_options, is_object, is_own, own_names, plan_own
 from .policies import check_policy
@@ -213,10 +214,12 @@ def _rating(*, dataset: Dataset, rating: str, seed: int) -> RewardOracle:
 
 
 def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
-    """LLM annotators that rate."""
-    if "pool" not in options:
+    """LLM annotators that rate, or a file of people's ratings."""
+    if len(options.keys() & {"pool", "human"}) != 1:
         keys = ", ".join(map(repr, options))
-        raise ValueError(f"A mapping names raters by its key 'pool', or 'policy' alone, got one with the keys {keys}.")
+        raise ValueError(f"A mapping names raters by 'pool', 'human', or 'policy' alone, got the keys {keys}.")
+    if "human" in options:
+        return _plan_human(options, _human_ratings)
     from ..annotators.pool import make_pool
     from ..annotators.rating import make_raters
 
@@ -249,7 +252,7 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
             f"A mapping names a judge by its key 'judge', 'pool' or 'human', got one with the keys {keys}."
         )
     if "human" in spec:
-        return _plan_human(spec)
+        return _plan_human(spec, _human)
     if "pool" in spec:
         from ..annotators import make_policy_pool, make_pool
 
@@ -264,19 +267,23 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
     return lambda: _judge(**{"seed": seed, **spec}, dataset=dataset)
 
 
-def _plan_human(spec: Mapping[str, Any]) -> Callable[[], PreferenceOracle]:
-    """A judge that replays people's labels; it draws nothing, so a seed is taken and means nothing."""
+def _plan_human(spec: Mapping[str, Any], make: Callable[..., Any]) -> Callable[[], Any]:
+    """What replays people's labels or ratings; it draws nothing, so a seed is taken and means nothing."""
     labels = spec["human"]
     if not isinstance(labels, str | PathLike):
-        raise TypeError(f"A judge's 'human' is a file of labels, got {labels!r}.")
+        raise TypeError(f"'human' in a mapping is a file of labels or ratings, got {labels!r}.")
     if not Path(labels).expanduser().is_file():
         raise DataError(f"{labels}: expected a file of people's labels, as annotate-human writes it; there is none.")
-    check_options(_human, spec)
-    return lambda: _human(**spec)
+    check_options(make, spec)
+    return lambda: make(**spec)
 
 
 def _human(*, human: str | PathLike[str], seed: int = 0) -> PreferenceOracle:
     return HumanJudge(human)
+
+
+def _human_ratings(*, human: str | PathLike[str], seed: int = 0) -> RewardOracle:
+    return HumanRatings(human)
 
 
 def _given(spec: Any, kind: Kind, what: str, method: str) -> Callable[[], Any]:

@@ -1,10 +1,14 @@
-"""Pairs for the tests of people's annotations, and what they answer."""
+"""Pairs for the tests of people's annotations, what they answer, and the page without a browser."""
 
+import time
+
+from alpacafarm_env.__main__ import main
 from alpacafarm_env.human.pairs import load_pairs, load_qualification
 from alpacafarm_env.human.session import Session
 from alpacafarm_env.human.store import Store
 
 SCRIPT = "<script>alert(1)</script>"
+LONG_AGO = f"{time.time() - 60:.1f}"
 
 
 def make_pairs(num, **more):
@@ -32,3 +36,40 @@ def judge(session, name, better, slightly=False, seconds=10.0):
     choice = (2 if slightly else 1) if first else (3 if slightly else 4)
     assert session.answer(name, standing.pair.key, seconds, choice=choice) == ""
     return standing.pair
+
+
+class Page:
+    """A browser with forms alone, which follows redirects."""
+
+    def __init__(self, session):
+        from starlette.testclient import TestClient
+
+        from alpacafarm_env.human.server import make_app
+
+        self.session = session
+        self.root = f"/{session.store.token}/"
+        self.client = TestClient(make_app(session, f"Guideline {SCRIPT}"))
+
+    def get(self, path, **query):
+        return self.client.get(self.root + path, params=query)
+
+    def work(self, name="Ann"):
+        return self.get("work", name=name).text
+
+    def post(self, path, *, name="Ann", since=LONG_AGO, **fields):
+        pair = self.session.standing(name).pair
+        data = {"name": name, "since": since, **({"pair": pair.key} if pair else {}), **fields}
+        return self.client.post(self.root + path, data=data)
+
+
+def run(monkeypatch, *args, act=lambda server: None):
+    """The command's exit status; `act` is done while it serves."""
+
+    def serve(start, address, **where):
+        with start() as server:
+            act(server)
+        return 0
+
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return main(["annotate-human", *map(str, args), "--port", "0", "--no-browser"])

@@ -154,6 +154,13 @@ class Typist(Person):
     def choose(self, choice):
         self.page.keyboard.press(str(choice))
 
+    def rate(self, rating, words):
+        if words:
+            self.page.keyboard.press("c")
+            self.page.keyboard.type(words)
+            self.page.keyboard.press("Escape")
+        self.page.keyboard.press(str(rating))
+
     def skip(self):
         self.page.keyboard.press("s")
         self.page.keyboard.press("ArrowDown")
@@ -173,6 +180,10 @@ class Clicker(Person):
 
     def choose(self, choice):
         self.page.locator(f"[data-key='{choice}']").click()
+
+    def rate(self, rating, words):
+        self.page.locator("#critique").fill(words)
+        self.choose(rating)
 
     def skip(self):
         self.page.locator("#skip > summary").click()
@@ -235,13 +246,55 @@ def test_fifty_pairs_by_two_people_with_kills_and_reloads(browser, command, tmp_
         print(f"\n{len(rows)} labels in {seconds:.0f} s, {command.starts - 1} kills, output_1 first {first} of 50")
 
 
+def singles():
+    return [{"id": n, "instruction": f"Ask {n} {SCRIPT}", "output": f"say {n} " * 40 + SCRIPT} for n in range(12)]
+
+
+def test_responses_are_rated_with_words_by_two_people_over_a_kill(browser, tmp_path):
+    """The words hold every key that means something outside of them."""
+    command = Command(write(tmp_path / "pairs.json", singles()).parent)
+    people = [Typist(browser, command, "Ann"), Clicker(browser, command, "Bob")]
+    for person in people:
+        person.begin()
+    for turn in range(12):
+        for person in people:
+            before = person.done()
+            number = int(person.page.locator(".text").nth(1).inner_text().split()[1])
+            person.page.wait_for_timeout(350)
+            person.rate(1 + number % 7, f"s u c 1234567 {SCRIPT} {number}" if number % 2 else "")
+            person.page.wait_for_function(f"!document.title.startsWith('{before} of')")
+        if turn == 5:
+            people[0].undo()
+            people[0].page.wait_for_function("document.title.startsWith('5 of')")
+            command.kill()
+            for person in people:
+                person.page.reload()
+    assert people[0].done() == 11
+    assert people[1].page.get_by_text("All done").count()
+    command.stop()
+    rows = read(tmp_path / "labels.json")
+    assert len(rows) == 11 + 12
+    for row in rows:
+        words = f"s u c 1234567 {SCRIPT} {row['id']}" if row["id"] % 2 else ""
+        assert (row["rating"], row["critique"]) == (1 + row["id"] % 7, words)
+    for person in people:
+        assert person.told == []
+        assert person.hosts == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("rows", [pairs, singles])
 @pytest.mark.parametrize(("kind", "size"), {"wide": (1280, 900), "narrow": (360, 780)}.items())
-def test_nothing_of_the_page_is_cut_off(browser, command, kind, size):
+def test_nothing_of_the_page_is_cut_off(browser, command, kind, size, rows, tmp_path):
+    write(tmp_path / "pairs.json", rows())
+    command.kill()
     person = Typist(browser, command, "Ann")
     person.page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
     person.begin()
-    for _ in range(3):
+    for _ in range(3 * (rows is pairs)):
         person.step()
+    folder = os.environ.get("ALPACAFARM_SCREENSHOTS")
+    if folder:
+        person.page.screenshot(path=f"{folder}/{rows.__name__}_{kind}_answer.png")
     person.page.keyboard.press("s")
     width = person.page.evaluate("document.documentElement.scrollWidth")
     assert width <= size[0]
@@ -249,5 +302,5 @@ def test_nothing_of_the_page_is_cut_off(browser, command, kind, size):
         box = button.bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= size[0]
-    if folder := os.environ.get("ALPACAFARM_SCREENSHOTS"):
-        person.page.screenshot(path=f"{folder}/{kind}.png")
+    if folder:
+        person.page.screenshot(path=f"{folder}/{rows.__name__}_{kind}_skip.png")

@@ -9,35 +9,11 @@ from html import unescape
 
 import pytest
 from command_files import read, write
-from human_pairs import SCRIPT, judge, make_pairs, open_session, qualification
+from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run
 
-from alpacafarm_env.__main__ import main
 from alpacafarm_env.human.store import Store
 
-TestClient = pytest.importorskip("starlette.testclient").TestClient
-LONG_AGO = f"{time.time() - 60:.1f}"
-
-
-class Page:
-    """A browser with forms alone, which follows redirects."""
-
-    def __init__(self, session):
-        from alpacafarm_env.human.server import make_app
-
-        self.session = session
-        self.root = f"/{session.store.token}/"
-        self.client = TestClient(make_app(session, f"Guideline {SCRIPT}"))
-
-    def get(self, path, **query):
-        return self.client.get(self.root + path, params=query)
-
-    def work(self, name="Ann"):
-        return self.get("work", name=name).text
-
-    def post(self, path, *, name="Ann", since=LONG_AGO, **fields):
-        pair = self.session.standing(name).pair
-        data = {"name": name, "since": since, **({"pair": pair.key} if pair else {}), **fields}
-        return self.client.post(self.root + path, data=data)
+pytest.importorskip("starlette")
 
 
 @pytest.fixture
@@ -156,19 +132,6 @@ def test_other_machines_cannot_reach_it_unasked(tmp_path):
     with PageServer(session, "") as server, urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
         assert len(shown(reply.read().decode())) == 2
         assert not server.remote
-
-
-def run(monkeypatch, *args, act=lambda server: None):
-    """The command's exit status; `act` is done while it serves."""
-
-    def serve(start, address, **where):
-        with start() as server:
-            act(server)
-        return 0
-
-    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    return main(["annotate-human", *map(str, args), "--port", "0", "--no-browser"])
 
 
 def test_the_command_serves_then_writes_and_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
