@@ -2,10 +2,12 @@
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 from equality import assert_same
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 from token_worlds import EOS, HELLO, WORDS, Brevity, make_keywords
 
 from alpacafarm_env import UnscoredError, wrappers
@@ -103,6 +105,9 @@ def test_reward_wrappers_decide_and_report(keywords):
     _, rewards, _, _, infos = env.step([EOS, HELLO])
     assert rewards.tolist() == [-1, 0]
     assert infos["final_info"]["word_reward"][0] == -1
+    table = pd.json_normalize(DictInfoToList(env).step([EOS, HELLO])[4])
+    assert table["final_info.word_reward"].tolist()[0] == 0
+    assert table["instruction_id"].notna().all()
 
 
 def test_rendering_equals_sync(keywords):

@@ -4,10 +4,12 @@ import time
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 from equality import assert_same
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 
 from alpacafarm_env import DataError, InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -73,7 +75,7 @@ def test_batched_equals_sync_with_partial_and_seeded_resets(tiny_dataset, mode):
 
 
 @pytest.mark.parametrize("id", TEXT_IDS)
-def test_ids_make_the_batched_environment_equal_to_sync(id):
+def test_ids_make_the_batched_environment_equal_to_sync_and_infos_are_tables(id):
     ours = gym.make_vec(id, num_envs=3)
     assert isinstance(ours, InstructionVectorEnv)
     assert ours.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
@@ -84,6 +86,14 @@ def test_ids_make_the_batched_environment_equal_to_sync(id):
         responses = [f"Step {step}, slot {slot}: fire is warm and bright." for slot in range(3)]
         # A learned model's sums depend on the batch in the last bits.
         assert_same(ours.step(responses), theirs.step(responses), rtol=1e-4)
+    single = gym.make(id)
+    infos = [single.reset()[1], single.step(responses[0])[4]]
+    batch = [info["final_info"] for info in DictInfoToList(ours).step(responses)[4]]
+    for rows, said in ((infos, responses[:1]), (batch, responses)):
+        table = pd.json_normalize(rows)
+        assert table["response"].tolist()[-len(said) :] == said
+        assert table.map(pd.api.types.is_scalar).all(axis=None)
+        assert len(pd.DataFrame(rows)) == len(rows)
 
 
 def test_infos_are_new_objects_each_step(tiny_dataset):
