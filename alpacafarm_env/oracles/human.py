@@ -14,19 +14,13 @@ import numpy as np
 
 from ..data.dataset import merged
 from ..data.files import read_records
-from ..data.schema import INSTRUCTION, PREFERENCE, TEXT, Field, Row, check_rows, is_text
-from ..instructions import RATINGS
+from ..data.ratings import RATED
+from ..data.schema import PREFERENCE, Field, Row, check_rows, is_text
 from .base import DetailedJudge, DetailedOracle, Verdicts, unscored
 
 NEVER_LABELLED: Final = "nobody has labelled this pair"
 NEVER_RATED: Final = "nobody has rated this response"
 LABEL: Final = (*PREFERENCE, Field("annotator", "a name", is_text, ""))
-_RATING: Final = (
-    *INSTRUCTION,
-    Field("output", TEXT, is_text),
-    Field("rating", f"a whole number from {RATINGS[0]} to {RATINGS[-1]}", lambda value: value in RATINGS),
-    Field("critique", TEXT, is_text, ""),
-)
 
 
 class HumanJudge(DetailedJudge):
@@ -71,8 +65,7 @@ class HumanRatings(DetailedOracle):
     Adds the details `num_labels`, `critique` (theirs, a line each) and `unscored_reason`.
 
     Args:
-        ratings: A file of ratings: instruction, input (optional), output, rating (1 to 7), critique (optional). It is
-            read when the oracle is first asked.
+        ratings: A file of ratings, see `data.ratings`. It is read when the oracle is first asked.
     """
 
     def __init__(self, ratings: str | PathLike[str]) -> None:
@@ -87,8 +80,9 @@ class HumanRatings(DetailedOracle):
             DataError: The file cannot be read, or ratings are faulty; names them.
         """
         found = defaultdict[tuple[str, str], list[Row]](list)
-        for row in check_rows(read_records(self.path), _RATING, str(self.path)):
-            found[merged(row), row["output"]].append(row)
+        for row in check_rows(read_records(self.path), RATED, str(self.path)):
+            if row["rating"] is not None:
+                found[merged(row), row["output"]].append(row)
         return dict(found)
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:

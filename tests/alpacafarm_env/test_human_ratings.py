@@ -152,7 +152,8 @@ def test_the_command_takes_a_file_of_single_outputs_and_the_oracle_its_labels(tm
 
 def test_several_ratings_are_averaged_and_no_rating_is_no_score(tmp_path):
     rows = [{"instruction": "a", "output": "x", "rating": r, "critique": f"{r}!"} for r in (2, 3, 7)]
-    path = write(tmp_path / "r.json", [*rows, {"instruction": "a", "input": "b", "output": "x", "rating": 1}])
+    other = {"instruction": "a", "input": "b", "output": "x", "rating": 1}
+    path = write(tmp_path / "r.json", [*rows, other, {**other, "rating": None}])
     verdicts = judge(HumanRatings(path), ["a", "a\n\nb", "a"], ["x", "x", "y"])
     np.testing.assert_array_equal(verdicts.scores, [4, 1, math.nan])
     assert verdicts.details["num_labels"].tolist() == [3, 1, 0]
