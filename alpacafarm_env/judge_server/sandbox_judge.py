@@ -4,6 +4,7 @@ Verdicts and ratings are those of the sandbox's own pools in process, seed for s
 `sandbox.raters.Raters` and this module share the annotators, their log-odds or likings and the draws.
 """
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,8 @@ class SandboxJudge:
     def __init__(self, seed: int = 0, pools: Iterable[str | Path] = (), *, anyway: bool = False) -> None:
         self.seed = seed
         self.anyway = anyway
+        # The scale is read from 2,000 responses once; of the first requests, which come together, by one.
+        self._rating = threading.Lock()
         members, self._streams = _members((*_bundled(), *map(load_pool, pools)))
         prompts = {file: load_prompt(file) for file in members}
         self._prompts = {prompt.name: prompt for prompt in prompts.values()}
@@ -169,7 +172,8 @@ class SandboxJudge:
         annotator, stream = self._annotators[question.annotator], self._streams[question.annotator]
         raters, who = Raters(stream, [annotator], seed=self._seed(question)), np.zeros(len(singles), np.int64)
         found = _features([item.instruction for item in singles], [item.output for item in singles])
-        ratings = raters.rate(singles, who, temperature=question.temperature, found=found)
+        with self._rating:
+            ratings = raters.rate(singles, who, temperature=question.temperature, found=found)
         return map(Rated, ratings.astype(int).tolist(), raters.critiques(singles, who))
 
     def _seed(self, question: JudgeQuestion) -> int:

@@ -44,7 +44,7 @@ def own(seed=0):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_ratings_are_those_of_the_sandboxs_raters(make, responses, seed):
+def test_ratings_are_those_of_the_sandboxs_raters(make, responses, seed, short_waits):
     """The server's own seed is another; few of its replies fail, and those are asked again as they were."""
     with JudgeServer(seed=99, faults=Faults({"cut_json": 0.1, "server_error": 0.05})) as server:
         got, wanted = judge(make(server, seed=seed), *responses), judge(own(seed), *responses)
@@ -82,7 +82,7 @@ def test_two_responses_to_one_instruction_never_share_a_request(make, responses)
             assert server.stats()["requests"] == requests
 
 
-def test_a_reply_without_ratings_is_no_score(make, responses):
+def test_a_reply_without_ratings_is_no_score(make, responses, short_waits):
     columns = [column[:30] for column in responses]
     with JudgeServer(faults=Faults({"content_filter": 0.3})) as server:
         got = make(server, client_config=ClientConfig(max_attempts=1)).judge(*columns)
