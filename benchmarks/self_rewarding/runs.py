@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ...instructions import Demonstration, Instruction, Rating
 from ...oracles.base import RewardOracle
 from ...oracles.policy_rating import PolicyRating, rating_demonstrations
 from ...oracles.registry import make_oracle
-from ...sandbox.dataset import Sandbox
+from ...sandbox.dataset import Sandbox, demonstration
 from ...seeding import keyed_rng
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
@@ -81,7 +81,7 @@ class World:
     """The sandbox as a seed sees it."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.data = plan, Sandbox()
+        self.plan, self.data = plan, cast(Sandbox, sandbox.SANDBOX)
         self.gold, self.raters = (make_oracle(x, dataset=self.data, seed=plan.seed) for x in ("gold", RATERS))
         asked = self.data.instructions("preference")
         self.rows = [(x, y) for x, pair in zip(asked, self.data.pairs(), strict=True) for y in pair]
@@ -91,9 +91,9 @@ class World:
         rated = [self.rows[row] for row in self._drawn("ratings", len(self.rows) - 2 * NUM_FIXED)]
         scores = self.raters.score(*map(list, zip(*rated, strict=True)))
         ratings = [Rating(x, y, int(score)) for (x, y), score in zip(rated, scores.tolist(), strict=True)]
-        shown = self.data.demonstrations()
-        drawn = [shown[row] for row in self._drawn("demonstrations", len(shown))]
-        return [*drawn, *rating_demonstrations(ratings)]
+        asked = self.data.instructions("sft")
+        drawn = [asked[row] for row in self._drawn("demonstrations", len(asked))]
+        return [*(Demonstration(x, demonstration(x)) for x in drawn), *rating_demonstrations(ratings)]
 
     def _drawn(self, what: str, most: int) -> list[int]:
         order = keyed_rng(self.plan.seed, "self-rewarding study", what).permutation(most)

@@ -1,0 +1,76 @@
+"""Self-rewarding rounds: which pairs are learned from, who rates when, and that a round is a function of the seed."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import say_more
+from tiny_worlds import ASCII, TEXTS, Share
+
+from alpacafarm_env.agents.best_of_n import BestOfNSamples
+from alpacafarm_env.agents.dpo import DPOConfig
+from alpacafarm_env.agents.self_rewarding import SelfRewardingConfig, best_against_worst, self_rewarding
+from alpacafarm_env.instructions import Instruction, Preference
+from alpacafarm_env.oracles import Constant
+from alpacafarm_env.oracles.policy_rating import PolicyRating
+
+ASKED = tuple(Instruction(f"{text} {n}") for n in range(8) for text in TEXTS)
+CONFIG = SelfRewardingConfig(
+    num_rounds=2,
+    num_instructions=6,
+    temperature=1.0,
+    max_response_tokens=4,
+    dpo=DPOConfig(batch_size=8, learning_rate=1e-2),
+)
+
+
+def test_the_best_is_preferred_to_the_worst_of_those_that_have_a_score():
+    nan = math.nan
+    rewards = np.array([[2, 5, 1, 5], [nan, 3, nan, 4], [3, 3, 3, nan], [nan, 6, nan, nan], [nan] * 4])
+    asked = tuple(Instruction(str(n)) for n in range(5))
+    samples = BestOfNSamples(asked, (("a", "b", "c", "d"),) * 5, rewards, rewards > 0, 0)
+    assert best_against_worst(samples) == (Preference(asked[0], ("b", "c"), 1), Preference(asked[1], ("d", "b"), 1))
+
+
+def test_rounds_take_new_instructions_and_raise_what_the_oracle_likes(llama):
+    config = replace(CONFIG, num_instructions=None, dpo=DPOConfig(epochs=4, batch_size=4, learning_rate=3e-2))
+    rounds = list(self_rewarding(llama, ASKED, Share(ASCII), config=config))
+    assert [(each.number, len(each.samples)) for each in rounds] == [(1, 20), (2, 20)]
+    assert {x for each in rounds for x in each.samples.instructions} == set(ASKED)
+    assert all(each.preferences == best_against_worst(each.samples) for each in rounds)
+    first, second = (each.samples.rewards for each in rounds)
+    gain, error = second.mean() - first.mean(), np.hypot(first.std(), second.std()) / math.sqrt(first.size)
+    assert gain > 3 * error
+
+
+def test_the_policy_rates_as_it_is_in_each_round_and_the_seed_decides_the_rest(llama, tokenizer):
+    for digit, bonus in (("2", 14.0), ("6", 15.0)):  # as one that has learned to rate
+        say_more(llama.model, tokenizer.convert_tokens_to_ids(digit), bonus)
+    states = [copy.deepcopy(llama.model.state_dict())]
+    found = []
+    for each in self_rewarding(llama, ASKED, config=CONFIG, seed=3):
+        found.append(each)
+        states.append(copy.deepcopy(llama.model.state_dict()))
+    for before, each in zip(states, found, strict=False):
+        llama.model.load_state_dict(before)
+        asked = [x for x in each.samples.instructions for _ in range(4)]
+        rated = PolicyRating(llama).score(asked, [text for row in each.samples.responses for text in row])
+        np.testing.assert_allclose(rated, each.samples.rewards.ravel(), atol=1e-4)
+    assert not np.array_equal(states[0]["lm_head.weight"], states[1]["lm_head.weight"])
+    llama.model.load_state_dict(states[0])
+    again = next(iter(self_rewarding(llama, ASKED, config=CONFIG, seed=3)))
+    assert again.preferences == found[0].preferences
+    llama.model.load_state_dict(states[0])
+    assert next(iter(self_rewarding(llama, ASKED, config=CONFIG, seed=4))).preferences != again.preferences
+
+
+def test_what_cannot_be_learned_from_is_refused(llama):
+    with pytest.raises(ValueError, match="needs 80 instructions, 40 in each of 2 rounds, got 40"):
+        next(self_rewarding(llama, ASKED, Share(ASCII), config=replace(CONFIG, num_instructions=40)))
+    for oracle in (Constant(), None):  # an untrained policy does not rate at all
+        with pytest.raises(ValueError, match="no two responses differently"):
+            next(self_rewarding(llama, ASKED, oracle, config=CONFIG))
+    with pytest.raises(ValueError, match="num_samples"):
+        SelfRewardingConfig(num_samples=1)
