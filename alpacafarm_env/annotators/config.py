@@ -212,9 +212,10 @@ def names(folder: Literal["pools", "prompts", "models"]) -> tuple[str, ...]:
 
 
 def load_pool(name_or_path: str | Path) -> PoolConfig:
-    """A pool by its name ("alpaca_farm", "eval", "ann", "greedy", "weighted") or from a file, checked with its prompts.
+    """A pool by its name ("alpaca_farm", "eval", "ann", "greedy", "weighted"; "raters", which rates) or from a file.
 
-    The members of `annotators_of` are filled in, and the paths of prompts made absolute.
+    It is checked with its prompts. The members of `annotators_of` are filled in, and the paths of prompts made
+    absolute.
 
     Raises:
         PoolError: No such pool, or its file is malformed; lists every mistake.
@@ -262,8 +263,10 @@ def check_form(pool: PoolConfig, *, rates: bool) -> None:
     """Refuses a pool whose annotators rate responses where they should compare pairs, or the other way round.
 
     Raises:
-        PoolError: Names such an annotator.
+        PoolError: Names such an annotator; or ratings were to be flipped.
     """
+    if rates and pool.flip:
+        raise PoolError(f"Pool {pool.name!r}: flip: expected 0, as ratings are not flipped; got {pool.flip}.")
     for member in pool.annotators:
         prompt = load_prompt(member.prompt)
         if prompt.rates != rates:

@@ -89,6 +89,7 @@ def test_raters_and_judges_are_not_confused():
     both = PoolConfig(name="both", annotators=(*judges.annotators, *raters.annotators))
     for pool, rates, named in ((judges, True, "greedy_gpt4"), (raters, False, "gpt4_1"), (both, True, "greedy_gpt4")):
         assert f"'{named}'" in _error(config.check_form, pool, rates=rates)
+    assert "flip" in _error(config.check_form, raters.model_copy(update={"flip": 0.25}), rates=True)
 
 
 def test_a_digest_is_of_what_is_sent():

@@ -16,6 +16,7 @@ from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import make_oracle
 from alpacafarm_env.oracles.base import judge
+from alpacafarm_env.oracles.ratings import rated
 from alpacafarm_env.sandbox.judges import POOL, Annotator
 from alpacafarm_env.sandbox.raters import Raters
 
@@ -64,6 +65,9 @@ def test_what_was_answered_is_read_from_the_ledger_and_asked_once(make, response
         again = make(server).judge(asked[::-1], texts[::-1])
         assert server.stats()["requests"] == requests
         replayed = make(server, replay=True).judge(asked, texts)
+        ratings, critiques = rated(make(server), asked, texts)  # as data
+    assert [each.rating for each in ratings] == first.scores[:40].tolist()
+    assert [each.critique for each in critiques] == first.details["critique"][:40].tolist()
     assert again.details["cached"].all()
     for scores, critiques in (
         (again.scores[::-1], again.details["critique"][::-1]),

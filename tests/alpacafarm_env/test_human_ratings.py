@@ -12,6 +12,7 @@ from command_files import read, write
 from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, run
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.data.ratings import read_critiques, read_ratings
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.human.export import skipped_path, write_labels
 from alpacafarm_env.human.pairs import load_pairs
@@ -59,6 +60,8 @@ def test_ratings_are_exported_with_words_and_who_gave_them(tmp_path):
         assert (row["output"], row["rating"], row["critique"]) == (f"say {number}", n + 5, f"a\nb {n}")
         assert (row["annotator"], row["seconds"], row["judge_rating"], row["judge"]) == ("Ann", 9.0, 3, "gpt4")
         assert "preference" not in row
+    assert sorted(each.rating for each in read_ratings(out)) == [5, 6]
+    assert sorted(each.critique for each in read_critiques(out)) == ["a\nb 0", "a\nb 1"]
     assert [(row["id"], row["reason"]) for row in read(skipped_path(out))] == [(last.record["id"], "no idea")]
     rate(session, "Ann", 1, "x" * 2 * MOST_CRITIQUE)
     assert len(session.store.all()[-1].answer.critique) == MOST_CRITIQUE
