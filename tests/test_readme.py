@@ -1,5 +1,6 @@
-"""README.md says what is so: its code runs, and its tables, commands and tree are those of the package."""
+"""README.md and docs/ say what is so: their code runs, and tables, commands and tree are those of the package."""
 
+import importlib
 import importlib.util
 import re
 from dataclasses import replace
@@ -8,13 +9,15 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+from alpacafarm_env import agents
 from alpacafarm_env.envs.registration import IDS
 from alpacafarm_env.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", README, re.MULTILINE))
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+DOCS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+ALL = "\n".join((README, *DOCS.values()))
+BLOCKS = list(dict.fromkeys(re.findall(r"^```python\n(.*?)^```$", ALL, re.MULTILINE | re.DOTALL)))
 
 
 def name_of(block):
@@ -45,7 +48,7 @@ def test_a_study_of_ones_own_is_run_resumed_and_refused(tmp_path, capsys):
 
 
 def test_an_extension_takes_20_lines_or_fewer_and_a_study_30():
-    extensions = re.findall(r"^```python\n(.*?)^```$", SECTIONS["Extend it"], re.MULTILINE | re.DOTALL)
+    extensions = re.findall(r"^```python\n(.*?)^```$", DOCS["docs/guides/extend.md"], re.MULTILINE | re.DOTALL)
     assert len(extensions) == 5
     for block in extensions:
         code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
@@ -71,20 +74,22 @@ def test_a_marked_block_is_one_line(name):
 
 
 def test_the_table_of_environments_is_the_registry():
-    rows = re.findall(r"^\| `(AlpacaFarm-\w+-v0)` \| (\w+)", SECTIONS["Environments"], re.MULTILINE)
+    rows = re.findall(r"^\| `(AlpacaFarm-\w+-v0)` \| (\w+)", README, re.MULTILINE)
     assert tuple(name for name, _ in rows) == IDS
     assert {name: gym.spec(name).kwargs["split"] for name in IDS} == dict(rows)
 
 
 def test_every_command_exists():
-    modules = set(re.findall(r"python -m ([\w.]+)", README))
+    modules = set(re.findall(r"python -m ([\w.]+)", ALL))
     assert len(modules) >= 12
     for module in modules:
         assert importlib.util.find_spec(module if module != "alpacafarm_env" else "alpacafarm_env.__main__"), module
 
 
 def test_the_tree_names_what_is_there():
-    tree = re.search(r"^```\n(alpacafarm_env/.*?)^```$", SECTIONS["The house"], re.MULTILINE | re.DOTALL)[1]
+    tree = re.search(
+        r"^```\n(alpacafarm_env/.*?)^```$", DOCS["docs/explanation/architecture.md"], re.MULTILINE | re.DOTALL
+    )[1]
     parent = ""
     for line in tree.splitlines():
         indent, folder, words = re.fullmatch(r"( *)([\w/]+)/ +(.*)", line).groups()
@@ -96,5 +101,18 @@ def test_the_tree_names_what_is_there():
 
 
 def test_every_link_to_a_file_leads_somewhere():
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+    for page, text in {"README.md": README, **DOCS}.items():
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text):
+            assert ((ROOT / page).parent / target).exists(), (page, target)
+
+
+def test_the_readme_is_one_screen():
+    assert len(README.encode()) <= 6144
+
+
+def test_every_agent_has_a_page():
+    told = " ".join(text for page, text in DOCS.items() if page.startswith("docs/agents/"))
+    trained = {name for name in agents.__all__ if f"{name}Config" in agents.__all__}
+    modules = {name: importlib.import_module(f"alpacafarm_env.agents.{agents._MODULES[name]}") for name in trained}
+    pages = set(re.findall(r"^::: alpacafarm_env\.agents\.(\w+)", told, re.MULTILINE))
+    assert {module.__name__.rsplit(".", 1)[1] for module in modules.values()} - {"policy_agent"} <= pages

@@ -44,7 +44,7 @@ class AnnotatorPool(ServedPool):
     """Asks a served model for each verdict: 0 or 1, or between for prompts that read the answers' probabilities.
 
     Args:
-        pool, models: See `ServedPool`.
+        pool: See `ServedPool`; so for `models`.
         order: "random" draws which response is shown first; "as_given" shows `a` first (for `BothOrders`).
         compat: "alpacafarm" draws annotators and orders as the released code does.
         served: The server, the ledger and its limits, see `ServedPool`.

@@ -142,8 +142,9 @@ class ScoreServer(Scoring):
     """`Scoring` behind HTTP in this process, on threads of its own; a context manager.
 
     Args:
-        oracle, special_tokens: As of `Scoring`.
-        host, port, allow_remote: As of `JudgeServer`.
+        oracle: As of `Scoring`.
+        special_tokens: As of `Scoring`.
+        host: As of `JudgeServer`, and so are `port` and `allow_remote`.
     """
 
     def __init__(

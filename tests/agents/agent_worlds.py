@@ -147,7 +147,7 @@ def gradients(
 
 
 PREFERENCES = TinyDataset().preferences()
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "extend.md"
 
 
 def _small(agent: Any, config: Any, data: Any, policy: Path, out: Path | None = None, *, seed: int = 0, **changes: Any):
@@ -181,13 +181,11 @@ def _best_of_n(policy: Path, *, seed: int = 0) -> BestOfN:
 
 
 def _reinforce(policy: Path, *, seed: int = 0) -> Any:
-    """README's agent of one's own."""
-    block = re.search(
-        r"^```python\n((?:(?!^```).*\n)*class Reinforce(?:.*\n)*?)^```$", README.read_text(), re.MULTILINE
-    )
+    """The guide's agent of one's own."""
+    block = re.search(r"^```python\n((?:(?!^```).*\n)*class Reinforce(?:.*\n)*?)^```$", GUIDE.read_text(), re.MULTILINE)
     assert block is not None
     names: dict[str, Any] = {"__name__": "reinforce"}
-    exec(compile(block[1], "README.md", "exec"), names)
+    exec(compile(block[1], "extend.md", "exec"), names)
     return names["Reinforce"](make_env(), load_policy(policy), seed=seed, num_steps=4)
 
 

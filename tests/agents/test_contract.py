@@ -1,4 +1,4 @@
-"""The promises of every agent, README's agent of one's own among them.
+"""The promises of every agent, the guide's agent of one's own among them.
 
 A trained agent's `updates` end after at least four steps, and its checkpoints are written every second one.
 """

@@ -20,7 +20,7 @@ from alpacafarm_env.benchmarks.methods.runs import COLUMNS, answer
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "extend.md"
 OWN = """from alpacafarm_env.benchmarks.methods.methods import Method, make_sft
 METHOD = Method({name!r}, "Mine", make_sft, "nothing")
 """
@@ -158,7 +158,7 @@ def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_
 
 
 def test_the_readmes_agent_is_ranked(tmp_path, capsys, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "METHOD = Method(" in block]
     (tmp_path / "reinforce.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,0 +1,61 @@
+"""For mkdocs: where the API is read from, and the page of all commands.
+
+The mapping of setup.cfg (alpacafarm_env.agents = agents ...) is not seen in a checkout, so mkdocstrings reads a
+throw-away tree of links that has the installed shape.
+"""
+
+import io
+import os
+import sys
+import tempfile
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = (
+    *("win_rate_curve", "method_ranking", "train", "throughput", "leaderboard", "reward_model_accuracy", "ratings"),
+    *("annotators", "overoptimization", "protocol", "recorded_surrogate", "build_sandbox"),
+)
+COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "serve", "judge-server")
+
+
+@event_priority(100)  # before mkdocstrings reads its configuration
+def on_config(config: Any) -> Any:
+    """Makes the tree, and has mkdocstrings read it."""
+    tree = Path(tempfile.mkdtemp(prefix="alpacafarm-docs-")) / "alpacafarm_env"
+    tree.mkdir()
+    for each in (*(ROOT / "alpacafarm_env").iterdir(), *(ROOT / name for name in ("agents", "wrappers", "benchmarks"))):
+        (tree / each.name).symlink_to(each)
+    config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = [str(tree.parent)]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Adds what `--help` prints to the page of the command line."""
+    if page.file.src_uri != "reference/command_line.md":
+        return markdown
+    sys.path.insert(0, str(ROOT))
+    os.environ["COLUMNS"] = "110"
+    told = [("python -m alpacafarm_env " + name, _help("alpacafarm_env.__main__", name)) for name in COMMANDS]
+    told += [(f"python -m alpacafarm_env.benchmarks.{name}", _help(_main_of(name))) for name in STUDIES]
+    return markdown + "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in told)
+
+
+def _main_of(study: str) -> str:
+    command = ROOT / "benchmarks" / study / "command.py"
+    return f"alpacafarm_env.benchmarks.{study}" + (".command" if command.is_file() else "")
+
+
+def _help(module: str, *args: str) -> str:
+    printed, given = io.StringIO(), sys.argv
+    sys.argv = [module, *args, "--help"]
+    try:
+        with redirect_stdout(printed), suppress(SystemExit):
+            import_module(module).main()
+    finally:
+        sys.argv = given
+    return printed.getvalue().strip()
