@@ -18,7 +18,7 @@ from mkdocs.plugins import event_priority
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = (
     *("win_rate_curve", "method_ranking", "train", "throughput", "leaderboard", "reward_model_accuracy", "ratings"),
-    *("annotators", "overoptimization", "protocol", "recorded_surrogate", "build_sandbox"),
+    *("self_rewarding", "annotators", "overoptimization", "protocol", "recorded_surrogate", "build_sandbox"),
 )
 COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "serve", "judge-server")
 
