@@ -9,8 +9,8 @@ and appendix B, whose numbers are `QuarkConfig.paper()`. One step:
    vocabulary.
 
 `best_quantile_only=False` is Lu et al.'s own form: all quantiles are trained on, each behind a control token
-`<reward_k>` in front of the prompt (0 is the best), and the policy samples and answers behind `<reward_0>`. The reference
-reads no such token, and the KL is over the vocabulary without them.
+`<reward_k>` in front of the prompt (0 is the best), and the policy samples and answers behind `<reward_0>`. The
+reference reads no such token, and the KL is over the vocabulary without them.
 
 Deviations from AlpacaFarm's released code:
 
