@@ -1,6 +1,6 @@
 """Every wrapper of Gymnasium's and of ours over every id, single and batched: does it work, and if not, what is said?
 
-    python tests/wrappers/matrix.py > docs/wrappers_matrix.md
+    python tests/wrappers/matrix.py > docs/wrappers/matrix.md
 
 prints the page, with the package installed and, beside it, what some of Gymnasium's wrappers need:
 `pip install array-api-compat jax moviepy opencv-python-headless pygame`.

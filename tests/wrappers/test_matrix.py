@@ -10,7 +10,7 @@ from packaging.version import Version
 from alpacafarm_env import wrappers
 from alpacafarm_env.envs.registration import IDS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wrappers_matrix.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wrappers" / "matrix.md").read_text(encoding="utf-8")
 NAMES = [(form, name) for form, cases in matrix.CASES.items() for name in (*cases, *matrix.OURS)]
 # Gymnasium's batched form does not look at the space, and numpy fails on texts and dictionaries.
 FAILS = {("batched", "NormalizeObservation")}
