@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -152,10 +152,11 @@ def run_seed(plan: Plan, on_progress: ProgressFn) -> list[Row]:
     return rows
 
 
-def rounds_by(judge: str, world: World, start: Path) -> Sequence[Row]:
-    """A row for each round of one judge, from the policy in a folder; agreements are those of the judge in the round.
+def rounds_by(judge: str, world: World, start: Path) -> Iterator[Row]:
+    """Rounds rated by one judge, from the policy in a folder.
 
-    `agreement` is on the round's own samples.
+    Yields:
+        A row for each, after its DPO. Agreements are those of the judge in the round; `agreement` is on its samples.
     """
     plan, policy = world.plan, LanguageModel.from_pretrained(start)
     makers: dict[str, Callable[[], RewardOracle]] = {
@@ -163,26 +164,23 @@ def rounds_by(judge: str, world: World, start: Path) -> Sequence[Row]:
         "frozen": lambda: PolicyRating(start),
         "raters": lambda: world.raters,
     }
-    oracle, rows = makers[judge](), []
+    oracle = makers[judge]()
     fixed = world.agreement_fixed(oracle)
     asked = world.data.instructions("unlabeled")
     for found in self_rewarding(policy, asked, oracle, config=plan.rounds, seed=plan.seed):
         samples = found.samples
         flat = [(x, y) for x, texts in zip(samples.instructions, samples.responses, strict=True) for y in texts]
         gold = world.gold.score(*map(list, zip(*flat, strict=True))).reshape(samples.rewards.shape)
-        rows.append(
-            {
-                "round": found.number,
-                **world.evaluate(policy),
-                "agreement": agreement(samples.rewards, gold),
-                "agreement_fixed": fixed,
-                "num_pairs": len(found.preferences),
-                "num_unrated": int(np.isnan(samples.rewards).sum()),
-            }
-        )
+        yield {
+            "round": found.number,
+            **world.evaluate(policy),
+            "agreement": agreement(samples.rewards, gold),
+            "agreement_fixed": fixed,
+            "num_pairs": len(found.preferences),
+            "num_unrated": int(np.isnan(samples.rewards).sum()),
+        }
         if judge == "self":  # of the judge in the next round; the others stay as they are
             fixed = world.agreement_fixed(oracle)
-    return rows
 
 
 def agreement(scores: Scores, gold: Scores) -> float:
