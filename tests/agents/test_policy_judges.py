@@ -105,7 +105,7 @@ def test_replies_are_keyed_on_the_pair_and_long_prompts_have_no_verdict(reader, 
 
     def replies(seed, *numbers):
         rows = ([column[n] for n in numbers] for column in ROWS)
-        return PolicyPool(pool, reader, seed=seed).judge(*rows).details["unscored_reason"].tolist()
+        return PolicyPool(pool, reader, seed=seed, in_order=True).judge(*rows).details["unscored_reason"].tolist()
 
     assert replies(1, 0, 1) == replies(1, 0) + replies(1, 1) != replies(2, 0, 1)
     short = PolicyPool("eval", llama).judge(*ROWS)

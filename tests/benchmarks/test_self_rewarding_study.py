@@ -8,7 +8,7 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.agents.sft import FineTuningConfig
-from alpacafarm_env.benchmarks.harness.estimates import frame_of
+from alpacafarm_env.benchmarks.harness.estimates import Estimate, frame_of
 from alpacafarm_env.benchmarks.self_rewarding import command, runs
 from alpacafarm_env.benchmarks.self_rewarding.command import SelfRewardingOptions, run, summary
 from alpacafarm_env.benchmarks.self_rewarding.runs import COLUMNS, JUDGES, Plan, agreement
@@ -59,3 +59,26 @@ def test_a_tiny_run_writes_a_row_for_each_policy(tmp_path, monkeypatch, capsys):
 def test_options_that_mean_nothing_are_refused(bad):
     with pytest.raises(ValueError, match=f"--{next(iter(bad))}"):
         SelfRewardingOptions(**bad)
+
+
+def assert_claims(rows):
+    """Measured, three seeds: gold +0.64 (0.03); agreement on fixed pairs -0.1 (0.1) points, on samples -6.8 (0.8)."""
+
+    def of(policy, judge, measure):
+        return np.array([float(row[measure]) for row in rows if (row["policy"], row["judge"]) == (policy, judge)])
+
+    def change(measure, start, judge=""):
+        return Estimate.of(of("M4", "self", measure) - of(start, judge, measure))
+
+    gain = change("gold", "M1")
+    assert gain.mean > max(0.3, 3 * gain.standard_error)
+    assert abs(change("agreement_fixed", "M2", "self").mean) < 0.03  # what it learns makes it no better a judge
+    assert change("agreement", "M2", "self").mean < -0.02  # of ever better responses
+    ahead = change("gold", "M4", "frozen")
+    assert abs(ahead.mean) < 0.2  # nor do rounds gain by its being no longer the first
+
+
+@pytest.mark.slow
+def test_rounds_on_its_own_ratings_raise_gold_and_make_no_better_judge(tmp_path, capsys):
+    assert run(SelfRewardingOptions(out=tmp_path)) == 0
+    assert_claims(rows_of(tmp_path))
