@@ -27,6 +27,7 @@ class RatingModeling(RewardModeling):
         validation: Held-out preferences, evaluated while training.
 
     Raises:
+        TypeError: There are other records than ratings.
         ValueError: The ratings are all alike.
     """
 
@@ -42,11 +43,13 @@ class RatingModeling(RewardModeling):
         config: RewardModelingConfig | None = None,
         **options: Any,
     ) -> None:
+        records: Sequence[Any] = ratings
+        if wrong := [each for each in records if not isinstance(each, Rating)]:
+            raise TypeError(f"RatingModeling learns from records of Rating, got a {type(wrong[0]).__name__}.")
         values = np.array([rating.rating for rating in ratings], np.float64)
         if len(values) and not values.std():
             raise ValueError(f"Expected ratings that differ, got {len(values)} of {values[0]:.0f}.")
         targets = (values - values.mean()) / values.std() if len(values) else values
-        records: Sequence[Any] = ratings
         super().__init__(init, records, targets=targets.tolist(), validation=validation, config=config, **options)
 
     def _texts(self, ratings: Sequence[Rating]) -> list[Texts]:

@@ -186,12 +186,11 @@ class FeedME(SFT):
     those of SFT.
 
     Args:
-        ratings: Rated responses; those below `least` are not used, and one that is rated so twice counts twice.
-        least: The lowest rating to train on, 1 to 7.
+        ratings: Rated responses; those below 7 are not used, and one that is rated so twice counts twice.
         seed: Decides the order of the responses.
 
     Raises:
-        ValueError: No response is rated so high.
+        ValueError: No response is rated 7.
     """
 
     label: ClassVar[str] = "FeedME"
@@ -201,19 +200,14 @@ class FeedME(SFT):
         policy: LanguageModel | str | Path,
         ratings: Sequence[Rating],
         *,
-        least: int = RATINGS[-1],
         config: SFTConfig | None = None,
         seed: int = 0,
         out: str | Path | None = None,
         resume: Resume = "auto",
     ) -> None:
-        best = [Demonstration(each.instruction, each.response) for each in ratings if each.rating >= least]
+        best = [Demonstration(each.instruction, each.response) for each in ratings if each.rating == RATINGS[-1]]
         if not best:
-            highest = max((each.rating for each in ratings), default=None)
-            raise ValueError(
-                f"FeedME: expected ratings of {least} or more among {len(ratings)}, the highest is {highest}. "
-                "Give a lower `least`, or more ratings."
-            )
+            raise ValueError(f"FeedME needs at least one rating of {RATINGS[-1]}, got none among {len(ratings)}.")
         super().__init__(policy, best, config=config, seed=seed, out=out, resume=resume)
 
 

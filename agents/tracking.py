@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
 from ..errors import TrackerError, did_you_mean
@@ -36,6 +37,8 @@ def following(
     Trackers are of the main process, and end with the run, however it ends. The callback is called on every process,
     and stops all if it stops one.
     """
+    if not (callback is None or callable(callback)):
+        raise TypeError(f"callback: expected a function of a step's metrics, or None, got {callback!r}.")
     started = [each for each in _found(trackers, out) if processes.is_main]
     asked = callback is not None or bool(trackers)
 
@@ -43,7 +46,8 @@ def following(
         values = {name: value for name, value in metrics.items() if name != "step"}
         for tracker in started:
             tracker.log(values, step=int(metrics["step"]))
-        return callback is None or callback(dict(metrics)) is not False
+        answer = None if callback is None else callback(dict(metrics))
+        return not isinstance(answer, bool | np.bool_) or bool(answer)
 
     def tell_all(metrics: Mapping[str, float]) -> bool:
         return not asked or all(processes.gather(processes.together(lambda: tell(metrics))))

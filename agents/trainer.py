@@ -34,6 +34,7 @@ class Trainer:
                 are given the config, the seed and each step's metrics. TensorBoard is written into `out` anyway.
 
         Raises:
+            TypeError: `callback` cannot be called.
             TrackerError: A tracker's package is not installed, or it needs an `out`; nothing has been trained then.
             UnknownNameError: There is no such tracker.
         """

@@ -105,7 +105,7 @@ class Rating:
     rating: int
 
     def __post_init__(self) -> None:
-        if self.rating not in RATINGS:
+        if isinstance(self.rating, bool) or self.rating not in RATINGS:
             raise ValueError(f"Expected a whole rating from 1 (worst) to 7 (best), got {self.rating!r}.")
 
 

@@ -86,18 +86,17 @@ def test_every_command_exists():
         assert importlib.util.find_spec(module if module != "alpacafarm_env" else "alpacafarm_env.__main__"), module
 
 
-def test_the_tree_names_what_is_there():
-    tree = re.search(
-        r"^```\n(alpacafarm_env/.*?)^```$", DOCS["docs/explanation/architecture.md"], re.MULTILINE | re.DOTALL
-    )[1]
-    parent = ""
+def test_the_tree_is_that_of_the_packages():
+    page = DOCS["docs/explanation/architecture.md"]
+    tree = re.search(r"^```\n(alpacafarm_env/.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    path, found = [], set()
     for line in tree.splitlines():
-        indent, folder, words = re.fullmatch(r"( *)([\w/]+)/ +(.*)", line).groups()
-        parent = parent if indent else folder
-        path = ROOT / (parent if indent else "") / folder
-        assert path.is_dir()
-        for name in re.findall(r"\w+\.py", words):
-            assert (path / name).is_file(), path / name
+        indent, folder = re.match(r"( *)(\w+)/ ", line).groups()
+        path = [*path[: len(indent) // 2], folder]
+        found.add("/".join(path))
+    packages = {each.parent.relative_to(ROOT).as_posix() for each in ROOT.glob("*/**/__init__.py")}
+    studies = {each for each in packages if (ROOT / each / "command.py").exists() and each.startswith("benchmarks/")}
+    assert found - {"tests"} == packages - studies
 
 
 def test_every_link_to_a_file_leads_somewhere():

@@ -2,7 +2,19 @@
 
 from .dataset import Dataset, FolderDataset, RowDataset
 from .load import HubDataset, load_dataset
+from .ratings import read_critiques, read_ratings, write_ratings
 from .recorded import RecordedDataset
 from .schema import Fault
 
-__all__ = ["Dataset", "Fault", "FolderDataset", "HubDataset", "RecordedDataset", "RowDataset", "load_dataset"]
+__all__ = [
+    "Dataset",
+    "Fault",
+    "FolderDataset",
+    "HubDataset",
+    "RecordedDataset",
+    "RowDataset",
+    "load_dataset",
+    "read_critiques",
+    "read_ratings",
+    "write_ratings",
+]

@@ -11,13 +11,14 @@ Further fields, such as `annotator`, are let be.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..instructions import RATINGS, Critique, Instruction, Rating
-from .files import read_records
+from .files import read_records, write_atomic
 from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
 
 
@@ -48,19 +49,15 @@ def read_critiques(path: str | PathLike[str]) -> list[Critique]:
     return [Critique(_instruction(row), row["output"], row["critique"]) for row in _rows(path) if row["critique"]]
 
 
-def records_of(ratings: Sequence[Rating], critiques: Sequence[Critique] = ()) -> list[dict[str, Any]]:
-    """The records of a file: each rating's, with the critique of the same response where there is one."""
+def write_ratings(path: str | PathLike[str], ratings: Sequence[Rating], critiques: Sequence[Critique] = ()) -> None:
+    """Writes ratings as JSON Lines, each with the critique of the same response where there is one."""
     said = {(str(each.instruction), each.response): each.critique for each in critiques}
-    return [
-        {
-            "instruction": each.instruction.instruction,
-            "input": each.instruction.input,
-            "output": each.response,
-            "rating": each.rating,
-            **({"critique": said[key]} if (key := (str(each.instruction), each.response)) in said else {}),
-        }
-        for each in ratings
-    ]
+    lines = []
+    for each in ratings:
+        ask, words = each.instruction, said.get((str(each.instruction), each.response))
+        record = {"instruction": ask.instruction, "input": ask.input, "output": each.response, "rating": each.rating}
+        lines.append(json.dumps(record | ({"critique": words} if words else {}), ensure_ascii=False) + "\n")
+    write_atomic(Path(path).expanduser(), "".join(lines))
 
 
 def _rows(path: str | PathLike[str]) -> list[Row]:

@@ -5,6 +5,7 @@ from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
 from .human import HumanJudge, HumanRatings
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
+from .ratings import rated
 from .recorded import Recorded, RecordedJudge
 from .registry import References, make_judge, make_oracle
 from .reward_model import RewardModel
@@ -33,4 +34,5 @@ __all__ = [
     "judge",
     "make_judge",
     "make_oracle",
+    "rated",
 ]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerate.tracking
+import numpy as np
 import pytest
 from agent_worlds import RUNS, files
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,7 +42,7 @@ def test_a_callback_is_given_every_step_and_changes_nothing(policy: Path, tmp_pa
 
 @pytest.mark.parametrize("stop", [1, 4])
 def test_expert_iteration_stops_in_sampling_and_in_fine_tuning(policy: Path, tmp_path: Path, stop: int) -> None:
-    last = expert_iteration(policy, tmp_path).learn(callback=lambda metrics: metrics["step"] < stop)
+    last = expert_iteration(policy, tmp_path).learn(callback=lambda metrics: np.less(metrics["step"], stop))
     assert last["step"] == stop
     assert next(iter(expert_iteration(policy, tmp_path).updates()))["step"] == stop + 1
 
@@ -108,6 +109,8 @@ def test_a_tracker_that_cannot_be_is_told_before_training(
     ):
         with pytest.raises(error, match=fact):
             agent.learn(trackers=trackers)
+    with pytest.raises(TypeError, match="callback.* 5"):
+        agent.learn(callback=5)
     assert agent.step == 0
 
 

@@ -10,10 +10,9 @@ from scipy.stats import kstest, logistic
 
 import alpacafarm_env
 from alpacafarm_env import Critique, Instruction, Rating, sandbox
-from alpacafarm_env.data.ratings import read_critiques, read_ratings, records_of
+from alpacafarm_env.data import read_critiques, read_ratings, write_ratings
 from alpacafarm_env.errors import DataError, UnknownNameError
-from alpacafarm_env.oracles import Constant, OracleError
-from alpacafarm_env.oracles.ratings import rated
+from alpacafarm_env.oracles import Constant, OracleError, rated
 from alpacafarm_env.sandbox.judges import GREEDY, Annotator
 from alpacafarm_env.sandbox.raters import Raters
 
@@ -89,22 +88,23 @@ def test_what_is_no_rating_is_refused(tiny_dataset):
         alpacafarm_env.make_oracle({"rating": "human"}, dataset=tiny_dataset)
     with pytest.raises(DataError, match="sandbox"):
         sandbox.raters("human").score(["What is the capital of France?"], ["Paris."])
-    for rating in (0, 8, 4.5):
+    for rating in (0, 8, 4.5, True):
         with pytest.raises(ValueError, match="1 .*7"):
             Rating(Instruction("Why?"), "Because.", rating)
     assert Critique(Instruction("Why?"), "Because.", "No reason is given.").critique
 
 
 def test_ratings_and_critiques_are_data(responses, tmp_path):
-    asked, texts = (column[:6] for column in responses)
+    asked, texts = (column[:12:2] for column in responses)
     ratings, critiques = rated(sandbox.raters("human"), asked, texts)
-    records = [{**record, "annotator": "Ann"} for record in records_of(ratings, critiques)]
-    (tmp_path / "ratings.json").write_text(json.dumps([*records, {**records[0], "rating": None, "critique": ""}]))
-    assert read_ratings(tmp_path / "ratings.json") == ratings
-    assert read_critiques(tmp_path / "ratings.json") == critiques
-    assert records_of(ratings)[0].keys() == {"instruction", "input", "output", "rating"}
+    write_ratings(tmp_path / "ratings.jsonl", ratings, critiques[1:])
+    assert read_ratings(tmp_path / "ratings.jsonl") == ratings
+    assert read_critiques(tmp_path / "ratings.jsonl") == critiques[1:]
+    first, *_ = map(json.loads, (tmp_path / "ratings.jsonl").read_text().splitlines())
+    (tmp_path / "more.json").write_text(json.dumps([{**first, "annotator": "Ann"}, {**first, "rating": None}]))
+    assert read_ratings(tmp_path / "more.json") == ratings[:1]
     for rating in (0, 8, 2.5, True, "7"):
-        (tmp_path / "faulty.json").write_text(json.dumps([{**records[0], "rating": rating}]))
+        (tmp_path / "faulty.json").write_text(json.dumps([{**first, "rating": rating}]))
         with pytest.raises(DataError, match="record 1 field 'rating'"):
             read_ratings(tmp_path / "faulty.json")
 
