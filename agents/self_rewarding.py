@@ -16,7 +16,7 @@ A round then is, on new instructions:
 Deviations, besides those of `best_of_n`, `dpo` and `policy_rating`:
 
 1. Sampling is from the policy's whole distribution; theirs keeps the top 90 % (top-p 0.9).
-2. They draw new instructions from the model itself, by examples; here they are given.
+2. They have a language model write new instructions, by examples; here they are given.
 """
 
 from collections.abc import Iterator, Sequence
