@@ -100,7 +100,7 @@ def test_probabilities_of_a_letter_are_the_models_own(reader, tokenizer):
 
 def test_replies_are_keyed_on_the_pair_and_long_prompts_have_no_verdict(reader, llama):
     """The reply that is no verdict stands in the reason."""
-    member = AnnotatorConfig(name="one", role="any", prompt="gpt4_4", max_tokens=8)
+    member = AnnotatorConfig(name="one", role="any", prompt="chatgpt_4", max_tokens=4)
     pool = PoolConfig(name="mine", annotators=(member,))
 
     def replies(seed, *numbers):

@@ -38,19 +38,19 @@ def test_the_table_has_means_over_seeds_and_gains_paired_by_seed():
 
 
 def test_a_tiny_run_writes_a_row_for_each_policy(tmp_path, monkeypatch, capsys):
-    tiny = {"num_instructions": 6, "num_ratings": 480, "num_demonstrations": 8, "num_val": 6}
+    tiny = {"num_instructions": 6, "num_ratings": 320, "num_demonstrations": 4, "num_val": 4}
     monkeypatch.setattr(command, "QUICK", tiny)
     monkeypatch.setattr(runs, "NUM_FIXED", 8)
     few = SANDBOX.instructions("unlabeled")[:20]  # their lengths are measured, by each judge's rounds
     monkeypatch.setitem(SANDBOX._instructions, "unlabeled", few)
-    sft = replace(FineTuningConfig.sandbox(), epochs=1, batch_size=8, learning_rate=5e-3)
+    sft = replace(FineTuningConfig.sandbox(), epochs=1, batch_size=8, learning_rate=8e-3)
     monkeypatch.setattr(Plan, "sft", sft)
     assert run(SelfRewardingOptions(out=tmp_path, quick=True, seeds=1, rounds=1)) == 0
     rows = rows_of(tmp_path)
     assert [(row["policy"], row["judge"]) for row in rows] == [("SFT", ""), ("M1", ""), *(("M2", j) for j in JUDGES)]
     own, frozen = rows[2:4]
     assert all(own[name] == frozen[name] for name in COLUMNS if name != "judge")  # in the first round they are one
-    assert {row["num_val"] for row in rows} == {"6"}
+    assert {row["num_val"] for row in rows} == {"4"}
     assert (tmp_path / "gold.png").read_bytes().startswith(b"\x89PNG")
     assert "M2" in capsys.readouterr().out
 
