@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
-from ..oracles.base import NoDeepCopy
+from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
 from ..pretrained import adapter_base, adapter_task, load_model, load_tokenizer, loading_adapters, reading
 from ..templates import PromptTemplate
@@ -38,11 +38,10 @@ from .special_tokens import check_eos, end_ids, settle
 ROLES = ("policy", "reference")
 
 
-class LanguageModel(NoDeepCopy):
+class LanguageModel(NoCopy):
     """A causal language model, or a `PeftModel` of one, with its tokenizer and prompt template.
 
-    It may be an oracle too, so `copy.deepcopy` gives the model itself, as of oracles: the spec of an environment must
-    not copy it. For a copy, save it and load the folder.
+    `copy.deepcopy` copies no weights, and what it gives refuses to be used: for a copy, save it and load the folder.
 
     Args:
         model: Its dropout is set to 0, for good.

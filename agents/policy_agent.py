@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ..instructions import Demonstration, Preference
-from ..oracles.base import NoDeepCopy
+from ..oracles.base import NoCopy
 from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
@@ -39,7 +39,7 @@ def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
     return LanguageModel.from_pretrained(policy, device=default_device())
 
 
-class PolicyActor(NoDeepCopy):
+class PolicyActor(NoCopy):
     """A policy that answers instructions.
 
     Args:

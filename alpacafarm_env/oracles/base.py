@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,31 @@ class NoDeepCopy:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+class NoCopy:
+    """A mixin for policies, which may be in an environment's spec too: its copy holds nothing, and refuses to be used.
+
+    To give the policy itself, as oracles do, would pass it off as a frozen copy.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Uncopied:
+        return Uncopied(type(self).__name__)
+
+
+class Uncopied:
+    """What is there in place of a policy's deep copy."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python's own questions, such as those of pickle
+            raise AttributeError(name)
+        raise TypeError(f"{self._name} is not copied by copy.deepcopy. For a copy, save it and load the folder.")
 
 
 class DetailedOracle(NoDeepCopy):

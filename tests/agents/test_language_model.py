@@ -288,3 +288,10 @@ def test_scores_are_those_of_the_whole_forward_pass(architecture, tokenizer):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.detach(), rollouts.logprobs, atol=1e-5, rtol=0)
     assert seen == [(len(rollouts.tokens), 32)]  # and not the whole [B, L]
+
+
+def test_a_deep_copy_is_refused_when_it_is_used(llama: LanguageModel) -> None:
+    copied = copy.deepcopy(llama)
+    assert copy.deepcopy(copied) is copied
+    with pytest.raises(TypeError, match="LanguageModel .* save it"):
+        copied.generate(["Hi"])
