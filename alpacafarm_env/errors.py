@@ -16,6 +16,14 @@ class DataError(AlpacaFarmError, ValueError):
     """Data that is missing, malformed or inconsistent; the message names the file, the record and the field."""
 
 
+class FieldError(DataError):
+    """A field of a request that is not as expected; `field` is its name."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(f"{field}: {text}.")
+        self.field = field
+
+
 class InvalidResponseError(AlpacaFarmError, ValueError):
     """A response outside the action space: too long, or not encodable as UTF-8."""
 
@@ -103,10 +111,10 @@ def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownName
 
     Example:
         >>> print(did_you_mean("split", "evl", ["sft", "eval"]))
-        Unknown split 'evl'. Did you mean 'eval'? Splits: sft, eval.
+        Unknown split 'evl'. Did you mean 'eval'? There are: sft, eval.
     """
     names = list(options)
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    listing = f" {kind[:1].upper()}{kind[1:]}s: {', '.join(names)}." if names else f" There are no {kind}s."
+    listing = f" There are: {', '.join(names)}." if names else " There is none."
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint}{listing}")

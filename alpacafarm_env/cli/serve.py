@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..arguments import whole_number
-from ..errors import AlpacaFarmError, did_you_mean
+from ..errors import AlpacaFarmError, DataError, did_you_mean
 
 _IDS: Final = "the id of an environment of texts, such as AlpacaFarm-PPO-v0, whose rewards they are"
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         AlpacaFarmError: The id, the data, the oracle, the tokenizer, or the address.
     """
     from ..data.load import load_dataset
-    from ..envs.registration import TEXT_IDS, keywords_of
+    from ..envs.registration import IDS, TEXT_IDS, keywords_of
     from ..judge_server.http import serve
     from ..judge_server.scoring import ScoreServer
     from ..oracles.base import is_paid, judge
@@ -48,8 +48,11 @@ def run(options: argparse.Namespace) -> int:
     from ..pretrained import load_tokenizer
     from .export import read_oracle
 
+    if options.id in IDS and options.id not in TEXT_IDS:
+        text = "expected the id of an environment of texts, as an oracle scores whole responses"
+        raise DataError(f"{options.id}: {text}. There are: {', '.join(TEXT_IDS)}.")
     if options.id not in TEXT_IDS:
-        raise did_you_mean("environment of texts", options.id, TEXT_IDS)
+        raise did_you_mean("id", options.id, TEXT_IDS)
     dataset, defaults = load_dataset(options.dataset), keywords_of(options.id)
     spec = defaults["oracle"] if options.oracle is None else read_oracle(options.oracle)
     oracle = make_oracle(spec, dataset=dataset, seed=options.seed)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastapi import HTTPException
+from gymnasium.error import ResetNeeded
 from openenv.core.env_server import Action, Environment, Observation, State
 from openenv.core.env_server.http_server import create_fastapi_app
 
 from ..data import Dataset
 from ..envs.instruction import InstructionEnv
-from ..errors import AlpacaFarmError, did_you_mean
+from ..envs.scoring import check_options
+from ..errors import DataError, FieldError
 from ..instructions import Instruction
-from ..oracles.base import RewardOracle
+from ..oracles.base import RewardOracle, shorten
 
 MAX_SESSIONS: Final = 256
 """Sessions at once, each a thread."""
@@ -58,12 +59,15 @@ class TextEnvironment(Environment):
         return self.reset(seed, episode_id, **task)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Asked:
-        """The next instruction, or the one asked for."""
-        for name in task:
-            if name not in _TASKS:
-                raise did_you_mean("reset option", name, ("seed", "episode_id", *_TASKS))
+        """The next instruction, or the one asked for; FieldError for a wrong option."""
+        check_options(task, ("seed", "episode_id", *_TASKS))
         split, index, id = (task.get(name) for name in _TASKS)
-        env = self._of(self._split if split is None else split)
+        for name, number in {"seed": seed, "index": index, "instruction_id": id}.items():
+            if number is not None and type(number) is not int:  # nor bool
+                raise FieldError(name, f"expected a whole number, got {shorten(str(number))}")
+        if index is not None and id is not None:
+            raise FieldError("index", "expected it or instruction_id, got both")
+        env = self._of(self._split if split is None else self._checked(split))
         if index is not None:
             id = self._instruction(env.split, index).id
         options = None if id is None else {"instruction_id": id}
@@ -73,7 +77,10 @@ class TextEnvironment(Environment):
 
     def step(self, action: Response, timeout_s: float | None = None, **more: Any) -> Asked:
         """The response's reward, None without a verdict; every step ends the episode."""
-        instruction, reward, scored, _, info = self._env.step(action.response)
+        try:
+            instruction, reward, scored, _, info = self._env.step(action.response)
+        except ResetNeeded as error:
+            raise DataError(f"{error} POST /step knows no session: connect to /ws.") from error
         self._state.step_count += 1
         return self._asked(instruction, info, done=True, reward=reward if scored else None)
 
@@ -91,7 +98,7 @@ class TextEnvironment(Environment):
         return len(self._instructions(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The instruction at a place; IndexError if there is none."""
+        """The instruction at a place; FieldError if there is none."""
         self._instruction(split, index)
         return self.get_task_range(split, index, index + 1)[0]
 
@@ -108,21 +115,23 @@ class TextEnvironment(Environment):
             for place, each in found
         ]
 
+    def _checked(self, split: Any) -> str:
+        if split not in self._dataset.splits:
+            raise FieldError("split", f"expected one of {', '.join(self._dataset.splits)}, got {shorten(str(split))}")
+        return str(split)
+
     def _of(self, split: str) -> InstructionEnv:
         if split not in self._envs:
             self._envs[split] = InstructionEnv(self._dataset, split, self._oracle)
         return self._envs[split]
 
     def _instructions(self, split: str) -> Any:
-        try:
-            return self._dataset.instructions(split)
-        except AlpacaFarmError as error:
-            raise HTTPException(404, str(error)) from error
+        return self._dataset.instructions(self._checked(split))
 
     def _instruction(self, split: str, index: int) -> Instruction:
         if not 0 <= index < len(self._instructions(split)):
             last = len(self._instructions(split)) - 1
-            raise IndexError(f"index: expected 0 to {last} of split {split!r}, got {index}.")
+            raise FieldError("index", f"expected 0 to {last} of split {split!r}, got {index}")
         found: Instruction = self._instructions(split)[index]
         return found
 

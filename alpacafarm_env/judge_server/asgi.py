@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final, Self
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..errors import AlpacaFarmError
 from ..oracles.base import RewardOracle
-from .http import IDLE_S, MAX_BODY, MOST_CONNECTIONS, resolve, url_of
-from .replies import HttpReply, as_error
-from .scoring import HEALTH, SCORE, Scoring
-
-_GRACE_S: Final = 5
+from .http import MAX_BODY, MOST_CONNECTIONS
+from .replies import as_error
+from .running import RunningApp, as_response
+from .scoring import HEALTH, SCORE, Scoring, refused
 
 
 class AppServer(Scoring):
@@ -27,8 +24,9 @@ class AppServer(Scoring):
 
     Args:
         oracle, special_tokens: As of `Scoring`.
-        app: A Starlette or FastAPI application, whose own routes of these paths count no more.
-        host, port, allow_remote: As of `JudgeServer`.
+        app: A Starlette or FastAPI application, whose own routes of these paths count no more. What it raises is
+            answered as `POST /score` answers it.
+        host, port, allow_remote: As of `RunningApp`.
     """
 
     def __init__(
@@ -42,38 +40,33 @@ class AppServer(Scoring):
         allow_remote: bool = False,
     ) -> None:
         super().__init__(oracle, special_tokens)
-        family, address, self.remote = resolve(host, port, allow_remote=allow_remote)
-        self._socket = socket.create_server(address[:2], family=family, backlog=1024)
-        self.url = url_of(self._socket.getsockname()) + SCORE
         app.router.routes[:0] = [Route(SCORE, self._respond, methods=["POST"]), Route(HEALTH, self._respond)]
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=int(IDLE_S),
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-        self._server = uvicorn.Server(config)
-        # On a thread of its own, where uvicorn leaves the process's signals alone.
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
-        self._thread.start()
+        app.add_exception_handler(AlpacaFarmError, _refuse)
+        app.add_exception_handler(Exception, _refuse)
+        self._running = RunningApp(app, host=host, port=port, allow_remote=allow_remote)
+        self.remote = self._running.remote
+        self.url = self._running.url + SCORE
+        # One for each client: those who wait for the oracle are asked for together.
+        self._threads = ThreadPoolExecutor(MOST_CONNECTIONS)
 
     def __enter__(self) -> Self:
+        self._running.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(2 * _GRACE_S)
+        self._running.__exit__()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _respond(self, request: Request) -> Response:
         content = bytearray()
         async for chunk in request.stream():
             content += chunk
             if len(content) > MAX_BODY:
-                return _response(as_error(413, f"expected a body of at most {MAX_BODY} bytes.", "too_large"))
-        answer = partial(self.reply, request.method, request.url.path, bytes(content))
-        return _response(await asyncio.to_thread(answer))
+                return as_response(as_error(413, f"expected a body of at most {MAX_BODY} bytes.", "too_large"))
+        asked = (request.method, request.url.path, bytes(content))
+        loop = asyncio.get_running_loop()
+        return as_response(await loop.run_in_executor(self._threads, self.reply, *asked))
 
 
-def _response(reply: HttpReply) -> Response:
-    return Response(reply.body, reply.status, dict(reply.headers))
+def _refuse(_: Request, error: Exception) -> Response:
+    return as_response(refused(error))

@@ -1,7 +1,6 @@
 """HTTP of the judge server and the score server: connections, keep-alive, and replies that drip, hang or break off."""
 
 import errno
-import ipaddress
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from ..errors import AlpacaFarmError
+from .guard import is_loopback, refusal
 from .replies import HttpReply, as_error
 
 IDLE_S: Final = 30.0
@@ -52,7 +52,7 @@ class Listener(ThreadingMixIn, TCPServer):
         latency_s: float,
         allow_remote: bool,
     ) -> None:
-        self.reply, self.latency_s = reply, latency_s
+        self.reply, self.latency_s, self.allow_remote = reply, latency_s, allow_remote
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -159,7 +159,7 @@ def resolve(host: str, port: int, *, allow_remote: bool) -> tuple[socket.Address
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    remote = not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    remote = not is_loopback(str(address[0]))
     if remote and not allow_remote:
         raise AlpacaFarmError(
             f"expected a host that only this machine can reach, such as 127.0.0.1 or ::1, got {host!r}. There is no "
@@ -188,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         listener.answers(self.connection)
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        reply = listener.reply(self.command, self.path, content, key)
+        sender = self.headers.get("Host"), self.headers.get("Origin")
+        reply = refusal(*sender, allow_remote=listener.allow_remote)
+        reply = reply or listener.reply(self.command, self.path, content, key)
         if listener.latency_s:
             listener.closing.wait(listener.latency_s)
         if reply.manner == "whole":

@@ -12,14 +12,23 @@ Source: OpenRLHF 0.11, `openrlhf/utils/agent.py` (who asks) and `openrlhf/cli/se
 """
 
 import json
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import AlpacaFarmError, DataError
+from ..errors import (
+    AlpacaFarmError,
+    DataError,
+    FieldError,
+    InvalidResponseError,
+    InvalidResponseTypeError,
+    UnknownNameError,
+)
 from ..oracles.base import RewardOracle, judge, rewards_of, shorten
 from ..oracles.batched import MicroBatched
 from ..spaces import MAX_TEXT_LENGTH, find_surrogate
@@ -30,16 +39,12 @@ SCORE: Final = "/score"
 HEALTH: Final = "/health"
 MAX_ROWS: Final = 4096
 """Most rows of a request."""
+MOST_TIMES: Final = 10_000
+"""Most requests of whose times a report tells."""
 _PLAIN: Final = ("instructions", "responses")
+_FAULTS: Final = (DataError, UnknownNameError, InvalidResponseError, InvalidResponseTypeError)
+_LOG: Final = logging.getLogger(__name__)
 _OPENRLHF: Final = ("query", "prompts", "labels")
-
-
-class _FieldError(DataError):
-    """A field of the body that is not as expected."""
-
-    def __init__(self, field: str, text: str) -> None:
-        super().__init__(f"{field}: {text}.")
-        self.field = field
 
 
 class Scoring:
@@ -56,8 +61,8 @@ class Scoring:
         self._special_tokens = None if special_tokens is None else tuple(filter(None, special_tokens))
         self._lock = threading.Lock()
         self._requests = self._refused = self._failed = self._rows = 0
-        self._seconds: list[float] = []  # of the requests since the last report
-        self._calls = 0
+        self._seconds = deque[float](maxlen=MOST_TIMES)  # of the last requests since the last report
+        self._reported = self._calls = 0  # of the last report
 
     def reply(self, method: str, path: str, content: bytes, key: str = "") -> HttpReply:
         """The reply to one HTTP request."""
@@ -69,18 +74,20 @@ class Scoring:
             return as_error(404, text, "not_found")
         start = time.perf_counter()
         try:
-            answer = self._answer(content)
-        except DataError as error:
-            self._refused += 1
-            return as_error(400, str(error), "invalid_request_error", getattr(error, "field", None))
-        except AlpacaFarmError as error:
-            self._failed += 1
-            return as_error(500, str(error), "oracle_error")
+            scored = self._answer(content)
+        except Exception as error:  # noqa: BLE001 -- an oracle may be anybody's
+            answer = refused(error)
+            if not isinstance(error, AlpacaFarmError):
+                _LOG.exception("oracle %r failed", self.oracle.name)
+            with self._lock:
+                self._refused += answer.status < 500
+                self._failed += answer.status >= 500
+            return answer
         with self._lock:
             self._requests += 1
-            self._rows += len(answer["scores"])
+            self._rows += len(scored["scores"])
             self._seconds.append(time.perf_counter() - start)
-        return as_json(answer)
+        return as_json(scored)
 
     def health(self) -> dict[str, Any]:
         """What is served, and how much was asked so far, as plain data."""
@@ -91,13 +98,15 @@ class Scoring:
     def report(self) -> str:
         """One line about the time since the last report."""
         with self._lock:
-            seconds, self._seconds = self._seconds, []
+            seconds = list(self._seconds)
+            self._seconds.clear()
+            requests, self._reported = self._requests - self._reported, self._requests
             calls, self._calls = self.oracle.calls - self._calls, self.oracle.calls
         # Of no request there is no quantile.
         middle, late = 1000 * np.quantile(seconds, (0.5, 0.99)) if seconds else (0.0, 0.0)
         times = f", p50 {middle:.1f} ms, p99 {late:.1f} ms" if seconds else ""
         totals = f"in all {self._requests} requests, {self._rows} rows, {self._refused} refused, {self._failed} failed"
-        return f"{len(seconds)} requests to {SCORE}{times}, {calls} calls of {self.oracle.name}; {totals}"
+        return f"{requests} requests to {SCORE}{times}, {calls} calls of {self.oracle.name}; {totals}"
 
     def _answer(self, content: bytes) -> dict[str, Any]:
         try:
@@ -115,19 +124,19 @@ class Scoring:
     def _answer_openrlhf(self, body: dict[str, Any]) -> dict[str, Any]:
         if self._special_tokens is None:
             text = "OpenRLHF's queries hold special tokens. Start serve with --tokenizer, that of the trained model"
-            raise _FieldError("query", text)
+            raise FieldError("query", text)
         queries, prompts, labels = _columns(body, _OPENRLHF)
         for row, label in enumerate(labels):
             if not label:
                 text = "expected the instruction; train with --data.label_key label on exported prompts"
-                raise _FieldError(f"labels[{row}]", text)
+                raise FieldError(f"labels[{row}]", text)
         responses = [self._response(row, *pair) for row, pair in enumerate(zip(queries, prompts, strict=True))]
         rewards = rewards_of(self.oracle, labels, responses)
         return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 
     def _response(self, row: int, query: str, prompt: str) -> str:
         if not query.startswith(prompt):
-            raise _FieldError(
+            raise FieldError(
                 f"query[{row}]",
                 f"expected a text that begins with its prompt, got {shorten(query)} for {shorten(prompt)}: its "
                 "tokenizer does not decode to what it encoded, or the prompt was cut at the length limit",
@@ -136,6 +145,14 @@ class Scoring:
         while ending := next(filter(response.endswith, self._special_tokens or ()), ""):
             response = response.removesuffix(ending)
         return response
+
+
+def refused(error: Exception) -> HttpReply:
+    """The reply that says why a request has no answer: 400 if that is its own fault, else 500."""
+    if isinstance(error, _FAULTS):
+        return as_error(400, str(error), "invalid_request_error", getattr(error, "field", None))
+    told = str(error) if isinstance(error, AlpacaFarmError) else f"{type(error).__name__}: {error}"
+    return as_error(500, told, "oracle_error")
 
 
 class ScoreServer(Scoring):
@@ -180,23 +197,25 @@ class ScoreServer(Scoring):
 def _columns(body: dict[str, Any], names: Sequence[str]) -> list[list[str]]:
     """The lists of texts of these names, all of one length."""
     for name in names:
-        _check_texts(name, body.get(name))
+        if name not in body:
+            raise FieldError(name, f"expected a list of texts, got a body without it, of {shorten(str(list(body)))}")
+        _check_texts(name, body[name])
         if len(body[name]) != len(body[names[0]]):
-            raise _FieldError(name, f"expected {len(body[names[0]])} texts, as {names[0]} has, got {len(body[name])}")
+            raise FieldError(name, f"expected {len(body[names[0]])} texts, as {names[0]} has, got {len(body[name])}")
     return [body[name] for name in names]
 
 
 def _check_texts(name: str, texts: Any) -> None:
     if not isinstance(texts, list):
-        raise _FieldError(name, f"expected a list of texts, got {shorten(str(texts))}")
+        raise FieldError(name, f"expected a list of texts, got {shorten(str(texts))}")
     if len(texts) > MAX_ROWS:
-        raise _FieldError(name, f"expected at most {MAX_ROWS} texts, got {len(texts)}; ask in several requests")
+        raise FieldError(name, f"expected at most {MAX_ROWS} texts, got {len(texts)}; ask in several requests")
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise _FieldError(f"{name}[{row}]", f"expected a text, got {shorten(str(text))}")
+            raise FieldError(f"{name}[{row}]", f"expected a text, got {shorten(str(text))}")
         if len(text) > MAX_TEXT_LENGTH:
-            raise _FieldError(f"{name}[{row}]", f"expected at most {MAX_TEXT_LENGTH} code points, got {len(text)}")
+            raise FieldError(f"{name}[{row}]", f"expected at most {MAX_TEXT_LENGTH} code points, got {len(text)}")
         if find_surrogate(text) >= 0:
-            raise _FieldError(
+            raise FieldError(
                 f"{name}[{row}]", f"expected text that UTF-8 can write, got {text[find_surrogate(text)]!r}"
             )

@@ -16,7 +16,8 @@ class MicroBatched(DetailedOracle):
     """Asks another oracle, never twice at once: whoever comes during a call is part of the next one.
 
     The first to come waits for as many others as were asked for last, at most `wait_s`: one thread alone does not
-    wait. If a call for several fails, each is asked for alone, so that nobody fails by another's texts.
+    wait. If a call for several fails, each is asked for alone, so that nobody fails by another's texts; but if the
+    first and the last fail by the same error as all did, it is the oracle that fails, and the others get it too.
 
     There is no thread of its own: those who ask take turns to ask for all.
 
@@ -46,15 +47,15 @@ class MicroBatched(DetailedOracle):
         try:
             if not leads:
                 mine.turn.wait()
-            if not mine.done:
+            if mine.answer is None:
                 self._lead()
         except BaseException:
             self._leave(mine, leads or mine.turn.is_set())
             raise
-        if mine.error is not None:
-            raise mine.error
-        assert mine.verdicts is not None
-        return mine.verdicts
+        assert mine.answer is not None
+        if isinstance(mine.answer, Exception):
+            raise mine.answer
+        return mine.answer
 
     def _lead(self) -> None:
         """Asks for the first who wait, then hands over to the first of the others."""
@@ -62,9 +63,11 @@ class MicroBatched(DetailedOracle):
         try:
             taken = self._take()
             self._ask(taken)
-        finally:
+        except BaseException as error:
             for asked in taken:
-                asked.turn.set()
+                asked.end(OracleError(f"A call of oracle {self.name!r} was ended by {type(error).__name__}."))
+            raise
+        finally:
             self._last = len(taken)
             self._hand_over()
 
@@ -99,37 +102,56 @@ class MicroBatched(DetailedOracle):
         return len(self._waiting) >= self._last or sum(asked.rows for asked in self._waiting) >= self.max_rows
 
     def _ask(self, taken: Sequence[_Asked]) -> None:
+        """Answers each, as soon as that can be done."""
+        failed = self._try(taken)
+        if failed is None:
+            return
+        if len(taken) == 1:
+            taken[0].end(failed)
+            return
+        # Not the first two: neighbours may well ask about one instruction.
+        alone = [self._alone(taken[0]), self._alone(taken[-1])]
+        down = all(repr(error) == repr(failed) for error in alone)
+        for asked in taken[1:-1]:
+            if down:
+                asked.end(failed)
+            else:
+                self._alone(asked)
+
+    def _alone(self, asked: _Asked) -> Exception | None:
+        error = self._try([asked])
+        if error is not None:
+            asked.end(error)
+        return error
+
+    def _try(self, taken: Sequence[_Asked]) -> Exception | None:
+        """Asks once for all of them; the error if that fails, which they are not told yet."""
         self.calls += 1
         try:
             instructions, responses = ([text for asked in taken for text in asked.batch[side]] for side in (0, 1))
             verdicts, start = judge(self.oracle, instructions, responses), 0
-            for asked in taken:
-                part = slice(start, start + asked.rows)
-                details = {key: values[part] for key, values in verdicts.details.items()}
-                asked.verdicts, start = Verdicts(verdicts.scores[part], details), part.stop
-        except Exception as error:  # noqa: BLE001 -- raised again by the thread that asked
-            if len(taken) == 1:
-                taken[0].error = error
-            else:
-                for asked in taken:
-                    self._ask([asked])
-        except BaseException as error:
-            for asked in taken:
-                asked.error = OracleError(f"A call of oracle {self.name!r} was ended by {type(error).__name__}.")
-            raise
+        except Exception as error:  # noqa: BLE001 -- raised again by the threads that asked
+            return error
+        for asked in taken:
+            part = slice(start, start + asked.rows)
+            details = {key: values[part] for key, values in verdicts.details.items()}
+            asked.end(Verdicts(verdicts.scores[part], details))
+            start = part.stop
+        return None
 
 
 class _Asked:
-    """What one thread asks, and the answer; `turn` is set when it is answered or may ask."""
+    """What one thread asks, and the answer or error; `turn` is set when it has that or may ask."""
 
     def __init__(self, instructions: Sequence[str], responses: Sequence[str]) -> None:
         if len(instructions) != len(responses):
             raise ValueError(f"Expected as many instructions as responses, got {len(instructions)}, {len(responses)}.")
         self.batch, self.rows = (tuple(instructions), tuple(responses)), len(responses)
-        self.verdicts: Verdicts | None = None
-        self.error: BaseException | None = None
+        self.answer: Verdicts | Exception | None = None
         self.turn = threading.Event()
 
-    @property
-    def done(self) -> bool:
-        return self.verdicts is not None or self.error is not None
+    def end(self, answer: Verdicts | Exception) -> None:
+        """Gives the answer, unless there is one."""
+        if self.answer is None:
+            self.answer = answer
+            self.turn.set()

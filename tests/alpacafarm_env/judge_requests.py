@@ -70,6 +70,32 @@ def post(connection, path, body, key="sk-client"):
     return reply.status, reply.headers, json.loads(reply.read())
 
 
+def has_ended(connection, within=5.0):
+    """Whether the server ends a connection, whatever it sends before."""
+    connection.settimeout(within)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def opened(server, sent=b""):
+    """A socket of its own on which something was sent."""
+    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=10)
+    connection.sendall(sent)
+    return closing(connection)
+
+
+def drip(connection):
+    for _ in range(200):
+        time.sleep(0.05)
+        connection.sendall(b"x")
+
+
 def text_of(content):
     choice = content["choices"][0]
     return choice["text"] if "text" in choice else choice["message"]["content"]
@@ -91,7 +117,8 @@ class Wire:
 def send(server, path, body, key="sk-client", timeout=10):
     """A request on a socket of its own, which is open; the reply is not read."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(content)}\r\n\r\n"
+    lines = ("Host: localhost", f"Authorization: Bearer {key}", f"Content-Length: {len(content)}")
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
     connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=timeout)
     connection.sendall(head.encode() + content)
     return connection

@@ -215,7 +215,7 @@ def test_what_is_refused_is_shown_beside_what_is_expected(read, texts, expected)
         ("evl", (name for name in ("sft", "eval")), ("mean 'eval'", "sft, eval")),
         (3, ["gold"], ("3.", "gold")),
         (("gold",), ["gold"], ("('gold',)",)),
-        ("eval", [], ("no splits",)),
+        ("eval", [], ("'eval'",)),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_closest_and_all(name, options, parts):

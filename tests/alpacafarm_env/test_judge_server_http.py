@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
-from judge_requests import LOOK_UP, connect, exchange, make_body, pairs, port_of, post, send
+from judge_requests import LOOK_UP, connect, drip, exchange, has_ended, make_body, opened, pairs, port_of, post, send
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.judge_server import http as listener
@@ -19,25 +19,6 @@ IDLE_S = 0.3
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setattr(listener, "IDLE_S", IDLE_S)
-
-
-def has_ended(connection, within=5.0):
-    """Whether the server ends a connection, whatever it sends before."""
-    connection.settimeout(within)
-    try:
-        while connection.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        pass
-    return True
-
-
-def opened(server, sent=b""):
-    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=10)
-    connection.sendall(sent)
-    return closing(connection)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1"])
@@ -79,12 +60,6 @@ def test_a_connection_without_a_whole_request_is_ended(short, sent):
         start = time.monotonic()
         assert has_ended(connection)
         assert time.monotonic() - start > IDLE_S / 2
-
-
-def drip(connection):
-    for _ in range(200):
-        time.sleep(0.05)
-        connection.sendall(b"x")
 
 
 def test_dripping_bytes_gain_no_time(short):

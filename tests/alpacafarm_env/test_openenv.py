@@ -89,7 +89,49 @@ def test_tasks_are_listed(server):
     assert get(f"{base}/task", {"split": "eval", "index": 3}) == (200, {"task": task})
     assert get(f"{base}/task_range", {"split": "eval", "start": 3, "stop": 4}) == (200, {"tasks": [task]})
     assert [get(f"{base}/task", {"split": "eval", "index": place})[0] for place in (-1, len(asked))] == [400, 400]
-    assert get(f"{base}/num_tasks", {"split": "evil"})[0] == 404
+    assert get(f"{base}/num_tasks", {"split": "evil"})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"split": "nope"}, "split"),
+        ({"split": ["a"]}, "split"),
+        ({"index": "x"}, "index"),
+        ({"index": True}, "index"),
+        ({"index": 10**9}, "index"),
+        ({"instruction_id": 99999999}, "instruction_id"),
+        ({"instruction_id": [1]}, "instruction_id"),
+        ({"index": 1, "instruction_id": 5}, "index"),
+        ({"instruction": 5}, "instruction"),
+    ],
+)
+def test_a_wrong_field_is_named_whichever_way_it_comes(server, body, field):
+    status, told = get(f"{server.base}/reset", body)
+    assert status == 400
+    assert field in told["error"]["message"]
+    with openenv.GenericEnvClient(base_url=server.base).sync() as env, pytest.raises(RuntimeError, match=field):
+        env.reset(**body)
+
+
+def test_errors_of_the_server_are_told_as_json(server, monkeypatch):
+    assert get(f"{server.base}/step", {"action": {"response": "a"}})[0] == 400  # a session is needed
+    monkeypatch.setattr(sandbox.SANDBOX.__class__, "instructions", lambda *_: 1 / 0)
+    status, told = get(f"{server.base}/{NAME}/num_tasks", {"split": "eval"})
+    assert (status, told["error"]["code"]) == (500, "oracle_error")
+
+
+def test_pages_of_other_sites_reach_no_session(server):
+    with pytest.raises(Exception, match="403"):  # of websockets
+        asyncio.run(dial(server.base, Origin="http://evil.com"))
+    asyncio.run(dial(server.base, Origin="http://localhost:1"))
+
+
+async def dial(base, **headers):
+    from websockets.asyncio.client import connect
+
+    async with connect(f"ws{base.removeprefix('http')}/ws", additional_headers=headers):
+        pass
 
 
 def test_scores_and_health_are_on_the_same_port(server):

@@ -25,6 +25,8 @@ class Gate:
         assert self.gate.wait(10)
         if "bad" in responses:
             raise ValueError("bad")
+        if responses[0] == "down":
+            raise ConnectionError("down")
         if "stop" in responses:
             raise KeyboardInterrupt
         return Verdicts(np.array([len(text) for text in responses], float), {"first": np.array([*responses])})
@@ -40,7 +42,7 @@ def ask_while_busy(oracle, batches, **options):
     def ask(batch):
         try:
             return judge(batched, ["i"] * len(batch), batch)
-        except (ValueError, KeyboardInterrupt) as error:
+        except (ValueError, OSError, KeyboardInterrupt) as error:
             return error
 
     with ThreadPoolExecutor(len(batches)) as threads:
@@ -77,6 +79,40 @@ def test_nobody_fails_by_another_s_texts():
     _, found = ask_while_busy(Gate(closed=True), [["a"], ["bb"], ["bad"], ["dddd"]])
     assert [each.scores.tolist() for each in (*found[:2], found[3])] == [[1], [2], [4]]
     assert isinstance(found[2], ValueError)
+
+
+def test_nobody_fails_by_neighbours_that_fail_alike():
+    _, found = ask_while_busy(Gate(closed=True), [["a"], ["bad"], ["bad"], ["bb"], ["ccc"]])
+    assert [each.scores.tolist() for each in found[3:]] == [[2], [3]]
+
+
+def test_an_oracle_that_fails_for_all_is_not_asked_by_one_after_another():
+    batched, found = ask_while_busy(Gate(closed=True), [["down"]] * 9)
+    assert [type(each) for each in found] == [ConnectionError] * 9
+    assert batched.calls == 4  # the first; for all others, the first and the last of them
+    assert judge(batched, ["i"], ["aa"]).scores.tolist() == [2]
+
+
+def test_after_a_failure_each_has_the_answer_as_soon_as_it_is_there():
+    class Waits(Gate):
+        def judge(self, instructions, responses):
+            if responses == ("bad",):
+                assert answered.wait(10)
+            return super().judge(instructions, responses)
+
+    def ask(text):
+        judge(batched, ["i"], [text])
+        answered.set()
+
+    answered, batched = threading.Event(), MicroBatched(Waits(), wait_s=5.0)
+    batched._last = 3
+    with ThreadPoolExecutor(3) as threads:
+        asks = []
+        for text in ("a", "bad", "c"):
+            asks.append(threads.submit(ask, text))
+            while len(batched._waiting) < len(asks) < 3:
+                pass
+        assert [type(each.exception(20)) for each in asks] == [type(None), ValueError, type(None)]
 
 
 def test_nobody_waits_for_ever_when_the_thread_that_asks_is_interrupted():

@@ -9,38 +9,38 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from judge_requests import LOOK_UP, connect, post
+from judge_requests import LOOK_UP, connect, drip, has_ended, opened, post
 from starlette.applications import Starlette
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.judge_server import asgi, scoring
+from alpacafarm_env.judge_server import asgi, running, scoring
 from alpacafarm_env.judge_server import http as listener
 from alpacafarm_env.judge_server.asgi import AppServer
 from alpacafarm_env.judge_server.scoring import ScoreServer
-from alpacafarm_env.oracles import Constant, judge, make_oracle
+from alpacafarm_env.oracles import Constant, MicroBatched, judge, make_oracle
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVERS = [ScoreServer, lambda *args, **options: AppServer(*args, app=Starlette(), **options)]
+"""The server by itself, and beside an application."""
 GOOD = {"instructions": ["Say a.", "Say b."], "responses": ["a", "bb"]}
 
 
-@pytest.fixture(scope="module", params=[ScoreServer, partial(AppServer, app=Starlette())])
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request):
-    """The server by itself, and beside an application."""
     with request.param(Constant(0.5)) as running:
         yield running
 
 
-def ask(server, path, body, method="POST"):
+def ask(server, path, body, method="POST", **headers):
     """Status and parsed body of one request."""
     with connect(getattr(server, "url", server)) as connection:
-        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
         reply = connection.getresponse()
         return reply.status, json.loads(reply.read())
 
@@ -117,6 +117,7 @@ def test_a_thousand_requests_of_32_clients(name, capsys):
     [
         ({"instructions": None}, "instructions"),
         ({"responses": ["a"]}, "responses"),
+        ({"query": ["a"]}, "query"),
         ({"responses": ["a", 5]}, "responses[1]"),
         ({"responses": "ab"}, "responses"),
         ({"instructions": ["a", "\ud800"]}, "instructions[1]"),
@@ -141,7 +142,72 @@ def test_empty_batches_and_empty_texts_are_legal(server):
     assert ask(server, "/score?x=1", {"instructions": [""], "responses": [""]})[1]["scores"] == [0.5]
 
 
-def test_health_and_the_report_count_what_was_asked():
+@pytest.mark.parametrize("make", SERVERS)
+def test_whatever_an_oracle_raises_is_answered_and_counted(make, caplog):
+    class Broken(Constant):
+        def score(self, instructions, responses):
+            raise KeyError("lost")
+
+    with make(Broken()) as server:
+        status, told = ask(server, "/score", GOOD)
+        assert (status, told["error"]["code"], ask(server, "/health", b"", "GET")[1]["failed"]) == (
+            500,
+            "oracle_error",
+            1,
+        )
+    assert "lost" in told["error"]["message"]
+    assert "lost" in caplog.text
+
+
+@pytest.mark.parametrize("make", SERVERS)
+def test_pages_of_other_sites_are_refused(make):
+    with make(Constant(0.5)) as server, make(Constant(0.5), allow_remote=True) as open_to_all:
+        for name, value in [("Host", "evil.com"), ("Host", "[::1"), ("Origin", "http://evil.com"), ("Origin", "null")]:
+            assert ask(server, "/score", GOOD, **{name: value})[0] == 403
+        for headers in ({"Origin": "http://localhost:3000"}, {"Host": "[::1]:80"}, {"Host": "LOCALHOST"}):
+            assert ask(server, "/score", GOOD, **headers)[0] == 200
+        assert ask(open_to_all, "/score", GOOD, Host="my.net", Origin="http://my.net")[0] == 200
+        assert ask(open_to_all, "/score", GOOD, Host="my.net", Origin="http://evil.com")[0] == 403
+
+
+def test_connections_that_bring_no_request_keep_nobody_out_of_an_application(monkeypatch):
+    monkeypatch.setattr(running, "MOST_CONNECTIONS", 20)
+    with SERVERS[1](Constant(0.5)) as server, ExitStack() as stack:
+        held = [stack.enter_context(opened(server.url, b"POST /score HTTP/1.1\r\nX-L: ")) for _ in range(60)]
+        assert ask(server, "/score", GOOD)[0] == 200
+        assert has_ended(held[0])
+        assert not has_ended(held[-1], within=0.2)
+    monkeypatch.setattr(running, "IDLE_S", 0.3)
+    with SERVERS[1](Constant(0.5)) as server, ExitStack() as stack:
+        sent = (b"", b"POST /score HT", b"POST /score HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        held = [stack.enter_context(opened(server.url, each)) for each in sent]
+        assert all(map(has_ended, held))
+        with opened(server.url, b"GET /health HTTP/1.1\r\nX-L: ") as slow, pytest.raises(ConnectionError):
+            drip(slow)
+
+
+def test_an_application_s_slow_answers_outlast_the_wait_for_requests(monkeypatch):
+    class Slow(Constant):
+        def score(self, instructions, responses):
+            time.sleep(0.5)
+            return super().score(instructions, responses)
+
+    monkeypatch.setattr(running, "IDLE_S", 0.2)
+    with SERVERS[1](Slow(0.5)) as server:
+        assert ask(server, "/score", GOOD)[0] == 200
+
+
+@pytest.mark.parametrize("make", SERVERS)
+def test_clients_who_ask_together_are_one_call(make):
+    oracle = MicroBatched(Constant(0.5), wait_s=5.0)
+    oracle._last = 24  # as after a call for 24
+    with make(oracle) as server, ThreadPoolExecutor(24) as threads:
+        assert {status for status, _ in threads.map(lambda _: ask(server, "/score", GOOD), range(24))} == {200}
+    assert oracle.calls == 1
+
+
+def test_health_and_the_report_count_what_was_asked(monkeypatch):
+    monkeypatch.setattr(scoring, "MOST_TIMES", 1)
     with ScoreServer(Constant(0.5)) as server:
         for body in (GOOD, GOOD, {}):
             ask(server, "/score", body)
@@ -239,7 +305,8 @@ def test_the_command_logs_and_ends_when_it_is_told_to(sent):
 def test_what_cannot_be_served_is_told(capsys, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", LOOK_UP)
     for args, told in [
-        (["AlpacaFarm-Token-v0"], "AlpacaFarm-PPO-v0"),
+        (["AlpacaFarm-Token-v0"], "whole responses"),
+        (["AlpacaFarm-PPO"], "AlpacaFarm-PPO-v0"),
         (["AlpacaFarm-PPO-v0", "--oracle", "gould"], "gold"),
         (["AlpacaFarm-PPO-v0", "--oracle", "constant", "--dataset", "no/such"], "no/such"),
         (["AlpacaFarm-PPO-v0", "--oracle", "constant", "--host", "0.0.0.0"], "--allow-remote"),
