@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import webbrowser
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..arguments import whole_number
 from ..cli.commands import Report
-from ..errors import DataError
+from ..errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from .server import PageServer
     from .session import Session
+    from .store import Store
 
 PORT: Final = 8017
 """The same in every run, so that a page that was open finds the server again."""
@@ -70,7 +69,7 @@ def annotate_human(options: argparse.Namespace) -> Report:
     from ..cli.annotation_files import check_out
     from . import pairs, singles
     from .analysis import load_labels, table
-    from .export import skipped_path, write_labels
+    from .export import check_kept, skipped_path, write_labels
     from .session import Session
     from .standings import summary
     from .store import Store
@@ -85,14 +84,16 @@ def annotate_human(options: argparse.Namespace) -> Report:
     guideline = _read_text(options.guideline or (GUIDELINE_RATING if single else GUIDELINE))
     if not tasks:
         raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
-    with closing(Store(database(options.out), seed=options.seed)) as store:
+    check_kept(options.out, database(options.out))
+    with Store(database(options.out), seed=options.seed) as store:
         session = Session(store, tasks, qualification)
-        write_labels(options.out, store.all(), without=options.without)
+        without = [_annotator(store, name) for name in options.without]
+        write_labels(options.out, store.all(), without=without)
         if not options.export:
             _serve(session, guideline, options)
         stored = store.all()
-        written = write_labels(options.out, stored, without=options.without)
-        lines = summary(stored, qualification)
+        written = write_labels(options.out, stored, without=without)
+        lines = summary(stored, qualification, without=without)
         if options.out in written and not single:
             lines += ["", "Means over pairs (of how many):", table(load_labels(options.out)), ""]
         lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
@@ -104,6 +105,12 @@ def database(out: Path) -> Path:
     from ..data.files import stem_of
 
     return out.with_name(f"{stem_of(out)}.sqlite")
+
+
+def _annotator(store: Store, name: str) -> str:
+    if (found := store.spelling(name)) not in (names := store.names()):
+        raise did_you_mean("annotator", name, names)
+    return found
 
 
 def _serve(session: Session, guideline: str, options: argparse.Namespace) -> None:
@@ -124,7 +131,6 @@ def _serve(session: Session, guideline: str, options: argparse.Namespace) -> Non
             webbrowser.open(server.url)
         return server
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does, so that --out is written
     serve(start, lambda server: server.url, **where)
 
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.annotation_files import write_annotations
-from ..data.files import stem_of
+from ..data.files import read_records, stem_of
+from ..errors import DataError
 from . import pairs, singles
-from .store import Stored
+from .store import Store, Stored
 
 
 def write_labels(out: Path, stored: Sequence[Stored], *, without: Collection[str] = ()) -> list[Path]:
@@ -47,6 +48,27 @@ def write_labels(out: Path, stored: Sequence[Stored], *, without: Collection[str
         if records or path.exists():  # what was there before may be undone by now
             write_annotations(path, records)
     return [path for path, records in files.items() if records]
+
+
+def check_kept(out: Path, database: Path) -> None:
+    """Refuses to overwrite labels or skipped pairs that are not in the database, which may be missing.
+
+    Raises:
+        DataError: There are some.
+        AlpacaFarmError: As of `Store`.
+    """
+    known = set()
+    if database.exists():
+        with Store(database) as store:
+            known = store.times()
+    for path in (out, skipped_path(out)):
+        records = read_records(path) if path.exists() and path.stat().st_size else []
+        lost = sum((record["annotator"], record["answered_at"]) not in known for record in records)  # type: ignore[index]
+        if lost:
+            raise DataError(
+                f"{path}: expected records that are in {database}, got {lost} of {len(records)} that are not, which "
+                "would be lost. Put their database there, or give another --out."
+            )
 
 
 def skipped_path(out: Path) -> Path:

@@ -8,7 +8,7 @@ reloaded and the server killed at any time.
     GET  /TOKEN/work?name=Ann  the pair to judge now
     POST /TOKEN/answer         name, pair, since (when it was shown), and choice (1 to 4) or reason; for a single
                                response choice is 1 to 7, with critique (optional)
-    POST /TOKEN/undo           name
+    POST /TOKEN/undo           name, pair (none at the end)
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class _Page:
         return await run_in_threadpool(self._work, name, note)
 
     def _work(self, name: str, note: str) -> Response:
+        name = self._session.store.spelling(name)
         standing = self._session.standing(name)
         pair = standing.pair
         shown = (pair.outputs if standing.shown_first == 1 else pair.outputs[::-1]) if pair else ()
@@ -143,7 +144,7 @@ class _Page:
         return await self._post(request, self._answer)
 
     async def undo(self, request: Request) -> Response:
-        return await self._post(request, lambda name, _: self._session.undo(name))
+        return await self._post(request, lambda name, fields: self._session.undo(name, fields.get("pair", "")))
 
     def _answer(self, name: str, fields: Mapping[str, str]) -> str:
         choice = fields.get("choice")
@@ -151,10 +152,10 @@ class _Page:
         if choice is not None and choice not in map(str, range(1, last + 1)):
             raise DataError(f"choice: expected 1 to {last}, got {choice[:20]!r}.")
         try:
-            seconds = max(0.0, time.time() - float(fields.get("since", "")))
+            since = float(fields.get("since", ""))
         except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds):
+            since = math.nan
+        if not math.isfinite(since):
             raise DataError(
                 f"since: expected the time at which the pair was shown, got {fields.get('since', '')[:20]!r}."
             )
@@ -163,7 +164,7 @@ class _Page:
         return self._session.answer(
             name,
             fields.get("pair", ""),
-            seconds,
+            max(0.0, time.time() - since),
             choice=given,
             reason=reason,
             critique=fields.get("critique", "") if self._session.rates else "",
@@ -181,6 +182,7 @@ class _Page:
         except ValueError as error:
             raise DataError(f"Expected a form's fields: {error}.") from error
         name = read_name(fields.get("name", ""))
+        name = await run_in_threadpool(self._session.store.spelling, name)
         note = await run_in_threadpool(act, name, fields)
         return RedirectResponse(f"work?{urlencode({'name': name, **({'note': note} if note else {})})}", 303)
 

@@ -24,13 +24,17 @@ QUALIFIED_FROM: Final = 0.70
 """Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
 LEAST_SECONDS: Final = 0.3
 """An answer that comes sooner is the second of a double click, and means the pair before."""
+MOST_SECONDS: Final = 24 * 3600.0
+"""An answer that comes later says nothing of how long it took."""
 MOST_CHARS: Final = 60
 """Of an annotator's name."""
 NOTES: Final = {
     "again": "That one was answered before, and that answer stands. Undo takes back the last one.",
     "soon": "That came too soon after the page to be an answer to it, and was not stored.",
+    "late": "The page was a day old, so that was not stored. Here it is anew.",
     "reason": "What is skipped is skipped for a reason, and nothing of the qualification set is.",
     "nothing": "There is nothing to undo.",
+    "moved": "That came from a page before this one, and nothing was taken back.",
 }
 """What speaks against something that an annotator did."""
 MOST_CRITIQUE: Final = 1500
@@ -53,7 +57,6 @@ class Standing:
     """Of this part."""
     seconds_left: float
     """Of this part; NaN before the first answer."""
-    num_labels: int
     agreement: float
     """With the key, of the whole qualification set; NaN as long as it is not done, or without one."""
     qualified: bool
@@ -69,7 +72,7 @@ class Session:
     """The pairs or single responses, the qualification set ([] for none) and the database.
 
     Raises:
-        DataError: The database has answers of the other kind.
+        DataError: The database has answers of the other kind, or to a qualification set, and none is given.
     """
 
     def __init__(self, store: Store, pairs: Sequence[Task], qualification: Sequence[Task] = ()) -> None:
@@ -78,10 +81,16 @@ class Session:
         self._pairs = {(part, pair.key): pair for part, found in self.parts.items() for pair in found}
         self._orders: dict[tuple[str, Part], list[Task]] = {}
         self.rates = any(len(pair.outputs) == 1 for pair in pairs)
-        if any(each.is_rating != self.rates for each in store.all()):
+        stored = store.all()
+        if any(each.is_rating != self.rates for each in stored):
             kinds = ("ratings of responses", "labels of pairs")
             has, wanted = kinds[self.rates], kinds[not self.rates]
             raise DataError(f"{store.path}: expected {wanted}, got {has}. Give another --out.")
+        if not qualification and any(each.answer.part == "qualification" for each in stored):
+            text = "expected --qualification, as people have answered such a set, got none: who failed would be let in"
+            raise DataError(f"{store.path}: {text}. Give that file, or another --out.")
+        for part, tasks in self.parts.items():
+            store.refresh(part, tasks)
 
     def standing(self, annotator: str) -> Standing:
         """Where an annotator stands, from what is stored alone."""
@@ -102,7 +111,6 @@ class Session:
             num_done=len(order) - len(open_pairs),
             num_pairs=len(order),
             seconds_left=len(open_pairs) * statistics.median(seconds) if seconds else math.nan,
-            num_labels=sum(answer.part == "labels" for answer in answers),
             agreement=agreement,
             qualified=qualified,
         )
@@ -139,6 +147,8 @@ class Session:
             return "again"
         if seconds < LEAST_SECONDS:
             return "soon"
+        if seconds > MOST_SECONDS:
+            return "late"
         if choice is None and (not reason.strip() or standing.part == "qualification"):
             return "reason"
         grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice
@@ -150,9 +160,14 @@ class Session:
         self.store.add(given, standing.pair)
         return ""
 
-    def undo(self, annotator: str) -> str:
-        """Takes back an annotator's last answer; of `NOTES` what speaks against it, or ""."""
+    def undo(self, annotator: str, key: str) -> str:
+        """Takes back an annotator's last answer; of `NOTES` what speaks against it, or "".
+
+        `key` is that of the pair which is theirs now, "" at the end: the second of a double click has another.
+        """
         standing = self.standing(annotator)
+        if key != (standing.pair.key if standing.pair else ""):
+            return "moved"
         return "" if standing.can_undo and self.store.undo(annotator, standing.part) else "nothing"
 
     def _order(self, annotator: str, part: Part) -> list[Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,12 +65,17 @@ def annotators(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> 
     ]
 
 
-def summary(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[str]:
-    """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped."""
+def summary(
+    stored: Sequence[Stored], qualification: Sequence[Task] = (), *, without: Collection[str] = ()
+) -> list[str]:
+    """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped.
+
+    Those `without` whom labels are exported are in the table, flagged "left out".
+    """
     found = annotators(stored, qualification)
     if not found:
         return ["Nobody has answered anything yet."]
-    rows = [_row(each) for each in found]
+    rows = [_row(each) | ({"flag": "left out"} if each.name in without else {}) for each in found]
     columns = dict.fromkeys(name for row in rows for name in row)
     lines = [format_table(tuple(columns), rows)]
     if near := [each.name for each in found if each.flag == "near chance"]:

@@ -4,7 +4,8 @@ It is a file of its own beside the labels, since a ledger refuses tables that it
 an answer that was undone stays, with the time at which it was.
 
     settings  one row: the secret of the page's address, and the seed of the orders
-    pairs     every pair that was answered, or single response, as it is exported
+    pairs     every pair that was answered, or single response, as it is exported: as its file last had it. One that is
+              asked about and in the qualification set too is there twice, each with its own verdict
     answers   who said what of which of them, shown how, or why it was skipped
 """
 
@@ -14,7 +15,7 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,13 +33,15 @@ APPLICATION_ID: Final = 0x414C5048
 VERSION: Final = 1
 SCHEMA: Final = (
     "CREATE TABLE settings (token TEXT NOT NULL, seed INTEGER NOT NULL) STRICT",
-    "CREATE TABLE pairs (key TEXT PRIMARY KEY NOT NULL, record TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    """CREATE TABLE pairs (
+    part TEXT NOT NULL CHECK (part IN ('qualification', 'labels')), key TEXT NOT NULL, record TEXT NOT NULL,
+    PRIMARY KEY (part, key)
+) STRICT, WITHOUT ROWID""",
     """CREATE TABLE answers (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL,
-    part TEXT NOT NULL CHECK (part IN ('qualification', 'labels')), pair TEXT NOT NULL REFERENCES pairs,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, part TEXT NOT NULL, pair TEXT NOT NULL,
     shown_first INTEGER NOT NULL CHECK (shown_first IN (1, 2)), grade INTEGER CHECK (grade BETWEEN 1 AND 7),
     reason TEXT, critique TEXT NOT NULL, seconds REAL NOT NULL, answered_at TEXT NOT NULL, undone_at TEXT,
-    CHECK ((grade IS NULL) = (reason IS NOT NULL))
+    CHECK ((grade IS NULL) = (reason IS NOT NULL)), FOREIGN KEY (part, pair) REFERENCES pairs
 ) STRICT""",
     "CREATE UNIQUE INDEX answers_standing ON answers (annotator, part, pair) WHERE undone_at IS NULL",
 )
@@ -132,12 +135,17 @@ class Store:
     def add(self, answer: Answer, pair: Task) -> bool:
         """Stores an answer; False if this annotator has answered the pair already, which stays as it is."""
         with self._transaction() as conn:
-            record = json.dumps(pair.record, ensure_ascii=False)
-            conn.execute("INSERT OR IGNORE INTO pairs VALUES (?, ?)", (pair.key, record))
+            conn.execute("INSERT OR IGNORE INTO pairs VALUES (?, ?, ?)", (answer.part, pair.key, _json(pair)))
             values = [getattr(answer, column) for column in _COLUMNS.split(", ")]
             places = ", ".join("?" * len(values))
             sql = f"INSERT INTO answers ({_COLUMNS}) VALUES ({places}) ON CONFLICT DO NOTHING"  # noqa: S608
             return conn.execute(sql, values).rowcount > 0
+
+    def refresh(self, part: Part, pairs: Sequence[Task]) -> None:
+        """Takes the records of pairs that were answered as they are now, a judge's verdict that came later included."""
+        with self._transaction() as conn:
+            rows = [(_json(pair), part, pair.key) for pair in pairs]
+            conn.executemany("UPDATE pairs SET record = ? WHERE part = ? AND key = ?", rows)
 
     def undo(self, annotator: str, part: Part) -> bool:
         """Takes back an annotator's last answer in a part; False if there is none."""
@@ -152,10 +160,25 @@ class Store:
         with self._transaction("BEGIN") as conn:
             return [Answer(*row) for row in conn.execute(sql, (annotator,))]
 
+    def spelling(self, annotator: str) -> str:
+        """A name as it was first written: upper and lower case are the same."""
+        return next((name for name in self.names() if name.casefold() == annotator.casefold()), annotator)
+
+    def names(self) -> list[str]:
+        """Everybody who ever answered, the first first."""
+        with self._transaction("BEGIN") as conn:
+            rows = conn.execute("SELECT annotator FROM answers GROUP BY annotator ORDER BY min(id)")
+            return [name for (name,) in rows]
+
+    def times(self) -> set[tuple[str, str]]:
+        """Who answered when, as `Answer` has both; those undone are among them."""
+        with self._transaction("BEGIN") as conn:
+            return set(conn.execute("SELECT annotator, answered_at FROM answers"))
+
     def all(self) -> list[Stored]:
         """Everybody's answers, the first first, without those undone."""
-        sql = f"""SELECT {_COLUMNS}, record FROM answers JOIN pairs ON pairs.key = answers.pair
-            WHERE undone_at IS NULL ORDER BY id"""  # noqa: S608
+        sql = f"""SELECT {_COLUMNS}, record FROM answers JOIN pairs USING (part)
+            WHERE key = pair AND undone_at IS NULL ORDER BY id"""  # noqa: S608
         with self._transaction("BEGIN") as conn:
             return [Stored(Answer(*row), json.loads(record)) for *row, record in conn.execute(sql)]
 
@@ -199,6 +222,10 @@ class Store:
 
 
 _COLUMNS: Final = "annotator, part, pair, shown_first, grade, reason, seconds, answered_at, critique"
+
+
+def _json(pair: Task) -> str:
+    return json.dumps(pair.record, ensure_ascii=False)
 
 
 def now() -> str:

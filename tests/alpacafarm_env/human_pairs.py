@@ -38,6 +38,12 @@ def judge(session, name, better, slightly=False, seconds=10.0):
     return standing.pair
 
 
+def undo(session, name):
+    """As the page does: from what is shown now."""
+    pair = session.standing(name).pair
+    return session.undo(name, pair.key if pair else "")
+
+
 class Page:
     """A browser with forms alone, which follows redirects."""
 
@@ -71,5 +77,4 @@ def run(monkeypatch, *args, act=lambda server: None):
         return 0
 
     monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     return main(["annotate-human", *map(str, args), "--port", "0", "--no-browser"])

@@ -9,7 +9,7 @@ from html import unescape
 
 import pytest
 from command_files import read, write
-from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run
+from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run, undo
 
 from alpacafarm_env.human.store import Store
 
@@ -76,18 +76,49 @@ def test_the_browser_is_told_to_ask_nobody_else(page):
         )
 
 
-def test_what_speaks_against_an_answer_is_told(page):
-    soon = page.post("answer", choice="1", since=f"{time.time():.3f}")
-    assert "too soon" in soon.text
-    twice = [page.post("answer", choice="1", pair=page.session.parts["labels"][0].key) for _ in range(5)]
-    assert any('role="alert"' in reply.text for reply in twice)
-    assert len({each.answer.pair for each in page.session.store.all()}) == len(page.session.store.all()) <= 1
+def test_what_speaks_against_an_answer_is_told_and_it_is_not_stored(page):
+    shown, late = page.session.standing("Ann").pair.key, f"{time.time() - 2 * 24 * 3600:.1f}"
+    for fields in ({"since": f"{time.time():.3f}"}, {"since": late}, {"since": "-1e308"}, {"since": "0"}):
+        assert 'role="alert"' in page.post("answer", choice="1", **fields).text
     assert 'role="alert"' in page.post("answer", reason="").text
+    assert page.session.store.all() == []
+    replies = [page.post("answer", choice=choice, pair=shown) for choice in ("1", "4")]
+    assert ['role="alert"' in reply.text for reply in replies] == [False, True]
+    answers = [each.answer for each in page.session.store.all()]
+    assert [(each.pair, each.better == each.shown_first) for each in answers] == [(shown, True)]
+
+
+def test_the_second_of_two_clicks_on_undo_takes_nothing_back(page):
+    for num in (4, 2):
+        while len(page.session.store.all()) < num:
+            page.post("answer", choice="1")
+        pair = page.session.standing("Ann").pair
+        sent = {"pair": pair.key if pair else ""}
+        told = ['role="alert"' in page.post("undo", **sent).text for _ in range(2)]
+        assert (told, len(page.session.store.all())) == ([False, True], num - 1)
+        page.post("undo")
+        assert len(page.session.store.all()) == num - 2
+
+
+def test_a_name_is_the_same_in_upper_and_lower_case(tmp_path):
+    page = Page(open_session(tmp_path, write, make_pairs(2), qualification(1)))
+    judge(page.session, "Änn", 1)
+    for name in ("änn", "ÄNN"):
+        text = page.work(name)
+        assert "Qualification" not in text
+        key = page.session.standing("Änn").pair.key
+        assert ">Änn<" in page.post("answer", name=name, choice="1", pair=key).text
+    assert [each.answer.annotator for each in page.session.store.all()] == ["Änn"] * 3
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
-    [({"choice": "5"}, "choice"), ({"choice": "1", "since": "soon"}, "since"), ({"choice": "1", "name": ""}, "name")],
+    [
+        ({"choice": "5"}, "choice"),
+        ({"choice": "1", "since": "soon"}, "since"),
+        ({"choice": "1", "since": "nan"}, "since"),
+        ({"choice": "1", "name": ""}, "name"),
+    ],
 )
 def test_malformed_answers_are_refused_with_the_field(page, fields, told):
     data = {"name": "Ann", "since": LONG_AGO, "pair": page.session.standing("Ann").pair.key, **fields}
@@ -153,8 +184,51 @@ def test_the_command_serves_then_writes_and_goes_on_at_the_same_address(tmp_path
     out.unlink()
     assert run(monkeypatch, pairs, "--out", out, "--export", act=lambda server: pytest.fail("served")) == 0
     assert {row["raw_preference"] for row in read(out)} <= {2, 3}
-    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "Ann") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "ann") == 0
     assert read(out) == []
+    assert next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Ann")).endswith("left out")
+    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "Anna") == 2
+    assert "Ann" in capsys.readouterr().err.replace("Anna", "")
+
+
+def test_labels_without_their_database_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    session = open_session(tmp_path, write, make_pairs(3))
+    pairs, out, database = tmp_path / "pairs.json", tmp_path / "labels.json", tmp_path / "labels.sqlite"
+    judge(session, "Ann", 1)
+    session.answer("Bob", session.standing("Bob").pair.key, 9.0, reason="no idea")
+    session.store.close()
+    assert run(monkeypatch, pairs, "--out", out, "--export") == 0
+    (tmp_path / "away").mkdir()
+    database.rename(tmp_path / "away" / "labels.sqlite")
+    for kept in (out, tmp_path / "labels_skipped.json"):
+        before = kept.read_text()
+        for options in (["--export"], []):
+            assert run(monkeypatch, pairs, "--out", out, *options) == 2
+            assert str(kept) in capsys.readouterr().err
+        assert kept.read_text() == before
+        assert not database.exists()
+        kept.unlink()
+    kept.write_text(before)
+    open_session(tmp_path, write, make_pairs(3)).store.close()  # a new one, and empty
+    assert run(monkeypatch, pairs, "--out", out) == 2
+    (tmp_path / "away" / "labels.sqlite").rename(database)
+    session = open_session(tmp_path, write, make_pairs(3))
+    assert undo(session, "Ann") == ""
+    session.store.close()
+    assert run(monkeypatch, pairs, "--out", out) == 0
+
+
+def test_the_qualification_set_is_given_as_long_as_it_was_answered(tmp_path, monkeypatch, capsys):
+    session = open_session(tmp_path, write, make_pairs(2), qualification(2))
+    for _ in range(2):
+        judge(session, "Ann", 2)
+    session.store.close()
+    asked = [tmp_path / "pairs.json", "--out", tmp_path / "labels.json"]
+    assert run(monkeypatch, *asked, "--export") == run(monkeypatch, *asked) == 2
+    assert capsys.readouterr().err.count("--qualification") == 2
+    assert run(monkeypatch, *asked, "--export", "--qualification", tmp_path / "key.json") == 0
+    assert "not qualified" in capsys.readouterr().out
 
 
 def test_what_cannot_be_served_is_told(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from command_files import read, write
-from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, run
+from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, run, undo
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.data.ratings import read_critiques, read_ratings
@@ -47,7 +47,7 @@ def rate(session, name, rating, critique=""):
 def test_ratings_are_exported_with_words_and_who_gave_them(tmp_path):
     session = open_session(tmp_path, singles(4, rating=3, annotator="gpt4"))
     said = {rate(session, "Ann", n + 5, f" a\r\nb {n} ").record["id"]: n for n in range(3)}
-    session.undo("Ann")
+    undo(session, "Ann")
     said.popitem()
     last = session.standing("Ann").pair
     session.answer("Ann", last.key, 9.0, reason="no idea", critique="unused")

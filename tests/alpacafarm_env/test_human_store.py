@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from command_files import read, write
-from human_pairs import judge, make_pairs, open_session, qualification
+from human_pairs import judge, make_pairs, open_session, qualification, undo
 
 from alpacafarm_env.data.dataset import RowDataset
 from alpacafarm_env.errors import DataError, LedgerError
@@ -71,7 +71,7 @@ def test_a_choice_is_for_the_output_that_was_shown_there(tmp_path, slightly):
 
 def test_an_answer_stands_until_it_is_taken_back(tmp_path):
     session = open_session(tmp_path, write, make_pairs(4))
-    assert session.undo("Ann") == "nothing"
+    assert undo(session, "Ann") == "nothing"
     pair = judge(session, "Ann", 1)
     assert session.answer("Ann", pair.key, 9.0, choice=4) == "again"
     assert not session.store.add(session.store.all()[0].answer, pair)
@@ -80,12 +80,12 @@ def test_an_answer_stands_until_it_is_taken_back(tmp_path):
     assert session.answer("Ann", key, 9.0, reason="  ") == "reason"
     assert [each.answer.better for each in session.store.all()] == [1]
     judge(session, "Bob", 2)
-    assert session.undo("Ann") == ""
+    assert undo(session, "Ann") == ""
     assert session.standing("Ann").pair.key == pair.key
     assert [each.answer.annotator for each in session.store.all()] == ["Bob"]
     judge(session, "Ann", 1)
     judge(session, "Ann", 1)
-    assert [session.undo("Ann") for _ in range(3)] == ["", "", "nothing"]
+    assert [undo(session, "Ann") for _ in range(3)] == ["", "", "nothing"]
     judge(session, "Ann", 2)
     assert [(each.answer.annotator, each.answer.better) for each in session.store.all()] == [("Bob", 2), ("Ann", 2)]
 
@@ -101,7 +101,7 @@ def test_the_qualification_lets_in_from_70_percent(tmp_path, right, qualified):
     standing = session.standing("Ann")
     assert standing.agreement == right / 10
     assert (standing.qualified, standing.pair is not None) == (qualified, qualified)
-    assert session.undo("Ann") == "nothing"  # what one has seen the result of, one cannot change
+    assert undo(session, "Ann") == "nothing"  # what one has seen the result of, one cannot change
     if qualified:
         assert (standing.part, standing.num_done, standing.num_pairs) == ("labels", 0, 4)
         judge(session, "Ann", 1)
@@ -122,7 +122,7 @@ def test_labels_are_exported_in_alpacafarm_s_schema_with_grade_and_without_what_
     last = session.standing("Ann").pair
     session.answer("Ann", last.key, 4.0, reason="Both are equally good")
     judge(session, "Bob", 1)
-    session.undo("Bob")
+    undo(session, "Bob")
     out = tmp_path / "labels.jsonl.gz"
     assert write_labels(out, session.store.all()) == [out, skipped_path(out)]
     rows = {row["id"]: row for row in read(out)}
@@ -158,6 +158,26 @@ def test_agreement_with_the_judge_and_the_flag_are_as_counted_by_hand(tmp_path):
     }
     assert {name: each.flag for name, each in found.items()} == {"Ann": "", "Bob": "near chance", "Cyd": ""}
     assert "--without 'Bob'" in "\n".join(summary(session.store.all()))
+
+
+def test_a_pair_has_the_verdict_that_its_file_has_now_and_the_key_has_its_own(tmp_path):
+    """Both pairs are in the qualification set, too, whose key is output_1; a judge comes later, for output_2."""
+    pairs, key = make_pairs(2), [{**row, "preference": 1} for row in make_pairs(2)]
+    session = open_session(tmp_path, write, pairs, key)
+    for _ in range(2):
+        judge(session, "Ann", 1)
+    for _ in range(2):
+        judge(session, "Ann", 2)
+    assert annotators(session.store.all(), session.parts["qualification"])[0].num_compared == 0
+    session.store.close()
+    judged = [{**row, "preference": 2, "annotator": "gpt4", "id": 7} for row in pairs]
+    session = open_session(tmp_path, write, judged, key)
+    assert session.standing("Ann").agreement == 1
+    found = annotators(session.store.all(), session.parts["qualification"])[0]
+    assert (found.num_agreed, found.num_compared) == (2, 2)
+    write_labels(tmp_path / "out.json", session.store.all())
+    rows = read(tmp_path / "out.json")
+    assert [(row["id"], row["judge_preference"], row["judge"]) for row in rows] == [(7, 2, "gpt4")] * 2
 
 
 def test_few_pairs_flag_nobody(tmp_path):
