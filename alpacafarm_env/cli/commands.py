@@ -202,7 +202,7 @@ def export(options: argparse.Namespace) -> Report:
         raise DataError(f"--format {options.format}: expected {wanted}.")
     written = files.export(options.format, out=options.out, **given)
     if options.format == "verl":
-        use = f"data.train_files={written[0]} custom_reward_function.path={written[1]}"
+        use = f"data.train_files={written[0]} reward.custom_reward_function.path={written[1]}"
     else:
         told = f"AlpacaFarm-PPO-v0 --dataset {options.dataset} --oracle '{options.oracle}' --seed {options.seed}"
         keys = "--data.input_key input --data.label_key label --data.apply_chat_template"

@@ -1,6 +1,6 @@
 """Prompts and rewards in the forms that verl and OpenRLHF read, for who outgrows a node.
 
-- verl 0.8 and 0.9: `prompts.parquet` (data_source, prompt, ability, reward_model, extra_info, as its `RLHFDataset`
+- verl 0.9: `prompts.parquet` (data_source, prompt, ability, reward_model, extra_info, as its `RLHFDataset`
   reads them) and `reward.py`, whose `compute_score` its `NaiveRewardManager` calls for each response.
 - OpenRLHF 0.11: `prompts.jsonl` (input, label, datasource, as its `PromptDataset` reads them). Its rewards come from
   `python -m alpacafarm_env serve`.
@@ -10,7 +10,7 @@ models that this package saved have.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
 
 FORMATS: Final = ("verl", "openrlhf")
-_REWARD: Final = '''"""The reward of {about}, for verl: custom_reward_function.path={path}
+_REWARD: Final = '''"""The reward of {about}, for verl: reward.custom_reward_function.path={path}
 
 Each process of verl's that gives rewards needs the package alpacafarm_env, and what the oracle reads.
 """
@@ -66,7 +66,10 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
     source = f"alpacafarm_env/{found.name}"
     names = ("prompts.parquet", "reward.py") if form == "verl" else ("prompts.jsonl",)
     paths = [out.absolute() / name for name in names]
-    new_files(paths)
+    for path in paths:
+        if path.exists():
+            raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")
+    out.mkdir(parents=True, exist_ok=True)
     if form == "verl":
         write_records(paths[0], [_verl_row(text, i, source, split) for i, text in enumerate(asked)])
         about = f"the split {split} of {found.name}"
@@ -76,14 +79,6 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
         rows = [{"input": str(text), "label": str(text), "datasource": source} for text in asked]
         write_records(paths[0], rows)
     return paths
-
-
-def new_files(paths: Sequence[Path]) -> None:
-    """Makes the folder of files to be written; DataError if one is there already."""
-    for path in paths:
-        if path.exists():
-            raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")
-        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _verl_row(instruction: str, index: int, source: str, split: str) -> dict[str, Any]:

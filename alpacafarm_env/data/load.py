@@ -51,7 +51,11 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
                 for split, folder in ALPACA_FARM_FILES.items()
             }
         else:
-            found = dict(datasets.load_dataset(name, revision=revision))
+            # A configuration for each split is what `export` writes, as their fields differ.
+            configs = [each for each in datasets.get_dataset_config_names(name, revision=revision) if each in SPLITS]
+            found = {}
+            for config in configs or [None]:
+                found |= datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
         raise DataError(f"{name}: expected a dataset from the hub, got {type(error).__name__}: {error}") from error
     usable = {split: rows for split, rows in found.items() if split in SPLITS}

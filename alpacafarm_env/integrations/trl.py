@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.forms import row_of
 from ..data.load import load_dataset
+from ..errors import DataError
 from .rewards import scorer
 
 
@@ -25,7 +26,9 @@ def reward_function(
     """One of `reward_funcs`: an oracle's score of each completion; UnscoredError where it has none."""
     score = scorer(dataset=dataset, oracle=oracle, seed=seed)
 
-    def alpacafarm(*, completions: Sequence[Any], instruction: Sequence[str], **_: Any) -> list[float]:
+    def alpacafarm(*, completions: Sequence[Any], instruction: Sequence[str] = (), **more: Any) -> list[float]:
+        if len(instruction) != len(completions):
+            raise DataError(f"expected the data's column `instruction`, as `prompts` has it, got {', '.join(more)}.")
         return score(instruction, [_text(completion) for completion in completions])
 
     return alpacafarm
@@ -33,4 +36,4 @@ def reward_function(
 
 def _text(completion: Any) -> str:
     """Of a conversation, what its messages say."""
-    return completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
+    return completion if isinstance(completion, str) else "".join(message["content"] or "" for message in completion)

@@ -20,7 +20,9 @@ from command_files import write
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli import export_data
+from alpacafarm_env.cli.dataset_card import dataset_card
 from alpacafarm_env.cli.export import read_oracle
+from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
 from alpacafarm_env.integrations.rewards import scorer
 from alpacafarm_env.judge_server.scoring import ScoreServer
@@ -49,7 +51,7 @@ def test_verl_reads_the_prompts_and_the_reward_function_gives_the_oracle_s_score
     assert export("verl", tmp_path / "out") == 0
     told = capsys.readouterr().out
     assert f"data.train_files={tmp_path}/out/prompts.parquet" in told
-    assert f"custom_reward_function.path={tmp_path}/out/reward.py" in told
+    assert f" reward.custom_reward_function.path={tmp_path}/out/reward.py" in told
     rows = parquet.read_table(tmp_path / "out" / "prompts.parquet").to_pylist()
     assert [row["prompt"] for row in rows] == [[{"role": "user", "content": str(ask)}] for ask in ASKED]
     assert [row["extra_info"]["index"] for row in rows] == list(range(len(ASKED)))
@@ -187,7 +189,37 @@ def test_data_with_scores_and_a_card(tmp_path, capsys):
     assert known["configs"][0]["data_files"] == [{"split": "eval", "path": "eval.parquet"}]
     assert known["size_categories"] == ["n<1K"]
     assert all(fact in text for fact in ("805", "simulation", "Davinci003", "'gold'", *map("`{}`".format, rows[0])))
-    assert export("trl", tmp_path / "out", "--to", "hub-folder") == 2
+
+
+def test_a_folder_holds_several_splits_each_once(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    write(tmp_path / "preference.jsonl", [{"prompt": "Say no.", "chosen": "No.", "rejected": "Yes."}])
+    write(tmp_path / "sft.jsonl", [{"instruction": "Say yes.", "input": "", "output": "Yes."}])
+    out = tmp_path / "out"
+
+    def export(split: str, *more: str, to: str = "hub-folder", dataset: Path | str = tmp_path) -> int:
+        given = ("--format", "trl", "--split", split, "--dataset", str(dataset), "--to", to, "--out", str(out))
+        return main(["export", *given, *more])
+
+    assert (export("preference"), export("sft")) == (0, 0)
+    assert load_dataset(out).demonstrations()[0].response == "Yes."
+    assert load_dataset(out).preferences()[0].responses == ("No.", "Yes.")
+    _, head, text = (out / "README.md").read_text().split("---\n", 2)
+    assert [config["config_name"] for config in yaml.safe_load(head)["configs"]] == ["preference", "sft"]
+    assert all(fact in text for fact in ("## preference", "1 pairs", "## sft", "1 demonstrations"))
+
+    def scorer(**_: object) -> None:
+        raise AssertionError("asked before it is known whether there is a place for the answer")
+
+    monkeypatch.setattr(export_data, "scorer", scorer)
+    files = sorted(out.iterdir())
+    for wrong in ({"to": "jsonl"}, {"to": "parquet"}, {}):
+        assert export("sft", "--oracle", "gold", **wrong) == 2
+    assert export("eval", "--oracle", "gold", dataset="sandbox") == 2  # the card of another data set
+    (out / "README.md").write_text("Mine.\n")
+    (out / "sft.parquet").unlink()
+    assert export("sft", "--oracle", "gold") == 2
+    assert sorted(out.iterdir()) == [file for file in files if file.name != "sft.parquet"]
 
 
 def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
@@ -199,7 +231,7 @@ def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
         (row,) = map(json.loads, (tmp_path / form / "preference.jsonl").read_text().splitlines())
         assert [row[name] for name in names] == [3.0, len(RESPONSES[0])]
     pairs = sandbox.SANDBOX.preferences()[:20]
-    card = export_data.dataset_card(sandbox.SANDBOX, "preference", pairs, form="trl", fields=["prompt"], scores="none.")
+    card = dataset_card(sandbox.SANDBOX, "preference", pairs, form="trl", fields=["prompt"], scores="none.")
     assert all(fact in card for fact in ("20 pairs", "sim_ann", "simulation"))
 
 

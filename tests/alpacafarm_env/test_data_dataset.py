@@ -148,16 +148,20 @@ def test_load_dataset_explains_names_that_are_none(tmp_path, monkeypatch):
             load_dataset(name)
 
 
-def fake_datasets(monkeypatch, answer):
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=answer))
+def fake_datasets(monkeypatch, answer, configs=("default",)):
+    fake = types.SimpleNamespace(load_dataset=answer, get_dataset_config_names=lambda *_, **__: configs)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
 
 
 def test_hub_datasets_keep_the_splits_they_name(monkeypatch):
     rows = {"eval": FILES["eval"], "sft": FILES["sft"], "train": [{"anything": 1}]}
-    fake_datasets(monkeypatch, lambda name, revision: {("someone/something", "abc"): rows}[name, revision])
-    dataset = HubDataset("someone/something", revision="abc")
-    assert dataset.splits == ("sft", "eval")
-    assert dataset.references("eval") == ("g",)
+    by_config = {None: rows, "eval": {"eval": rows["eval"]}, "sft": {"sft": rows["sft"]}}
+    known = {("someone/something", "abc", config): found for config, found in by_config.items()}
+    for configs in (("default", "other"), ("eval", "other", "sft")):
+        fake_datasets(monkeypatch, lambda name, config, revision: known[name, revision, config], configs)
+        dataset = HubDataset("someone/something", revision="abc")
+        assert dataset.splits == ("sft", "eval")
+        assert dataset.references("eval") == ("g",)
 
 
 def test_alpacafarms_hub_dataset_is_read_from_its_parquet_copy(monkeypatch):

@@ -10,7 +10,9 @@ import pytest
 
 from alpacafarm_env import integrations, sandbox
 from alpacafarm_env.errors import DataError, UnscoredError
+from alpacafarm_env.integrations import verl as ours
 from alpacafarm_env.integrations.rewards import scorer
+from alpacafarm_env.integrations.trl import reward_function
 from alpacafarm_env.integrations.verl import compute_score
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'
@@ -45,21 +47,30 @@ def test_a_scorer_s_threads_ask_one_oracle_and_no_verdict_is_an_error(monkeypatc
         scorer(oracle={"name": "constant", "value": 0.125})(["x"], ["b"])
 
 
+def test_trl_s_reward_function_says_which_column_it_needs_and_a_call_of_a_tool_says_nothing():
+    reward = reward_function("gold")
+    told = [[{"role": "assistant", "content": None}, {"role": "assistant", "content": text}] for text in RESPONSES]
+    assert reward(completions=told, instruction=[str(asked) for asked in ASKED]) == GOLD
+    with pytest.raises(DataError, match="instruction"):
+        reward(completions=RESPONSES, prompts=RESPONSES)
+
+
 PAIRS = list(zip(map(str, ASKED), RESPONSES, strict=True))
 
 
 def test_verl_loads_the_function_and_its_reward_manager_asks_it():
     need("verl")
-    tensordict, omegaconf = need("tensordict"), need("omegaconf")
+    tensordict, hydra = need("tensordict"), need("hydra", "hydra-core")
     import torch
+    import verl
     from transformers import AutoTokenizer
     from verl import DataProto
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    path = {"path": "pkg://alpacafarm_env.integrations.verl", "name": "compute_score"}
-    custom = {"custom_reward_function": {**path, "reward_kwargs": {"oracle": "gold"}}}
-    config = omegaconf.OmegaConf.create({"reward": custom})
+    told = [line for line in ours.__doc__.splitlines() if "custom_reward_function" in line]
+    with hydra.initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        config = hydra.compose("ppo_trainer", overrides=[line.replace("surrogate", "gold") for line in told])
     tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
     manager = NaiveRewardManager(config, tokenizer, get_custom_reward_fn(config))
 
@@ -123,7 +134,7 @@ def test_trl_s_grpo_trains_the_shipped_policy_by_our_reward(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from alpacafarm_env.agents import LanguageModel
-    from alpacafarm_env.integrations.trl import prompts, reward_function
+    from alpacafarm_env.integrations.trl import prompts
 
     rows = prompts()
     assert rows[0]["instruction"] == rows[0]["prompt"][0]["content"]
