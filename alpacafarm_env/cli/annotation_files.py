@@ -28,7 +28,7 @@ import numpy as np
 from ..data.dataset import Dataset, RowDataset, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
 from ..data.load import load_dataset
-from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults
+from ..data.schema import INSTRUCTION, TEXT, Fault, Field, Row, check_rows, is_text, raise_faults
 from ..errors import DataError
 from ..instructions import Instruction
 from ..oracles.base import UNSCORED_REASON, Verdicts
@@ -36,7 +36,7 @@ from ..oracles.judges import NO_VERDICT
 
 FIELDS: Final = ("preference", "annotator", "shown_first", "noised", "cost_usd", "cached", "unscored_reason")
 OUT_SUFFIXES: Final = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-_PAIR: Final = (*INSTRUCTION, Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
+PAIR: Final = (*INSTRUCTION, Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
 _GENERATOR: Final = (Field("generator", TEXT, is_text, ""),)
 _SHOWN: Final = {"a": "output_1", "b": "output_2", "": None}
 
@@ -59,10 +59,7 @@ def read_pairs(path: Path) -> Pairs:
     Raises:
         DataError: The file cannot be read, or records are faulty; names them.
     """
-    records = read_records(path)
-    rows = check_rows(records, _PAIR, str(path))
-    kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
-    check_writable([row.number for row in rows], kept, str(path))
+    rows, kept = read_rows(path, PAIR)
     replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
     return Pairs(
         [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
@@ -71,6 +68,19 @@ def read_pairs(path: Path) -> Pairs:
         [row["output_2"] for row in rows],
         replaced,
     )
+
+
+def read_rows(path: Path, fields: Sequence[Field]) -> tuple[list[Row], list[dict[str, Any]]]:
+    """The checked rows of a file, and the records as they came, which can be written again.
+
+    Raises:
+        DataError: The file cannot be read, or records are faulty; names them.
+    """
+    records = read_records(path)
+    rows = check_rows(records, fields, str(path))
+    kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
+    check_writable([row.number for row in rows], kept, str(path))
+    return rows, kept
 
 
 def read_contest(outputs: Path, reference: Path | None, data: str | None) -> tuple[Pairs, str, str]:

@@ -19,7 +19,7 @@ from ..data.files import read_records
 from ..data.schema import Field, Row, check_rows, is_text
 from ..oracles.human import LABEL
 from ..tables import format_table
-from .pairs import JUDGED, side
+from .pairs import JUDGED, VERDICT, side
 
 Kind = Literal["people", "judge", "annotator"]
 OF_ONE: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists")
@@ -27,7 +27,9 @@ OF_ONE: Final = ("agreement", "prefers_first", "prefers_longer", "prefers_lists"
 _FIELDS: Final = (
     *LABEL,
     Field("shown_first", "output_1 or output_2", lambda value: value in (None, "output_1", "output_2"), None),
-    Field(JUDGED[0], "a number from 1 to 2, or null", lambda value: value is None or 0 <= value <= 2, None),
+    # What tells a person's label from a judge's verdict, and a file of labels from one of pairs.
+    Field("raw_preference", "a person's grade, 1 to 4", lambda value: type(value) is int and 1 <= value <= 4),
+    replace(VERDICT, name=JUDGED[0]),
     Field(JUDGED[1], "a name", is_text, ""),
 )
 
@@ -85,8 +87,8 @@ def labels_of(rows: Sequence[Row]) -> Labels:
         voice = voices.setdefault((who, times[who, place]), len(voices))
         times[who, place] += 1
         cells.append((voice, place, row))
-    votes, first = (np.full((len(voices), len(places)), np.nan) for _ in range(2))
-    judged = np.full((1, len(places)), np.nan)
+    votes, first, cost = np.full((3, len(voices), len(places)), np.nan)
+    judged, unknown = np.full((2, 1, len(places)), np.nan)
     for voice, place, row in cells:
         votes[voice, place] = row["preference"] - 1
         if row["shown_first"]:
@@ -94,13 +96,12 @@ def labels_of(rows: Sequence[Row]) -> Labels:
         if better := side(row[JUDGED[0]]):
             judged[0, place] = better - 1
     names = np.array([[name] * len(places) for name, _ in voices])
-    unknown = np.full_like(votes, np.nan)
     judge_names = sorted({row[JUDGED[1]] for row in rows if row[JUDGED[1]]})
     name = judge_names[0] if len(judge_names) == 1 else ""
     return Labels(
         replace(Pairs.of(list(places)), published=True),
-        Opinions(votes, first, unknown, names),
-        Opinions(judged, np.full_like(judged, np.nan), np.full_like(judged, np.nan), np.full(judged.shape, name)),
+        Opinions(votes, first, cost, names),
+        Opinions(judged, unknown, unknown, np.full(judged.shape, name)),
         name,
     )
 

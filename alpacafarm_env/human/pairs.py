@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from ..cli.annotation_files import read_pairs
-from ..data.files import read_records
-from ..data.schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+from ..cli.annotation_files import FIELDS as ANNOTATION
+from ..cli.annotation_files import PAIR, read_rows
+from ..data.schema import Fault, Field, raise_faults, shown
+from ..instructions import Instruction
 from .task import Task
 
 FIELDS: Final = ("preference", "raw_preference", "annotator", "shown_first", "seconds", "answered_at")
@@ -47,24 +48,7 @@ def load_pairs(path: Path) -> list[Pair]:
     Raises:
         DataError: The file cannot be read, records are faulty, or a pair is there twice; names them.
     """
-    records = read_records(path)
-    rows, pairs = check_rows(records, (_VERDICT, JUDGE), str(path)), read_pairs(path)
-    found, seen, faults = [], dict[tuple[str, ...], int](), []
-    for row, record, ask, *outputs in zip(
-        rows, pairs.records, pairs.instructions, pairs.first, pairs.second, strict=True
-    ):
-        first = seen.setdefault((ask, *sorted(outputs)), row.number)
-        if first != row.number:
-            faults.append(
-                Fault(row.number, "instruction", f"the pair of record {first}: {shown(ask)}", "each pair once")
-            )
-        kept = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
-        verdict, judge = row["preference"], row["annotator"]
-        judged = {} if verdict is None else dict(zip(JUDGED, (verdict, judge), strict=True))
-        if outputs[0] != outputs[1]:
-            found.append(Pair(ask, (outputs[0], outputs[1]), {**kept, **judged}))
-    raise_faults(faults, str(path))
-    return found
+    return [pair for _, pair in _read(path, VERDICT) if pair.outputs[0] != pair.outputs[1]]
 
 
 def load_qualification(path: Path) -> list[Pair]:
@@ -73,12 +57,27 @@ def load_qualification(path: Path) -> list[Pair]:
     Raises:
         DataError: As of `load_pairs`, or a pair has no right answer, or identical outputs.
     """
-    pairs = load_pairs(path)
-    rows = check_rows(read_records(path), (_VERDICT, *_OUTPUTS), str(path))
-    wanted = "the right answer, 1 or 2, to two different outputs"
-    faulty = [row for row in rows if not side(row["preference"]) or row["output_1"] == row["output_2"]]
-    raise_faults([Fault(row.number, "preference", shown(row["preference"]), wanted) for row in faulty], str(path))
-    return pairs
+    pairs, wanted = _read(path, _KEY), "two different outputs"
+    same = [number for number, pair in pairs if pair.outputs[0] == pair.outputs[1]]
+    raise_faults([Fault(number, "output_2", "the same as output_1", wanted) for number in same], str(path))
+    return [pair for _, pair in pairs]
+
+
+def _read(path: Path, verdict: Field) -> list[tuple[int, Pair]]:
+    """The pairs of a file and their records' numbers."""
+    found, seen, faults = [], dict[tuple[str, ...], int](), []
+    for row, record in zip(*read_rows(path, (*PAIR, verdict, JUDGE)), strict=True):
+        ask, outputs = Instruction(row["instruction"], row["input"]), (row["output_1"], row["output_2"])
+        first = seen.setdefault((ask, *sorted(outputs)), row.number)
+        if first != row.number:
+            told = f"the pair of record {first}: {shown(ask)}"
+            faults.append(Fault(row.number, "instruction", told, "each pair once"))
+        kept = {name: value for name, value in record.items() if name not in (*ANNOTATION, *FIELDS, *JUDGED)}
+        said = row[verdict.name], row[JUDGE.name]
+        judged = {} if said[0] is None else dict(zip(JUDGED, said, strict=True))
+        found.append((row.number, Pair(ask, outputs, {**kept, **judged})))
+    raise_faults(faults, str(path))
+    return found
 
 
 def _is_verdict(value: object) -> bool:
@@ -88,6 +87,6 @@ def _is_verdict(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and (1 <= value <= 2 or value == 0)
 
 
-_VERDICT: Final = Field("preference", "a number from 1 (output_1) to 2 (output_2), or null", _is_verdict, None)
+VERDICT: Final = Field("preference", "a number from 1 (output_1) to 2 (output_2), or null", _is_verdict, None)
 JUDGE: Final = Field("annotator", "a name", lambda value: isinstance(value, str | None), None)
-_OUTPUTS: Final = (Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
+_KEY: Final = Field("preference", "the right answer, 1 or 2", lambda value: _is_verdict(value) and side(value) > 0)

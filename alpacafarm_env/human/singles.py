@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from ..cli.annotation_files import check_writable
+from ..cli.annotation_files import read_rows
 from ..data.files import read_records
-from ..data.schema import INSTRUCTION, TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+from ..data.schema import INSTRUCTION, TEXT, Fault, Field, is_text, raise_faults
 from ..instructions import RATINGS, Instruction
 from .pairs import JUDGE
 from .task import Task
@@ -56,21 +56,7 @@ def load_singles(path: Path) -> list[Single]:
     Raises:
         DataError: The file cannot be read, records are faulty, or a response is there twice; names them.
     """
-    records = read_records(path)
-    rows = check_rows(records, (*INSTRUCTION, Field("output", TEXT, is_text), _RATING, JUDGE), str(path))
-    kept: list[dict[str, Any]] = [records[row.number - 1] for row in rows]  # type: ignore[misc]
-    check_writable([row.number for row in rows], kept, str(path))
-    found, seen, faults = [], dict[tuple[str, str], int](), []
-    for row, record in zip(rows, kept, strict=True):
-        ask = Instruction(row["instruction"], row["input"])
-        first = seen.setdefault((ask, row["output"]), row.number)
-        if first != row.number:
-            faults.append(Fault(row.number, "output", f"the response of record {first}", "each response once"))
-        own = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
-        judged = {} if row["rating"] is None else dict(zip(JUDGED, (row["rating"], row["annotator"]), strict=True))
-        found.append(Single(ask, (row["output"],), {**own, **judged}))
-    raise_faults(faults, str(path))
-    return found
+    return _read(path, _RATING)
 
 
 def load_qualification(path: Path) -> list[Single]:
@@ -79,20 +65,31 @@ def load_qualification(path: Path) -> list[Single]:
     Raises:
         DataError: As of `load_singles`, or a response has no right rating.
     """
-    singles = load_singles(path)
-    rows = check_rows(read_records(path), (_RATING,), str(path))
-    faulty = [row for row in rows if row["rating"] is None]
-    raise_faults([Fault(row.number, "rating", shown(None), f"the right one, {_WHICH}") for row in faulty], str(path))
-    return singles
+    return _read(path, _KEY)
+
+
+def _read(path: Path, rating: Field) -> list[Single]:
+    fields = (*INSTRUCTION, Field("output", TEXT, is_text), rating, JUDGE)
+    found, seen, faults = [], dict[tuple[str, str], int](), []
+    for row, record in zip(*read_rows(path, fields), strict=True):
+        ask = Instruction(row["instruction"], row["input"])
+        first = seen.setdefault((ask, row["output"]), row.number)
+        if first != row.number:
+            faults.append(Fault(row.number, "output", f"the response of record {first}", "each response once"))
+        own = {name: value for name, value in record.items() if name not in (*FIELDS, *JUDGED)}
+        said = row[rating.name], row[JUDGE.name]
+        judged = {} if said[0] is None else dict(zip(JUDGED, said, strict=True))
+        found.append(Single(ask, (row["output"],), {**own, **judged}))
+    raise_faults(faults, str(path))
+    return found
 
 
 _WHICH: Final = f"a number from {RATINGS[0]} to {RATINGS[-1]}"
 
 
 def _is_rating(value: object) -> bool:
-    if value is None:
-        return True
     return isinstance(value, int | float) and not isinstance(value, bool) and RATINGS[0] <= value <= RATINGS[-1]
 
 
-_RATING: Final = Field("rating", f"{_WHICH}, or null", _is_rating, None)
+_RATING: Final = Field("rating", f"{_WHICH}, or null", lambda value: value is None or _is_rating(value), None)
+_KEY: Final = Field("rating", f"the right one, {_WHICH}", _is_rating)

@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from ...errors import DataError
 from ...human.analysis import load_labels
 from ..harness.study import Row
 from .rows import TARGETS, Target, rows_of
@@ -19,11 +18,9 @@ _LIKE: Final = {"people": "human", "judge": "sim_gpt4"}
 
 
 def labels_digest(path: Path) -> str:
-    """Hash of a file of labels, hexadecimal; DataError if it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise DataError(f"--labels: {path}: expected a file of labels, got {error.strerror}.") from error
+    """Hash of a file of labels, hexadecimal; DataError if it is faulty."""
+    load_labels(path)  # now, and not after the other judges' minutes
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def people_rows(path: Path) -> list[Row]:

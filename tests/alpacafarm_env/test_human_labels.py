@@ -21,7 +21,7 @@ REFERENCES = sandbox.SANDBOX.references("eval")[:3]
 
 def label(ask, one, two, preference, annotator="Ann", **more):
     row = {"instruction": ask.instruction, "input": ask.input, "output_1": one, "output_2": two}
-    return {**row, "preference": preference, "annotator": annotator, **more}
+    return {**row, "preference": preference, "raw_preference": 1 + preference, "annotator": annotator, **more}
 
 
 @pytest.fixture
@@ -131,3 +131,12 @@ def test_the_figures_are_those_counted_by_hand(said):
         "Cyd",
     ]
     assert any(line.split()[:3] == ["agreement", "0.667", "(4)"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"judge_preference": "x"}, {"judge_preference": True}, {"raw_preference": None}, {"raw_preference": 5}]
+)
+def test_what_is_no_person_s_label_is_told(tmp_path, wrong):
+    rows = [label(EVAL[0], "a", "b", 1), label(EVAL[1], "a", "b", 2, **wrong)]
+    with pytest.raises(DataError, match=f"record 2 field '{next(iter(wrong))}'"):
+        load_labels(write(tmp_path / "labels.json", rows))

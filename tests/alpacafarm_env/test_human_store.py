@@ -202,30 +202,25 @@ def test_other_databases_are_refused_and_left_as_they_are(tmp_path):
         assert (tmp_path / name).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        ([{"instruction": "a", "output_1": "x"}], "output_2"),
-        ([{"instruction": "a", "output_1": "x", "output_2": "y", "preference": 3}], "preference"),
-        (
-            [
-                {"instruction": "a", "output_1": "x", "output_2": "y"},
-                {"instruction": "a", "output_1": "y", "output_2": "x"},
-            ],
-            "record 2",
-        ),
-    ],
-)
-def test_faulty_pairs_are_named(tmp_path, rows, told):
-    with pytest.raises(DataError, match=told):
-        load_pairs(write(tmp_path / "pairs.json", rows))
+def test_all_faults_of_pairs_are_named_at_once(tmp_path):
+    row = make_pairs(1)[0]
+    path = write(
+        tmp_path / "pairs.json", [{**row, "output_2": None}, {**row, "preference": 3}, {**row, "annotator": 4}]
+    )
+    with pytest.raises(DataError, match=r"(?s)1 field 'output_2'.*2 field 'preference'.*3 field 'annotator'"):
+        load_pairs(path)
+    swapped = {**row, "output_1": row["output_2"], "output_2": row["output_1"]}
+    with pytest.raises(DataError, match="record 2"):
+        load_pairs(write(path, [row, swapped]))
 
 
 def test_a_qualification_set_has_a_right_answer_to_each(tmp_path):
-    for row in ({"preference": None}, {"preference": 1.5}, {"preference": 1, "output_2": "left 1"}):
-        rows = [*qualification(1), {**qualification(2)[1], **row}]
-        with pytest.raises(DataError, match="record 2"):
-            load_qualification(write(tmp_path / "key.json", rows))
+    rows = qualification(4)
+    wrong = [rows[0], {**rows[1], "preference": None}, {**rows[2], "preference": 1.5}, {**rows[3], "output_1": 1}]
+    with pytest.raises(DataError, match=r"(?s)2 field 'preference'.*3 field 'preference'.*4 field 'output_1'"):
+        load_qualification(write(tmp_path / "key.json", wrong))
+    with pytest.raises(DataError, match="record 2 field 'output_2'"):
+        load_qualification(write(tmp_path / "key.json", [rows[0], {**rows[1], "output_2": rows[1]["output_1"]}]))
 
 
 def test_identical_outputs_are_not_asked_about(tmp_path):

@@ -23,7 +23,7 @@ def labels(path, num, bob):
     """Ann always takes the first, as the judge of the pairs does; Bob the first of the first `bob`."""
     rows = [
         {"instruction": f"Ask {n}", "output_1": "a", "output_2": "b", "preference": preference, "annotator": name}
-        | {"judge_preference": 1, "judge": "gpt4", "shown_first": "output_1"}
+        | {"raw_preference": 1 + preference, "judge_preference": 1, "judge": "gpt4", "shown_first": "output_1"}
         for n in range(num)
         for name, preference in (("Ann", 1), ("Bob", 1 + (n >= bob)))
     ]
@@ -46,5 +46,12 @@ def test_people_have_the_figures_of_the_simulated_judges(assets, tmp_path, capsy
     printed = capsys.readouterr().out
     assert "Level people:" in printed
     assert [line.split()[0] for line in printed.splitlines() if "(40)" in line] == ["Ann", "Bob"]
-    assert run(assets, tmp_path / "out", "--labels", str(tmp_path / "none.json")) == 2
-    assert "none.json" in capsys.readouterr().err
+
+
+def test_a_faulty_file_is_told_before_any_judge_is_asked(assets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(annotators, "judge_rows", lambda *_: pytest.fail("asked"))
+    rows = [{"instruction": "a", "output_1": "x", "output_2": "y", "preference": 1, "annotator": "gpt4"}]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    for name in ("none.json", "pairs.json"):
+        assert run(assets, tmp_path / "out", "--labels", str(tmp_path / name)) == 2
+        assert name in capsys.readouterr().err
