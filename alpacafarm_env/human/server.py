@@ -16,14 +16,12 @@ from __future__ import annotations
 import hmac
 import math
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-import uvicorn
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -34,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AlpacaFarmError, DataError
-from ..judge_server.http import resolve
+from ..judge_server.running import RunningApp
 from .session import MOST_CRITIQUE, NOTES, QUALIFIED_FROM, Session, read_name
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -53,7 +51,7 @@ RATINGS: Final = ("useless", "bad", "weak", "middling", "decent", "good", "excel
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",  # the address has the secret
+    "Referrer-Policy": "same-origin",  # the address has the secret; "no-referrer" would take the Origin off our forms
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -195,55 +193,32 @@ class _Page:
         return Response(text, status, media_type="text/html")
 
 
-class PageServer:
+class PageServer(RunningApp):
     """The page on a thread of its own; a context manager.
 
     Args:
         session: Who is shown what.
         guideline: Plain text that annotators are shown.
-        host: The interface to listen on, an address or a name of this machine.
-        port: 0 for any free one.
-        allow_remote: Take a `host` that other machines can reach. Anybody on the way can read what is asked and said.
-
-    Raises:
-        AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
-        OSError: `host` is not known, or the port is taken or may not be used.
+        host, port, allow_remote: As of `RunningApp`. Anybody on the way can read what is asked and said.
     """
 
     def __init__(
         self, session: Session, guideline: str, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False
     ) -> None:
-        family, address, self.remote = resolve(host, port, allow_remote=allow_remote)
-        self._socket = socket.create_server(address[:2], family=family, backlog=128)
-        bound, self._port = self._socket.getsockname()[:2]
-        self._host = f"[{bound}]" if family == socket.AF_INET6 else bound
-        self._token = session.store.token
-        config = uvicorn.Config(
+        super().__init__(
             make_app(session, guideline),
-            log_level="warning",
-            access_log=False,  # addresses have the secret
+            host=host,
+            port=port,
+            allow_remote=allow_remote,
             lifespan="off",
             ws="none",
             server_header=False,
-            limit_concurrency=200,
-            timeout_graceful_shutdown=2,
+            access_log=False,  # addresses have the secret
         )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
-
-    @property
-    def url(self) -> str:
-        """The page's address, its secret included."""
-        return f"http://{self._host}:{self._port}/{self._token}/"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        found = urlsplit(self.url)
+        if found.hostname in ("0.0.0.0", "::"):  # noqa: S104 -- all interfaces, and no address to open elsewhere
+            self.url = f"http://{socket.gethostname()}:{found.port}"
+        self.url += f"/{session.store.token}/"
 
 
 def _minutes(seconds: float) -> str:

@@ -2,18 +2,26 @@
 
 import json
 import re
+import socket
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from html import unescape
+from urllib.parse import urlsplit
 
 import pytest
 from command_files import read, write
 from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run, undo
 
+from alpacafarm_env.errors import AlpacaFarmError
 from alpacafarm_env.human.store import Store
 
 pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from alpacafarm_env.human.server import PageServer
+from alpacafarm_env.judge_server import running
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def test_the_browser_is_told_to_ask_nobody_else(page):
         policy = reply.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert reply.headers["referrer-policy"] == "same-origin"
         assert reply.status_code == (404 if "pairs" in path or "server" in path else 200)
         # Our own files alone, by relative addresses; no style or script within the page.
         assert not re.search(
@@ -154,15 +162,26 @@ def test_a_database_that_fails_is_an_error_and_no_stored_answer(page):
 
 
 def test_other_machines_cannot_reach_it_unasked(tmp_path):
-    from alpacafarm_env.errors import AlpacaFarmError
-    from alpacafarm_env.human.server import PageServer
-
     session = open_session(tmp_path, write, make_pairs(2))
     with pytest.raises(AlpacaFarmError, match="--allow-remote"):
         PageServer(session, "", host="")  # all interfaces
     with PageServer(session, "") as server, urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
         assert len(shown(reply.read().decode())) == 2
         assert not server.remote
+    with PageServer(session, "", host="", allow_remote=True) as server:
+        assert urlsplit(server.url).hostname == socket.gethostname().lower()
+        assert server.remote
+
+
+def test_halves_of_requests_keep_nobody_out(page, monkeypatch):
+    monkeypatch.setattr(running, "MOST_CONNECTIONS", 8)
+    with PageServer(page.session, "") as server, ExitStack() as stack:
+        place = urlsplit(server.url)
+        for _ in range(20):
+            half = stack.enter_context(socket.create_connection((place.hostname, place.port)))
+            half.sendall(b"GET / HTTP/1.1\r\nHost: a")
+        with urllib.request.urlopen(f"{server.url}work?name=Ann", timeout=5) as reply:
+            assert len(shown(reply.read().decode())) == 2
 
 
 def test_the_command_serves_then_writes_and_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
