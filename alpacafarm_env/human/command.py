@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 import webbrowser
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -117,13 +116,11 @@ def _serve(session: Session, guideline: str, options: argparse.Namespace) -> Non
     from ..judge_server.http import serve
 
     where = {"host": options.host, "port": options.port}
-    for name in ("starlette", "uvicorn"):
-        try:
-            import_module(name)
-        except ImportError as error:
-            text = f"the page needs the package {name}. Install it: pip install 'alpacafarm-env[human]'"
-            raise DataError(f"annotate-human: {text}.") from error
-    from .server import PageServer
+    try:
+        from .server import PageServer
+    except ImportError as error:
+        text = f"the page needs the packages starlette and uvicorn ({error})"
+        raise DataError(f"annotate-human: {text}. Install them (pip install 'alpacafarm-env[human]').") from error
 
     def start() -> PageServer:
         server = PageServer(session, guideline, allow_remote=options.allow_remote, **where)

@@ -145,7 +145,7 @@ def test_a_skip_has_one_of_the_reasons_or_one_s_own(page):
 
 
 def test_who_is_kept_out_is_told_and_gets_no_pair(tmp_path):
-    page = Page(open_session(tmp_path, write, make_pairs(2), qualification(10)))
+    page = Page(open_session(tmp_path, write, make_pairs(2), [*qualification(8), *make_pairs(2, preference=1)]))
     assert "Qualification" in page.work()
     assert 'id="skip"' not in page.work()
     for n in range(10):
@@ -263,5 +263,7 @@ def test_what_cannot_be_served_is_told(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, pairs, "--out", out, "--seed", "9") == 2
     capsys.readouterr()
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("human.server", "judge_server.running"):
+        monkeypatch.delitem(sys.modules, f"alpacafarm_env.{name}")
     assert run(monkeypatch, pairs, "--out", out) == 2
     assert "[human]" in capsys.readouterr().err
