@@ -179,7 +179,8 @@ def test_connections_that_bring_no_request_keep_nobody_out_of_an_application(mon
         assert not has_ended(held[-1], within=0.2)
     monkeypatch.setattr(running, "IDLE_S", 0.3)
     with SERVERS[1](Constant(0.5)) as server, ExitStack() as stack:
-        sent = (b"", b"POST /score HT", b"POST /score HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        half = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        sent = (b"", b"POST /score HT", half)
         held = [stack.enter_context(opened(server.url, each)) for each in sent]
         assert all(map(has_ended, held))
         with opened(server.url, b"GET /health HTTP/1.1\r\nX-L: ") as slow, pytest.raises(ConnectionError):
