@@ -198,7 +198,7 @@ def _columns(body: dict[str, Any], names: Sequence[str]) -> list[list[str]]:
     """The lists of texts of these names, all of one length."""
     for name in names:
         if name not in body:
-            raise FieldError(name, f"expected a list of texts, got a body without it, of {shorten(str(list(body)))}")
+            raise FieldError(name, f"expected a list of texts, got no such field among {shorten(str(list(body)))}")
         _check_texts(name, body[name])
         if len(body[name]) != len(body[names[0]]):
             raise FieldError(name, f"expected {len(body[names[0]])} texts, as {names[0]} has, got {len(body[name])}")
