@@ -104,7 +104,8 @@ class Store:
         with self._errors():
             if kind := network_kind(path):
                 raise DataError(f"{path}: expected a file on a local disk, got one on {kind}, where it can be lost.")
-            if not path.exists():
+            self._new = not path.exists()
+            if self._new:
                 token = secrets.token_urlsafe(16)
                 settings = f"INSERT INTO settings VALUES ('{token}', {seed or 0:d})"  # noqa: S608 -- nobody's words
                 create(path, (*SCHEMA, settings), application_id=APPLICATION_ID, version=VERSION)
@@ -124,8 +125,12 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes the file; what was refused before anybody answered leaves none behind."""
+        needless = self._new and kind is not None and not self.all()
         self.close()
+        if needless:
+            self.path.unlink()
 
     def close(self) -> None:
         """Closes the file; may be called again."""

@@ -252,8 +252,9 @@ def test_the_qualification_set_is_given_as_long_as_it_was_answered(tmp_path, mon
 
 def test_what_cannot_be_served_is_told(tmp_path, monkeypatch, capsys):
     pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
-    assert run(monkeypatch, pairs, "--out", out, "--host", "") == 2
+    assert run(monkeypatch, pairs, "--out", out, "--host", "", "--seed", "1") == 2
     assert "--allow-remote" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [pairs]
     write(tmp_path / "mine.json", [{"instruction": "x"}])
     assert run(monkeypatch, pairs, "--out", tmp_path / "mine.json") == 2
     assert json.loads((tmp_path / "mine.json").read_text()) == [{"instruction": "x"}]
