@@ -8,7 +8,7 @@ reloaded and the server killed at any time.
     GET  /TOKEN/work?name=Ann  the pair to judge now
     POST /TOKEN/answer         name, pair, since (when it was shown), and choice (1 to 4) or reason; for a single
                                response choice is 1 to 7, with critique (optional)
-    POST /TOKEN/undo           name, pair (none at the end)
+    POST /TOKEN/undo           name, pair (none at the end), since
 """
 
 from __future__ import annotations
@@ -142,31 +142,26 @@ class _Page:
         return await self._post(request, self._answer)
 
     async def undo(self, request: Request) -> Response:
-        return await self._post(request, lambda name, fields: self._session.undo(name, fields.get("pair", "")))
+        return await self._post(request, self._undo)
 
     def _answer(self, name: str, fields: Mapping[str, str]) -> str:
         choice = fields.get("choice")
         last = len(self._choices)
         if choice is not None and choice not in map(str, range(1, last + 1)):
             raise DataError(f"choice: expected 1 to {last}, got {choice[:20]!r}.")
-        try:
-            since = float(fields.get("since", ""))
-        except ValueError:
-            since = math.nan
-        if not math.isfinite(since):
-            raise DataError(
-                f"since: expected the time at which the pair was shown, got {fields.get('since', '')[:20]!r}."
-            )
         reason = fields.get("reason", "") or fields.get("other", "")
         given = int(choice) if choice else None
         return self._session.answer(
             name,
             fields.get("pair", ""),
-            max(0.0, time.time() - since),
+            _seconds(fields),
             choice=given,
             reason=reason,
             critique=fields.get("critique", "") if self._session.rates else "",
         )
+
+    def _undo(self, name: str, fields: Mapping[str, str]) -> str:
+        return self._session.undo(name, fields.get("pair", ""), _seconds(fields))
 
     async def _post(self, request: Request, act: Callable[[str, Mapping[str, str]], str]) -> Response:
         """Does what a form asks for and sends the browser to the next page, which a reload only shows again."""
@@ -219,6 +214,18 @@ class PageServer(RunningApp):
         if found.hostname in ("0.0.0.0", "::"):  # noqa: S104 -- all interfaces, and no address to open elsewhere
             self.url = f"http://{socket.gethostname()}:{found.port}"
         self.url += f"/{session.store.token}/"
+
+
+def _seconds(fields: Mapping[str, str]) -> float:
+    """Since the page was sent."""
+    given = fields.get("since", "")
+    try:
+        since = float(given)
+    except ValueError:
+        since = math.nan
+    if not math.isfinite(since):
+        raise DataError(f"since: expected the time at which the page was sent, got {given[:20]!r}.")
+    return max(0.0, time.time() - since)
 
 
 def _minutes(seconds: float) -> str:

@@ -23,14 +23,14 @@ from .task import Task
 QUALIFIED_FROM: Final = 0.70
 """Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
 LEAST_SECONDS: Final = 0.3
-"""An answer that comes sooner is the second of a double click, and means the pair before."""
+"""What comes sooner after the page is the second of a double click, and means the page before."""
 MOST_SECONDS: Final = 24 * 3600.0
 """An answer that comes later says nothing of how long it took."""
 MOST_CHARS: Final = 60
 """Of an annotator's name."""
 NOTES: Final = {
     "again": "That one was answered before, and that answer stands. Undo takes back the last one.",
-    "soon": "That came too soon after the page to be an answer to it, and was not stored.",
+    "soon": "That came too soon after the page to be about it, so nothing was done.",
     "late": "The page was a day old, so that was not stored. Here it is anew.",
     "reason": "What is skipped is skipped for a reason, and nothing of the qualification set is.",
     "nothing": "There is nothing to undo.",
@@ -160,14 +160,19 @@ class Session:
         self.store.add(given, standing.pair)
         return ""
 
-    def undo(self, annotator: str, key: str) -> str:
+    def undo(self, annotator: str, key: str, seconds: float) -> str:
         """Takes back an annotator's last answer; of `NOTES` what speaks against it, or "".
 
-        `key` is that of the pair which is theirs now, "" at the end: the second of a double click has another.
+        Args:
+            annotator: Whose answer it is.
+            key: Of the pair that is theirs now; "" at the end.
+            seconds: Since it was shown.
         """
         standing = self.standing(annotator)
         if key != (standing.pair.key if standing.pair else ""):
             return "moved"
+        if seconds < LEAST_SECONDS:
+            return "soon"
         return "" if standing.can_undo and self.store.undo(annotator, standing.part) else "nothing"
 
     def _order(self, annotator: str, part: Part) -> list[Task]:

@@ -41,7 +41,7 @@ def judge(session, name, better, slightly=False, seconds=10.0):
 def undo(session, name):
     """As the page does: from what is shown now."""
     pair = session.standing(name).pair
-    return session.undo(name, pair.key if pair else "")
+    return session.undo(name, pair.key if pair else "", 9.0)
 
 
 class Page:

@@ -104,6 +104,8 @@ def test_the_second_of_two_clicks_on_undo_takes_nothing_back(page):
         sent = {"pair": pair.key if pair else ""}
         told = ['role="alert"' in page.post("undo", **sent).text for _ in range(2)]
         assert (told, len(page.session.store.all())) == ([False, True], num - 1)
+        assert 'role="alert"' in page.post("undo", since=f"{time.time():.3f}").text  # on the page that came in between
+        assert len(page.session.store.all()) == num - 1
         page.post("undo")
         assert len(page.session.store.all()) == num - 2
 
