@@ -200,7 +200,7 @@ class Clicker(Person):
         box = self.page.locator("#undo button").bounding_box()
         place = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         self.page.mouse.click(*place)
-        self.page.wait_for_timeout(60)  # a double click, and mostly the next page is there for its second half
+        self.page.wait_for_timeout(60)  # a double click takes back one
         self.page.mouse.click(*place)
 
 
