@@ -6,18 +6,21 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from ..errors import BudgetExceededError, OutageError
 from .base import DetailedOracle, OracleError, RewardOracle, Verdicts, is_paid, judge
 
 MAX_ROWS: Final = 256
 WAIT_S: Final = 0.004
+_DOWN: Final = (OutageError, BudgetExceededError, ConnectionError, TimeoutError)
+"""Errors that no row is the cause of."""
 
 
 class MicroBatched(DetailedOracle):
     """Asks another oracle, never twice at once: whoever comes during a call is part of the next one.
 
     The first to come waits for as many others as were asked for last, at most `wait_s`: one thread alone does not
-    wait. If a call for several fails, each is asked for alone, so that nobody fails by another's texts; but if the
-    first and the last fail by the same error as all did, it is the oracle that fails, and the others get it too.
+    wait. If a call for several fails, each is asked for alone, so that nobody fails by another's texts; but where the
+    error says that the oracle cannot be reached, or may spend no more, all get it.
 
     There is no thread of its own: those who ask take turns to ask for all.
 
@@ -106,23 +109,10 @@ class MicroBatched(DetailedOracle):
         failed = self._try(taken)
         if failed is None:
             return
-        if len(taken) == 1:
-            taken[0].end(failed)
-            return
-        # Not the first two: neighbours may well ask about one instruction.
-        alone = [self._alone(taken[0]), self._alone(taken[-1])]
-        down = all(repr(error) == repr(failed) for error in alone)
-        for asked in taken[1:-1]:
-            if down:
-                asked.end(failed)
-            else:
-                self._alone(asked)
-
-    def _alone(self, asked: _Asked) -> Exception | None:
-        error = self._try([asked])
-        if error is not None:
-            asked.end(error)
-        return error
+        for asked in taken:
+            error = failed if len(taken) == 1 or isinstance(failed, _DOWN) else self._try([asked])
+            if error is not None:
+                asked.end(error)
 
     def _try(self, taken: Sequence[_Asked]) -> Exception | None:
         """Asks once for all of them; the error if that fails, which they are not told yet."""
