@@ -82,12 +82,12 @@ def test_other_vocabulary_or_no_folder_is_refused(llama, reward_model_folder, to
 
 
 def test_a_padding_token_that_only_the_policy_has_is_no_other_vocabulary(llama, reward_model_folder):
-    policy = copy.deepcopy(llama)
-    policy.tokenizer.add_special_tokens({"pad_token": "<new pad>"})
-    ValueModel.from_pretrained(reward_model_folder, policy=policy)
-    policy.tokenizer.add_tokens(["<word>"])
+    llama.tokenizer = copy.deepcopy(llama.tokenizer)
+    llama.tokenizer.add_special_tokens({"pad_token": "<new pad>"})
+    ValueModel.from_pretrained(reward_model_folder, policy=llama)
+    llama.tokenizer.add_tokens(["<word>"])
     with pytest.raises(ValueError, match="1 tokens differ: '<word>'"):
-        ValueModel.from_pretrained(reward_model_folder, policy=policy)
+        ValueModel.from_pretrained(reward_model_folder, policy=llama)
 
 
 # Roles on the trunk of a LoRA policy ----------------------------------------------------------------------------------
