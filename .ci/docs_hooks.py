@@ -16,10 +16,9 @@ from typing import Any
 from mkdocs.plugins import event_priority
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDIES = (
-    *("win_rate_curve", "method_ranking", "train", "throughput", "leaderboard", "reward_model_accuracy", "ratings"),
-    *("self_rewarding", "annotators", "overoptimization", "protocol", "recorded_surrogate", "build_sandbox"),
-)
+STUDIES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.py")) + [
+    each.stem for each in sorted(ROOT.glob("benchmarks/*.py")) if each.stem != "__init__"
+]
 COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "serve", "judge-server")
 
 

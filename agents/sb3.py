@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -303,6 +304,7 @@ class TokenVecEnv(VecEnv):
         if env.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP or base.truncates_unscored:
             raise ValueError('Expected an environment with autoreset_mode="SameStep" and on_unscored="raise".')
         self.env: Any = env
+        self._with_rows: Any = DictInfoToList(env)
         self._actions: NDArray[Any] = np.zeros(0)
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -312,8 +314,7 @@ class TokenVecEnv(VecEnv):
         if any(self._options) and len(ids) < self.num_envs:
             raise ValueError(f"Expected options with an instruction_id for every slot, or none, got {self._options!r}.")
         options = {"instruction_ids": ids} if ids else None
-        observations, infos = self.env.reset(seed=self._seeds, options=options)
-        self.reset_infos = rows_of(infos, self.num_envs)
+        observations, self.reset_infos = self._with_rows.reset(seed=self._seeds, options=options)
         self._reset_seeds()
         self._reset_options()
         result: VecEnvObs = observations
@@ -325,14 +326,12 @@ class TokenVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Steps. A slot's info is that of its episode's end, with `terminal_observation`, where it has one."""
-        observations, rewards, terminations, truncations, infos = self.env.step(self._actions)
-        finals = rows_of(infos.pop("final_info", {}), self.num_envs)
-        rows = rows_of(infos, self.num_envs)
+        observations, rewards, terminations, truncations, rows = self._with_rows.step(self._actions)
         dones = terminations | truncations
         for slot in np.flatnonzero(dones).tolist():
-            observed = rows[slot].pop("final_obs")
+            final, observed = rows[slot].pop("final_info"), rows[slot].pop("final_obs")
             self.reset_infos[slot] = rows[slot]
-            rows[slot] = {**finals[slot], "terminal_observation": observed}
+            rows[slot] = {**final, "terminal_observation": observed}
         for row in rows:
             row["TimeLimit.truncated"] = False  # a limit ends a response for good
         return observations, rewards.astype(np.float32), dones, rows
@@ -363,15 +362,3 @@ class TokenVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
         """Whether a slot is wrapped by itself: never."""
         return [False] * len(list(self._get_indices(indices)))
-
-
-def rows_of(infos: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """A vector environment's infos as one dictionary a slot, of what its masks say that it has."""
-    rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-    for key, values in infos.items():
-        if key.startswith("_"):
-            continue
-        column = rows_of(values, num_envs) if isinstance(values, dict) else values.tolist()
-        for slot in np.flatnonzero(infos[f"_{key}"]).tolist():
-            rows[slot][key] = column[slot]
-    return rows

@@ -38,7 +38,7 @@ def read_ratings(path: str | PathLike[str]) -> list[Rating]:
     """The ratings of a file, in its order; records without one are passed over.
 
     Raises:
-        DataError: The file cannot be read, records are faulty, or none is rated; names them.
+        DataError: The file cannot be read, or records are faulty; names them.
     """
     rows = [row for row in _rows(path) if row["rating"] is not None]
     return [Rating(_instruction(row), row["output"], int(row["rating"])) for row in rows]

@@ -17,9 +17,10 @@ from ...agents.language_model import LanguageModel
 from ...agents.loop import keyed_generator
 from ...agents.self_rewarding import SelfRewardingConfig, self_rewarding
 from ...agents.sft import SFT, FineTuningConfig
-from ...instructions import Demonstration, Instruction, Rating
+from ...instructions import Demonstration, Instruction
 from ...oracles.base import RewardOracle
 from ...oracles.policy_rating import PolicyRating, rating_demonstrations
+from ...oracles.ratings import rated
 from ...oracles.registry import make_oracle
 from ...sandbox.dataset import Sandbox, demonstration
 from ...seeding import keyed_rng
@@ -88,9 +89,8 @@ class World:
 
     def lessons(self) -> list[Demonstration]:
         """Demonstrations of answers and of ratings, each drawn by the seed."""
-        rated = [self.rows[row] for row in self._drawn("ratings", len(self.rows) - 2 * NUM_FIXED)]
-        scores = self.raters.score(*map(list, zip(*rated, strict=True)))
-        ratings = [Rating(x, y, int(score)) for (x, y), score in zip(rated, scores.tolist(), strict=True)]
+        rows = [self.rows[row] for row in self._drawn("ratings", len(self.rows) - 2 * NUM_FIXED)]
+        ratings, _ = rated(self.raters, *map(list, zip(*rows, strict=True)))
         asked = self.data.instructions("sft")
         drawn = [asked[row] for row in self._drawn("demonstrations", len(asked))]
         return [*(Demonstration(x, demonstration(x)) for x in drawn), *rating_demonstrations(ratings)]
