@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from ..cli.annotation_files import FIELDS as ANNOTATION
 from ..cli.annotation_files import PAIR, read_rows
@@ -21,8 +21,6 @@ JUDGED: Final = ("judge_preference", "judge")
 @dataclass(frozen=True)
 class Pair(Task):
     """Two outputs to one instruction; grades are 1: output_1 is clearly better, 2: slightly, 3 and 4: output_2."""
-
-    num_grades: ClassVar[int] = 4
 
     @property
     def better(self) -> int:

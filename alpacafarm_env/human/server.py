@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AlpacaFarmError, DataError
-from ..judge_server.running import RunningApp
+from ..judge_server.running import RunningApp, read_body
 from .session import MOST_CRITIQUE, NOTES, QUALIFIED_FROM, Session, read_name
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -165,11 +165,9 @@ class _Page:
 
     async def _post(self, request: Request, act: Callable[[str, Mapping[str, str]], str]) -> Response:
         """Does what a form asks for and sends the browser to the next page, which a reload only shows again."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                return PlainTextResponse(f"Expected at most {MAX_BODY} bytes.", 413)
+        body = await read_body(request, MAX_BODY)
+        if body is None:
+            return PlainTextResponse(f"Expected at most {MAX_BODY} bytes.", 413)
         try:
             fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10))
         except ValueError as error:

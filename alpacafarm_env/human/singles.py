@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from ..cli.annotation_files import read_rows
 from ..data.files import read_records
@@ -25,8 +25,6 @@ NEAR: Final = 1
 @dataclass(frozen=True)
 class Single(Task):
     """One output to an instruction; a grade is a rating."""
-
-    num_grades: ClassVar[int] = RATINGS[-1]
 
     def agrees(self, grade: int) -> bool:
         """Whether a rating is within `NEAR` of the response's own."""

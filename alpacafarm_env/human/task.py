@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from ..instructions import Instruction
 
@@ -19,8 +19,6 @@ class Task:
     instruction: Instruction
     outputs: tuple[str, ...]
     record: Mapping[str, Any]
-    num_grades: ClassVar[int]
-    """An answer is a grade from 1 to this."""
 
     @cached_property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from ..errors import AlpacaFarmError
 from ..oracles.base import RewardOracle
 from .http import MAX_BODY, MOST_CONNECTIONS
 from .replies import as_error
-from .running import RunningApp, as_response
+from .running import RunningApp, as_response, read_body
 from .scoring import HEALTH, SCORE, Scoring, refused
 
 
@@ -58,12 +58,10 @@ class AppServer(Scoring):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _respond(self, request: Request) -> Response:
-        content = bytearray()
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > MAX_BODY:
-                return as_response(as_error(413, f"expected a body of at most {MAX_BODY} bytes.", "too_large"))
-        asked = (request.method, request.url.path, bytes(content))
+        content = await read_body(request, MAX_BODY)
+        if content is None:
+            return as_response(as_error(413, f"expected a body of at most {MAX_BODY} bytes.", "too_large"))
+        asked = (request.method, request.url.path, content)
         loop = asyncio.get_running_loop()
         return as_response(await loop.run_in_executor(self._threads, self.reply, *asked))
 

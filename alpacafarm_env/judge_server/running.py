@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -67,6 +68,16 @@ class RunningApp:
 def as_response(reply: HttpReply) -> Response:
     """The reply as Starlette sends it."""
     return Response(reply.body, reply.status, dict(reply.headers))
+
+
+async def read_body(request: Request, most: int) -> bytes | None:
+    """The body of a request; None if it has more bytes than `most`, of which no more are read."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            return None
+    return bytes(content)
 
 
 class _Guard:
