@@ -5,8 +5,10 @@ sentence a line. Everything that comes in is escaped: a response that contains m
 """
 
 import base64
+import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,6 +179,19 @@ def text_table(table: Table) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.header))]
     rows.insert(1, ["-" * width for width in widths])
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def markdown_table(table: Table) -> str:
+    """The table for a page of Markdown, without its caption."""
+    marks = ["---:" if numeric else "---" for numeric in table.numeric]
+    rows = [list(map(markdown_text, cells)) for cells in (table.header, *table.rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], marks, *rows[1:]))
+
+
+def markdown_text(text: str) -> str:
+    """Plain text for a line of Markdown: what would be markup there is shown as it is."""
+    marked = re.sub(r"[\\`*|]|(?<!\w)_|_(?!\w)|(?<=\])\(", r"\\\g<0>", html.escape(text, quote=False))
+    return marked.replace("\n", "<br>")
 
 
 def settings_table(settings: Mapping[str, Any]) -> Table:

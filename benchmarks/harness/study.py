@@ -82,7 +82,8 @@ class StudyOptions:
 
     def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
-        return Study(self.folder(name), name, config, seeds=range(self.seeds), sources=sources, shard=self._shard)
+        folder, seeds = self.folder(name), range(self.seeds)
+        return Study(folder, name, config, seeds=seeds, sources=sources, shard=self._shard, quick=self.quick)
 
     @property
     def _shard(self) -> Shard:
@@ -100,6 +101,7 @@ class Study:
         sources: The models and data that cells are made from. A folder made from other content is refused, wherever
             that lies; so is a cell during which the content changes.
         shard: Which of the cells this call runs.
+        quick: Recorded in the manifest: a smaller study, whose numbers are no results.
 
     Attributes:
         failed: Cell of this call -> why it failed.
@@ -118,8 +120,10 @@ class Study:
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
         shard: Shard = WHOLE,
+        quick: bool = False,
     ) -> None:
         self.out = Path(out)
+        self.quick = quick
         self.began = monotonic()
         self.shard = shard
         stored.refuse_taken(self.out, shard)
@@ -231,6 +235,7 @@ class Study:
         manifest = {
             "name": self.name,
             "complete": self.exit_status == 0,
+            "quick": self.quick,
             "config": self.config,
             "contents": self._contents,
             "seeds": self.seeds,

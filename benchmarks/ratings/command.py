@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pandas as pd
@@ -29,7 +30,10 @@ from ...folders import hash_folder, hash_model
 from ...instructions import Preference
 from ...oracles.ratings import rated
 from ...sandbox.dataset import ASSETS, Sandbox, label
-from ..harness.estimates import Estimate, frame_of, pivot
+from ...statistics import PERCENT
+from ..harness.estimates import Estimate, pivot
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import draw_rows
 from ..harness.report import SIMULATION, Table, Verdict, interval_text, sentences, text_table, write_report
 from ..harness.reward_models import against_gold, fresh_pairs
 from ..harness.runner import Cell, ProgressFn, ProgressUpdate, quiet, run_cells
@@ -103,14 +107,25 @@ def run(options: RatingsOptions) -> int:
             for data in DATA
         ]
         if rows := run_cells(study, cells):
-            write_results(study, frame_of(rows), options.raters)
             study.write_table(rows, COLUMNS)
+            write_results(study)
             return study.finish()
         return study.exit_status
 
 
-def write_results(study: Study, rows: pd.DataFrame, raters: str) -> None:
-    """Table, report, and the summary on stdout."""
+def write_results(study: Study) -> None:
+    """Figure and report, and the summary on stdout."""
+    found = page(study.out)
+    table, figures = found.tables["accuracy"], found.write_figures(study.out)
+    print("\n".join([text_table(table), "", table.caption, SIMULATION, *found.findings]))
+    title, template = "Reward models fitted to ratings and to pairs", f"{NAME}/report.html.j2"
+    write_report(study.out / "report.html", title, template=template, page=found, figures=figures)
+    study.note(level="sandbox", reference="gold", label=table.caption, findings=found.findings)
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    rows, raters = read_table(folder / "table.csv"), read_manifest(folder)["config"]["raters"]
     accuracy = pivot(rows.assign(accuracy=100 * rows.accuracy), "seed", "data", "accuracy").reindex(columns=list(DATA))
     note = (
         f"Level: sandbox (simulation); raters: {raters}; seeds: {len(accuracy)}, each with {rows.n.max()} fresh pairs; "
@@ -121,16 +136,17 @@ def write_results(study: Study, rows: pd.DataFrame, raters: str) -> None:
         for name in DATA
     ]
     table = Table(("trained on", "records", "accuracy, %", "minus binarized, points"), lines, note)
-    found = findings(accuracy)
-    print("\n".join([text_table(table), "", note, SIMULATION, *found]))
-    title = "Reward models fitted to ratings and to pairs"
-    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", accuracy=table, findings=found)
-    study.note(level="sandbox", reference="gold", label=note, findings=found)
+    title = "Accuracy against gold of reward models by what they are fitted to"
+    shown = {name: accuracy[name].to_numpy() for name in DATA}
+    drawing = draw_rows(shown, "fresh pairs ordered as gold orders them (%)", title, note, PERCENT)
+    figures = {"accuracy": Drawn(drawing, f"{title}: seeds, their mean and its interval. {note}")}
+    gain = f"ratings less their pairs: {lines[0][-1]} points of accuracy, {len(accuracy)} seeds of {rows.n.max()} pairs"
+    return Page({"accuracy": table}, findings(accuracy), figures, gain)
 
 
 def _cells(own: pd.Series[Any], other: pd.Series[Any], name: str) -> tuple[str, str]:
     gain = "" if name == "binarized" else interval_text(Estimate.of((own - other).to_numpy()).interval, "%")
-    return interval_text(Estimate.of(own.to_numpy(), bounds=(0, 100)).interval, "%"), gain
+    return interval_text(Estimate.of(own.to_numpy(), bounds=PERCENT).interval, "%"), gain
 
 
 def findings(accuracy: pd.DataFrame) -> list[str]:

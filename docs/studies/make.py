@@ -1,0 +1,141 @@
+"""Rewrites the generated parts of the studies' pages from the tables that are stored beside them.
+
+    python docs/studies/make.py [NAME ...] [--from FOLDER]
+
+A study's stored files lie in docs/studies/NAME: its tables and what its manifest says of how they were made. `--from
+results/NAME` takes them from the folder of a finished study first. In docs/studies/NAME.md the text between such a
+comment and `<!-- end -->` is replaced:
+
+    <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
+
+and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they show is the study's `page(folder)`.
+"""
+
+import argparse
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from PIL import Image
+
+from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest
+from alpacafarm_env.benchmarks.harness.plots import png
+from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_text
+
+HERE = Path(__file__).parent
+PAGES = {
+    "ratings": "ratings.command",
+}
+"""Study -> the module of its function `page`, within alpacafarm_env.benchmarks."""
+PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
+KEPT = ("name", "config", "seeds", "versions")
+"""Of a manifest."""
+COLORS = 64
+
+
+def page_of(name: str, docs: Path) -> Page:
+    """What a study says of the files stored in `docs`/NAME."""
+    page: Callable[[Path], Page] = import_module(f"alpacafarm_env.benchmarks.{PAGES[name]}").page
+    return page(docs / name)
+
+
+def take(folder: Path, docs: Path) -> str:
+    """Copies the tables of a finished study, and its manifest without cells, and returns the study's name.
+
+    Raises:
+        SystemExit: It is not finished, or smaller than the study is.
+    """
+    manifest = read_manifest(folder)
+    name = manifest["name"]
+    if name not in PAGES:
+        sys.exit(f"{folder}: expected one of the studies {', '.join(PAGES)}, got {name!r}.")
+    if manifest["complete"] is not True or manifest.get("quick") is not False:
+        sys.exit(f"{folder}: expected a study that was finished without --quick. Run its command to the end.")
+    (docs / name).mkdir(exist_ok=True)
+    for file in folder.glob("*.csv"):
+        shutil.copyfile(file, docs / name / file.name)
+    day = datetime.fromtimestamp(max(file.stat().st_mtime for file in folder.glob("cells/*.json")), UTC)
+    kept = {key: manifest[key] for key in KEPT} | {"date": day.date().isoformat()}
+    del kept["versions"]["platform"]  # says more of a machine than of its numbers
+    (docs / name / "manifest.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return name
+
+
+def write(name: str, docs: Path) -> None:
+    """Rewrites a study's page, its figures and its line in index.md."""
+    page = page_of(name, docs)
+    parts = {f"headline: {name}": markdown_text(page.headline)}
+    fill(docs / "index.md", parts, ("headline",))
+    parts["measured"] = measured(docs / name)
+    parts["findings"] = "".join(f"- {markdown_text(finding)}\n" for finding in page.findings)
+    for key, table in page.tables.items():
+        parts[f"table: {key}"] = f"\n{markdown_table(table)}\n\n{markdown_text(table.caption)}\n"
+    for key, drawn in page.figures.items():
+        parts[f"figure: {key}"] = f"\n![{markdown_text(drawn.caption)}]({name}/{key}.png)\n"
+    for key in fill(docs / f"{name}.md", parts):
+        if key.startswith("figure: "):
+            file = key.removeprefix("figure: ")
+            (docs / name / f"{file}.png").write_bytes(small_png(page.figures[file]))
+
+
+def fill(path: Path, parts: dict[str, str], others: tuple[str, ...] = ()) -> list[str]:
+    """Replaces the parts that a page has, and returns their names; SystemExit for a part that there is not.
+
+    `others`: kinds of parts that belong to other studies too.
+    """
+    found: list[str] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        start, kind, name, _, end = match.groups()
+        key = f"{kind}: {name}" if name else kind
+        if key not in parts:
+            if kind in others:
+                return match[0]
+            sys.exit(f"{path}: expected one of the parts {', '.join(parts)}, got {key!r}.")
+        found.append(key)
+        text = parts[key] if kind == "headline" else f"\n{parts[key].rstrip()}\n"
+        return f"{start}{text}{end}"
+
+    path.write_text(PART.sub(replaced, path.read_text(encoding="utf-8")), encoding="utf-8")
+    return found
+
+
+def measured(folder: Path) -> str:
+    """When and with what the tables were made."""
+    manifest = read_manifest(folder)
+    versions = manifest["versions"]
+    which = ", ".join(f"{name} {versions[name]}" for name in ("alpacafarm-env", "torch", "numpy"))
+    tables = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in sorted(folder.glob("*.csv")))
+    return f"Measured on {manifest['date']}, seeds: {len(manifest['seeds'])}, with {which}. Every number: {tables}."
+
+
+def small_png(drawn: Drawn) -> bytes:
+    """The figure in few colors, for a page."""
+    image, buffer = Image.open(io.BytesIO(png(drawn.drawing))).convert("RGB"), io.BytesIO()
+    image.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def main() -> None:
+    """Takes stored files, if asked, and rewrites the pages that are named, or all that have stored files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PAGES))
+    parser.add_argument("--from", dest="folder", type=Path, help="the folder of a finished study")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(PAGES):
+        parser.error(f"expected studies of {', '.join(PAGES)}, got {', '.join(sorted(unknown))}")
+    names = options.names or [name for name in PAGES if (HERE / name).is_dir()]
+    if options.folder:
+        names = [take(options.folder, HERE)]
+    for name in names:
+        write(name, HERE)
+
+
+if __name__ == "__main__":
+    main()
