@@ -6,6 +6,7 @@ Sandbox: win rates of several generators by source of the evaluation set; how wi
 (r^2, Spearman) with those on held-out users' instructions; how many instructions tell two generators apart. --ranking
 adds the stored answers and policies of a finished `method_ranking`. Recorded, with --data or ALPACAFARM_DATA: win rates
 of real models by source, agreement of GPT-4's and Claude's leaderboards, how many instructions tell two models apart.
+roots.csv counts the root verbs of the instructions and the nouns they take.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), on its evaluation data.
 """
@@ -23,14 +24,15 @@ import tyro
 
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
+from ...sandbox import SANDBOX
 from ..harness.estimates import frame_of
 from ..harness.plots import write_png
 from ..harness.report import SIMULATION, Figure, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
-from ..harness.study import Row, Study, StudyOptions, run_command, versions
-from . import answers, levels, report
-from .held_out import questions
+from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
+from . import answers, levels, report, roots
+from .held_out import EVAL, questions
 
 NAME: Final = "protocol"
 NUM_EVAL: Final = (805, 201)
@@ -40,7 +42,7 @@ NUM_LIVE: Final = (400, 100)
 REPEATS: Final = (20, 5)
 """Shuffles of the paired tests."""
 RESAMPLES: Final = (2_000, 200)
-FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pairs")
+FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pairs", "roots_sandbox", "roots_recorded")
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,19 @@ def run(options: ProtocolOptions) -> int:
         rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
-        write_results(study, rows, quick=quick)
+        counted = [row for split in ("sft", EVAL) for row in roots.count("sandbox", split, SANDBOX.instructions(split))]
+        if dataset is not None:
+            counted += roots.count("recorded", EVAL, dataset.instructions(EVAL))
+        write_csv(study.out / "roots.csv", counted)
+        write_results(study, rows, counted, quick=quick)
         return study.finish()
 
 
-def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
-    """Table, figures, report and manifest, and the summary on stdout; removes figures without rows."""
+def write_results(study: Study, rows: Sequence[Row], counted: Sequence[Row], *, quick: bool) -> None:
+    """Table, figures, report and manifest, and the summary on stdout; removes figures without rows.
+
+    `counted` are the rows of `roots.count`.
+    """
     study.write_table(rows)
     frame, num_seeds = frame_of(rows), len(study.seeds)
     found, levels = report.findings(frame), frame.level.unique().tolist()
@@ -99,7 +108,7 @@ def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
     tables["Win rates by source"] = report.rate_table(frame, "sources")
     tables["Win rates on held-out instructions"] = report.rate_table(frame, "live")
     tables["What the held-out users ask"] = report.mixture_table(frame)
-    drawings, figures = report.drawings(frame, note), []
+    drawings, figures = report.drawings(frame, note) | roots.drawings(counted), []
     for name in FIGURES:
         file = study.out / f"{name}.png"
         if name in drawings:

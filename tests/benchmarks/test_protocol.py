@@ -90,9 +90,10 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     assert float(rates["ranked my own (human)", "all", "human"]["value"]) == 50
     assert ("ranked my own (human)", LIVE, "human") in rates
     assert {row["level"] for row in rows} == {"sandbox"}
-    for name in ("live", "pairs", "sources_sandbox"):
+    for name in ("live", "pairs", "sources_sandbox", "roots_sandbox"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert not (out / "judges.png").exists()
+    assert (out / "roots.csv").read_text().startswith("level,split,verb,noun,instructions,n\nsandbox,sft,")
     printed = capsys.readouterr().out
     html = (out / "report.html").read_text(encoding="utf-8")
     said = json.loads((out / "manifest.json").read_text())["facts"]["findings"]
@@ -100,7 +101,7 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     r2 = next(row for row in rows if (row["figure"], row["other"], row["judge"]) == ("r2", LIVE, "sim_eval"))
     assert f"is {float(r2['value']):.3f} [" in said[2]
     assert all(sentence in printed for sentence in said)
-    assert html.count("<img") == 3
+    assert html.count("<img") == 4
     assert str(ranking) not in html + json.dumps(rows)
     before = {file: file.stat().st_mtime_ns for file in (out / "cells").iterdir()}
     assert run(ProtocolOptions(out=out, quick=True, seeds=1, ranking=ranking)) == 0
