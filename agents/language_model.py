@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_base, adapter_task, load_model, load_tokenizer, loading_adapters, reading
+from ..pretrained import adapter_base, adapter_task, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
@@ -122,9 +122,9 @@ class LanguageModel(NoCopy):
         base: Any = adapter_base(path) if is_adapter else path
         model, _ = load_model("AutoModelForCausalLM", base, dtype=dtype)
         if is_adapter:
-            with reading(path, "a LoRA adapter"), loading_adapters():
+            with reading(path, "a LoRA adapter"):
                 prepare(model, Path(path), len(tokenizer))
-                model = peft.PeftModel.from_pretrained(model, str(path), is_trainable=True)
+                model = load_adapter(model, path, trains=True)
         elif lora is not None:
             model = with_adapter(model, lora, seed=seed)
         policy = cls(

@@ -23,10 +23,10 @@ from .errors import CheckpointError, DataError
 
 LOCK = ".alpacafarm-lock"
 """File of a folder that is being written; left behind by a process that was killed, it locks nothing."""
-MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".txt")
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".txt")
 """Files that may decide what a model does: weights, configuration, tokenizer, prompt and chat template."""
 TRAINING_FILES = (
-    *("training_args.bin", "trainer_state.json", "all_results.json"),
+    *("trainer_state.json", "all_results.json"),
     *("train_results.json", "eval_results.json", "predict_results.json"),
 )
 """What a trainer leaves in a model's folder and nobody loads."""
@@ -183,12 +183,8 @@ def snapshot(name: str) -> Path:
 
     patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
     try:
-        # As transformers does it: weights of the old format only where there are no others.
         ignored = ["*/*", "consolidated*"]  # the latter are weights in a format of their maker's
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[*ignored, "*.bin"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
-        return folder
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
         reason = " ".join(str(error).split()).rstrip(".")
         if isinstance(error, LocalEntryNotFoundError):

@@ -1,4 +1,4 @@
-"""Hugging Face folders and hub names: no code of theirs is run, and every fault is a CheckpointError."""
+"""Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
 import json
 import warnings
@@ -12,6 +12,7 @@ from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
+PICKLED: Final = "Pickled weights are not read: load them with their own library, and save them with save_pretrained."
 MAX_PROMPT_TOKENS: Final = 192
 MAX_RESPONSE_TOKENS: Final = 300
 """AlpacaFarm's limits."""
@@ -66,7 +67,8 @@ def load_model(
 
     with reading(path, "a model (config.json and safetensors)"):
         load = getattr(transformers, kind).from_pretrained
-        model, found = load(path, trust_remote_code=False, output_loading_info=True, **options)
+        options |= {"trust_remote_code": False, "use_safetensors": True}
+        model, found = load(path, output_loading_info=True, **options)
     if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
         raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
     lacking = set(found["missing_keys"])
@@ -76,6 +78,16 @@ def load_model(
             f"{unexpected[:3]}. The weights are damaged, or those of another kind of model."
         )
     return model, lacking
+
+
+def load_adapter(base: Any, folder: str | PathLike[str], *, trains: bool) -> Any:
+    """Returns `base` as a `PeftModel` with a folder's LoRA adapter; `trains` says whether that will be trained."""
+    import peft
+
+    if not (file := Path(folder) / "adapter_model.safetensors").is_file():
+        raise CheckpointError(f"{file}: expected an adapter's weights, found none. {PICKLED}")
+    with loading_adapters():
+        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trains)
 
 
 def adapter_base(folder: str | PathLike[str]) -> str:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..chat_templates import ChatTemplate, check_template, load_template
 from ..errors import CheckpointError, did_you_mean
 from ..folders import snapshot
-from ..pretrained import adapter_base, file_states, load_model, load_tokenizer, loading_adapters, reading
+from ..pretrained import PICKLED, adapter_base, file_states, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .base import DetailedOracle, OracleError, Verdicts, shorten
 
@@ -243,10 +243,7 @@ def check_folder(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{config_file}: expected a JSON object, got {config!r}.")
     if not any(path.glob("*.safetensors")):
         found = sorted(file.name for file in path.iterdir())
-        raise CheckpointError(
-            f"{path}: expected weights as *.safetensors, found {found[:10]}. Pickled weights are not read: load them "
-            "with transformers and save them with save_pretrained."
-        )
+        raise CheckpointError(f"{path}: expected weights as *.safetensors, found {found[:10]}. {PICKLED}")
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)
     if num_labels != 1 and not adapter:
@@ -265,7 +262,7 @@ def load_scorer(path: str | PathLike[str], *, dtype: torch.dtype, base: Any = No
     there, or are others than the base's.
     """
     if not is_adapter(path):
-        return float32_head(load_model(KIND, path, dtype=dtype, use_safetensors=True, local_files_only=True)[0])
+        return float32_head(load_model(KIND, path, dtype=dtype, local_files_only=True)[0])
     import peft
 
     if base is None:
@@ -275,8 +272,8 @@ def load_scorer(path: str | PathLike[str], *, dtype: torch.dtype, base: Any = No
                 f"{path}: its base {name} is an adapter itself; merge that one, and train anew on it."
             )
         base = float32_head(new_scorer(name, dtype=dtype, **({} if pad is None else {"pad_token_id": pad}))[0])
-    with reading(path, "a reward model's LoRA adapter"), loading_adapters():
-        model = peft.PeftModel.from_pretrained(base, str(path), is_trainable=trains)
+    with reading(path, "a reward model's LoRA adapter"):
+        model = load_adapter(base, path, trains=trains)
         if not isinstance(getattr(model.get_base_model(), "score", None), peft.utils.ModulesToSaveWrapper):
             raise ValueError("it holds no head (modules_to_save: score)")
     return model

@@ -275,6 +275,21 @@ def test_missing_folder(path):
         LanguageModel.from_pretrained(path)
 
 
+def test_pickled_weights_are_refused(tmp_path, llama):
+    llama.save(tmp_path / "whole")
+    LanguageModel.from_pretrained(tmp_path / "whole", lora=copy.deepcopy(LORA)).save(tmp_path / "adapter")
+    for weights, pickled in (
+        ("whole/model", "whole/pytorch_model"),
+        ("adapter/adapter_model", "adapter/adapter_model"),
+    ):
+        found = tmp_path / f"{weights}.safetensors"
+        torch.save(load_file(found), tmp_path / f"{pickled}.bin")
+        kept = found.rename(tmp_path / "kept")
+        with pytest.raises(CheckpointError, match="safetensors"):
+            LanguageModel.from_pretrained(found.parent)
+        kept.rename(found)
+
+
 @pytest.mark.parametrize("architecture", ENDS)
 def test_scores_are_those_of_the_whole_forward_pass(architecture, tokenizer):
     lm = build_ending(architecture, tokenizer)
