@@ -8,13 +8,15 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+import alpacafarm_env
 from alpacafarm_env import agents
 from alpacafarm_env.envs.registration import IDS
 from alpacafarm_env.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+PAGES = (*ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
+DOCS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 ALL = "\n".join((README, *DOCS.values()))
 BLOCKS = list(dict.fromkeys(re.findall(r"^```python\n(.*?)^```$", ALL, re.MULTILINE | re.DOTALL)))
 
@@ -108,6 +110,19 @@ def test_every_link_to_a_file_leads_somewhere():
     for page, text in {"README.md": README, **DOCS}.items():
         for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text):
             assert ((ROOT / page).parent / target).exists(), (page, target)
+
+
+def test_a_version_is_the_same_everywhere():
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest, *_ = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited == alpacafarm_env.__version__
+    assert newest in ("Unreleased", cited)
+
+
+def test_every_file_that_pages_name_is_there():
+    for page, text in DOCS.items():
+        for name in re.findall(r"`((?:alpacafarm_env|agents|benchmarks|tests|\.ci)/[\w/.]+)`", text):
+            assert (ROOT / name).exists(), (page, name)
 
 
 def test_the_readme_is_one_screen():
