@@ -13,7 +13,7 @@ Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -27,16 +27,14 @@ from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.estimates import frame_of
 from ..harness.evaluation import subset
-from ..harness.plots import write_png
-from ..harness.report import SIMULATION, Figure, text_table, write_report
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.report import SIMULATION, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
-from ..harness.study import Row, Study, StudyOptions, run_command
+from ..harness.study import Study, StudyOptions, run_command
 from . import report
 from .live import LEVEL, LivePool
-from .people import LEVEL as PEOPLE
 from .people import labels_digest, people_rows
 from .recorded import recorded_rows
 from .rows import SMALL
@@ -122,7 +120,7 @@ def run(options: AnnotatorsOptions) -> int:
         # First: what is wrong with its server shows at once, not after the sandbox's minutes.
         work.insert(0, Cell.silent(key, partial(live.rows, asked)))
         models = {role: model.model for role, model in live.played.items()}
-        facts = {"host": live.host, "pool": live.pool, "models": models}
+        facts = {"host": live.host, "pool": live.pool, "models": models, "num_pairs": num_live}
     with options.study(NAME, config, sources={"the sandbox's data": partial(hash_folder, data.folder)}) as study:
         table = run_cells(study, work)
         if not table:
@@ -131,39 +129,37 @@ def run(options: AnnotatorsOptions) -> int:
         failures = [
             f"{'Live' if cell == key else cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()
         ]
-        write_results(study, table, partial(report.note, question=question, num_live=num_live), failures)
-        study.note(judges=MEANINGS, quick=options.quick, live=facts)
+        study.write_table(table)
+        study.note(judges=MEANINGS, live=facts)
+        write_results(study, failures)
         return study.finish()
 
 
-def write_results(
-    study: Study, rows: Sequence[Row], note: Callable[[Iterable[str]], str], failures: Sequence[str]
-) -> None:
-    """Table, figure, report and manifest, and the summary on stdout; `note` describes some levels."""
-    study.write_table(rows)
-    frame = frame_of(rows)
-    levels = frame.level.unique().tolist()
-    said = [SIMULATION, *report.findings(frame), *failures]
-    member, tables = report.is_member(frame), {}
-    for level in levels:
-        own = frame.level == level
-        tables[f"Level: {level}"] = report.figure_table(frame[own & ~member])
-        if (own & member).any():
-            many = " (of how many pairs)" if level in (LEVEL, PEOPLE) else ""
-            pool = "" if level == PEOPLE else " of the pool"
-            heading = f"Level: {level}, each annotator{pool} by itself{many}"
-            tables[heading] = report.member_table(frame[own & member])
+def write_results(study: Study, failures: Sequence[str]) -> None:
+    """Figure, report and manifest, and the summary on stdout."""
+    found = page(study.out)
+    rows = read_table(study.out / "table.csv")
+    levels = rows.level.unique().tolist()
+    said = [SIMULATION, *found.findings, *failures]
+    tables = {report.heading(key): table for key, table in found.tables.items()}
     for heading, table in tables.items():
         print(f"{heading}\n{text_table(table)}\n")
-    print("\n".join([note(levels), *said]))
-    below = note(report.drawn_levels(frame))
-    png = write_png(study.out / "annotators.png", report.draw(frame, below))
-    caption = f"Left: published values, and those measured. Right: judges that were asked several times. {below}"
-    who = {judge: meaning for judge, meaning in MEANINGS.items() if (frame.judge == judge).any()}
-    values: dict[str, Any] = {"findings": said, "figure": Figure(png, caption), "tables": tables}
-    template = f"{NAME}/report.html.j2"
-    write_report(study.out / "report.html", "How judges judge", template=template, **values, meanings=who)
-    study.note(levels=levels, label=note(levels), findings=said)
+    label = report.note(levels, read_manifest(study.out))
+    print("\n".join([label, *said]))
+    (figure,) = found.write_figures(study.out).values()
+    who = {judge: meaning for judge, meaning in MEANINGS.items() if (rows.judge == judge).any()}
+    values: dict[str, Any] = {"findings": said, "figure": figure, "tables": tables, "meanings": who}
+    write_report(study.out / "report.html", "How judges judge", template=f"{NAME}/report.html.j2", **values)
+    study.note(levels=levels, label=label, findings=said)
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    rows = read_table(folder / "table.csv")
+    note = report.note(report.drawn_levels(rows), read_manifest(folder))
+    caption = f"Left: published values, and those measured. Right: judges that were asked several times. {note}"
+    figures = {"annotators": Drawn(report.draw(rows, note), caption)}
+    return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
 
 
 def main(args: Sequence[str] | None = None) -> int:

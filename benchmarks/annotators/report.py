@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,6 @@ from ...sandbox.judges import POOL
 from ..harness.plots import titled
 from ..harness.report import Table, sentences
 from .rows import ALONE, FIGURES, SINGLE, SPENT, Target
-from .sandbox import Question
 
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
 LEVELS: Final = ("sandbox", "recorded", "live", "people")
@@ -81,14 +80,43 @@ def member_table(rows: pd.DataFrame) -> Table:
     return Table(("annotator", *shown), lines, f"{counted}Intervals are in table.csv.")
 
 
-def note(levels: Iterable[str], question: Question, num_live: int) -> str:
-    """What the levels are."""
-    seeds = "1 seed" if question.num_seeds == 1 else f"each of {question.num_seeds} seeds"
+def tables(rows: pd.DataFrame) -> dict[str, Table]:
+    """A table for each level, and one of the single annotators of its pool, "LEVEL" and "LEVEL-members"."""
+    member, found = is_member(rows), {}
+    for level in rows.level.unique():
+        own = rows.level == level
+        found[level] = figure_table(rows[own & ~member])
+        if (own & member).any():
+            found[f"{level}-members"] = member_table(rows[own & member])
+    return found
+
+
+def heading(table: str) -> str:
+    """What stands above one of `tables`."""
+    level, _, members = table.partition("-")
+    many = " (of how many pairs)" if level in ("live", "people") else ""
+    pool = "" if level == "people" else " of the pool"
+    return f"Level: {level}" + (f", each annotator{pool} by itself{many}" if members else "")
+
+
+def headline(rows: pd.DataFrame) -> str:
+    """How many of the sandbox's figures are near the paper's."""
+    near = _near(rows[(rows.level == "sandbox") & ~is_member(rows)])
+    if near is None:
+        return ""
+    return f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges within tolerance"
+
+
+def note(levels: Iterable[str], manifest: Mapping[str, Any]) -> str:
+    """What the levels are, of a study's manifest."""
+    config, num = manifest["config"], len(manifest["seeds"])
+    seeds = "1 seed" if num == 1 else f"each of {num} seeds"
+    live = (manifest["facts"].get("live") or {}).get("num_pairs", 0)
     meanings = {
-        "sandbox": f"a simulation, {len(question.pairs)} preference pairs, {question.num_opinions} opinions on each in "
-        f"{seeds}",
+        "sandbox": f"a simulation, {config['num_pairs']} preference pairs, {config['num_opinions']} opinions on each "
+        f"in {seeds}",
         "recorded": "stored verdicts of real judges",
-        "live": f"a judge behind an API, on {num_live} pairs of the sandbox, {question.num_opinions} opinions on each",
+        "live": f"a judge behind an API, on {live} pairs of the sandbox, {config['num_opinions']} opinions on each",
         "people": "labels that people gave to pairs of their own study",
     }
     return " ".join(f"Level {level}: {meanings[level]}." for level in LEVELS if level in levels)

@@ -53,6 +53,8 @@ def read_table(path: Path) -> pd.DataFrame:
     """A CSV file as `study.write_csv` writes it; an empty cell is "" among texts, else NaN."""
     table = pd.read_csv(path, keep_default_na=False, na_values=["", "nan"])
     for name in (name for name in table if not is_numeric_dtype(table[name])):
+        if set(table[name].dropna()) <= {True, False}:
+            continue
         # The apostrophe keeps spreadsheets from running a text as a formula.
         table[name] = table[name].fillna("").astype(str).str.replace(r"^'(?=[=+\-@\t\r])", "", regex=True)
     return table
@@ -60,4 +62,4 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a study; CheckpointError if there is none."""
-    return read_stored(folder / MANIFEST, "config", "seeds", remedy="Give the folder of a study.")
+    return read_stored(folder / MANIFEST, "config", "seeds", "facts", remedy="Give the folder of a study.")

@@ -22,6 +22,8 @@ from .estimates import Estimate
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""One a color, for those who cannot tell colors apart, and in print."""
 MOST_TICKS = 10
 LABEL_SIZE = 8.0
 DISTANCES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0)
@@ -135,9 +137,9 @@ def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array,
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
     missing = [curve.label for curve in panel.curves if not np.isfinite(curve.values).any()]
-    for color, curve in zip(COLORS, panel.curves, strict=False):
+    for color, marker, curve in zip(COLORS, MARKERS, panel.curves, strict=False):
         if curve.label not in missing:
-            _draw_curve(axis, curve, color)
+            _draw_curve(axis, curve, color, marker)
     if panel.level is not None:
         axis.axhline(panel.level, color="#888888", linestyle="--", linewidth=1, label=panel.level_label or None)
     for index, mark in enumerate(sorted(set(panel.marks))):
@@ -158,7 +160,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
         axis.legend(fontsize=8, frameon=False)
 
 
-def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
+def _draw_curve(axis: Axes, curve: Curve, color: str, marker: str) -> None:
     if len(curve.values) > 1:
         for x, y in zip(curve.x, curve.values, strict=True):
             axis.plot(x, y, color=color, linewidth=0.6, alpha=0.45)
@@ -168,7 +170,7 @@ def _draw_curve(axis: Axes, curve: Curve, color: str) -> None:
     order = np.argsort(x, kind="stable")
     axis.fill_between(x[order], low[order], high[order], color=color, alpha=0.15, linewidth=0)
     # Not clipped: a line along the end of a share's axis would be half as wide.
-    axis.plot(x, mean, color=color, linewidth=2, marker="o", markersize=3.5, label=curve.label, clip_on=False)
+    axis.plot(x, mean, color=color, linewidth=2, marker=marker, markersize=5, label=curve.label, clip_on=False)
 
 
 class _Spot(NamedTuple):

@@ -25,12 +25,11 @@ import tyro
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import Content, hash_folder, hash_model
 from ...sandbox import SANDBOX
-from ..harness.estimates import frame_of
-from ..harness.plots import write_png
-from ..harness.report import SIMULATION, Figure, settings_table, text_table, write_report
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.report import SIMULATION, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
-from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
+from ..harness.study import Study, StudyOptions, run_command, versions, write_csv
 from . import answers, levels, report, roots
 from .held_out import EVAL, questions
 
@@ -42,7 +41,24 @@ NUM_LIVE: Final = (400, 100)
 REPEATS: Final = (20, 5)
 """Shuffles of the paired tests."""
 RESAMPLES: Final = (2_000, 200)
-FIGURES: Final = ("sources_sandbox", "sources_recorded", "live", "judges", "pairs", "roots_sandbox", "roots_recorded")
+TABLES: Final = {
+    "agreement": "Agreement of two evaluations over generators",
+    "sources": "Agreement between sources",
+    "pairs": "Telling models apart",
+    "rates_by_source": "Win rates by source",
+    "rates_held_out": "Win rates on held-out instructions",
+    "held_out": "What the held-out users ask",
+}
+PRINTED: Final = ("agreement", "sources", "pairs")
+FIGURES: tuple[str, ...] = (
+    "sources_sandbox",
+    "sources_recorded",
+    "live",
+    "judges",
+    "pairs",
+    "roots_sandbox",
+    "roots_recorded",
+)
 
 
 @dataclass(frozen=True)
@@ -82,45 +98,40 @@ def run(options: ProtocolOptions) -> int:
         counted = [row for split in ("sft", EVAL) for row in roots.count("sandbox", split, SANDBOX.instructions(split))]
         if dataset is not None:
             counted += roots.count("recorded", EVAL, dataset.instructions(EVAL))
+        study.write_table(rows)
         write_csv(study.out / "roots.csv", counted)
-        write_results(study, rows, counted, quick=quick)
+        write_results(study)
         return study.finish()
 
 
-def write_results(study: Study, rows: Sequence[Row], counted: Sequence[Row], *, quick: bool) -> None:
-    """Table, figures, report and manifest, and the summary on stdout; removes figures without rows.
-
-    `counted` are the rows of `roots.count`.
-    """
-    study.write_table(rows)
-    frame, num_seeds = frame_of(rows), len(study.seeds)
-    found, levels = report.findings(frame), frame.level.unique().tolist()
-    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} in the sandbox."
-    note = f"Level: {', '.join(report.LEVELS[level] for level in levels)}. {seeds}"
-    mode = ["A quick run: a smaller study of the same shape, for a look at it."] if quick else []
-    tables = {
-        "Agreement of two evaluations over generators": report.agreement_table(frame, "live", "judges"),
-        "Agreement between sources": report.agreement_table(frame, "sources"),
-        "Telling models apart": report.agreement_table(frame, "pairs"),
-    }
-    print("\n\n".join(f"{title}\n{text_table(table)}" for title, table in tables.items() if table.rows))
-    print("\n".join(["", *mode, *found, note]))
-    tables["Win rates by source"] = report.rate_table(frame, "sources")
-    tables["Win rates on held-out instructions"] = report.rate_table(frame, "live")
-    tables["What the held-out users ask"] = report.mixture_table(frame)
-    drawings, figures = report.drawings(frame, note) | roots.drawings(counted), []
+def write_results(study: Study) -> None:
+    """Figures, report and manifest, and the summary on stdout; removes figures without rows."""
+    found, rows = page(study.out), read_table(study.out / "table.csv")
+    levels, note = rows.level.unique().tolist(), report.note(rows, len(study.seeds))
+    mode = ["A quick run: a smaller study of the same shape, for a look at it."] if study.quick else []
+    shown = {key: found.tables[key] for key in PRINTED if found.tables[key].rows}
+    print("\n\n".join(f"{TABLES[key]}\n{text_table(table)}" for key, table in shown.items()))
+    print("\n".join(["", *mode, *found.findings, note]))
     for name in FIGURES:
-        file = study.out / f"{name}.png"
-        if name in drawings:
-            title, drawing = drawings[name]
-            figures.append((title, Figure(write_png(file, drawing), f"{title}. {note}")))
-        else:
-            file.unlink(missing_ok=True)
-    values: dict[str, Any] = {"said": [*mode, SIMULATION, *found, note], "tables": tables, "figures": figures}
-    values["settings"] = settings_table({**study.config, "seeds": num_seeds, **versions()})
+        (study.out / f"{name}.png").unlink(missing_ok=True)
+    tables = {TABLES[key]: table for key, table in found.tables.items()}
+    values: dict[str, Any] = {"said": [*mode, SIMULATION, *found.findings, note], "tables": tables}
+    values["figures"] = found.write_figures(study.out).values()
+    values["settings"] = settings_table({**study.config, "seeds": len(study.seeds), **versions()})
     title = "The evaluation protocol, validated"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(findings=found, quick=quick, levels=levels)
+    study.note(findings=found.findings, quick=study.quick, levels=levels)
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say; of the root verbs nothing without roots.csv."""
+    rows = read_table(folder / "table.csv")
+    note = report.note(rows, len(read_manifest(folder)["seeds"]))
+    drawings = report.drawings(rows, note)
+    if (folder / "roots.csv").is_file():
+        drawings |= roots.drawings(read_table(folder / "roots.csv"))
+    figures = {name: Drawn(drawings[name][1], f"{drawings[name][0]}. {note}") for name in FIGURES if name in drawings}
+    return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
 
 
 def ranking_content(folder: Path) -> Content:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from ...statistics import Interval
 from ..harness.estimates import Estimate
-from ..harness.plots import COLORS, place_labels, titled
+from ..harness.plots import COLORS, MARKERS, place_labels, titled
 from ..harness.report import Table, Verdict, sentences
 from .analysis import ALL, BANDS, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .answers import RANKED
@@ -60,6 +60,32 @@ def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
         words = (row.level, judge_name(row.judge), NAMES[row.figure], row.subject, row.other)
         lines.append((*words, value, span, *counts))
     return Table(header, lines, "n: instructions, of two sets the smaller one.")
+
+
+def tables(rows: pd.DataFrame) -> dict[str, Table]:
+    """All tables, by name; without lines where there are no rows."""
+    return {
+        "agreement": agreement_table(rows, "live", "judges"),
+        "sources": agreement_table(rows, "sources"),
+        "pairs": agreement_table(rows, "pairs"),
+        "rates_by_source": rate_table(rows, "sources"),
+        "rates_held_out": rate_table(rows, "live"),
+        "held_out": mixture_table(rows),
+    }
+
+
+def note(rows: pd.DataFrame, num_seeds: int) -> str:
+    """The levels and the number of seeds."""
+    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} in the sandbox."
+    return f"Level: {', '.join(LEVELS[level] for level in rows.level.unique())}. {seeds}"
+
+
+def headline(rows: pd.DataFrame) -> str:
+    """How well the evaluation set agrees with held-out users' instructions."""
+    live = rows[(rows.part == "live") & (rows.figure == "r2") & (rows.subject == EVAL) & (rows.other == LIVE)]
+    told = [f"{_span(row, '.3f')} by {judge_name(row.judge)}" for row in _pick(live) if row.judge != CROSS]
+    models = [f"{row.models:.0f} generators of the sandbox" for row in _pick(live)]
+    return f"r² with held-out users' instructions: {', '.join(told)}; {models[0]}" if told else ""
 
 
 def rate_table(rows: pd.DataFrame, part: str) -> Table:
@@ -195,7 +221,7 @@ def draw_sources(rates: pd.DataFrame, title: str, note: str) -> Drawing:
             y = found.subject.map(places) - 0.6 * ((number + 0.5) / len(sources) - 0.5)
             style: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "markersize": 3.5, "elinewidth": 0.8}
             error, label = found.standard_error.fillna(0), f"{source} (n = {found.n.max():.0f})"
-            axis.errorbar(found.value, y, xerr=error, fmt="o", label=label, **style)
+            axis.errorbar(found.value, y, xerr=error, fmt=MARKERS[number % len(MARKERS)], label=label, **style)
         axis.plot(whole.value, places, "|", color="black", markersize=13, label="all")
         axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
         axis.set_yticks(places, places.index, fontsize=8)
@@ -259,7 +285,8 @@ def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
             color = "black" if subject == ALL else COLORS[(number - 1) % len(COLORS)]
             low, high = (curve[end].fillna(curve.value) for end in ("low", "high"))
             axis.fill_between(curve.n, low, high, color=color, alpha=0.12, linewidth=0)
-            style: dict[str, Any] = {"linestyle": ":" if subject == SAME else "-", "color": color, "linewidth": 1.8}
+            line = ":" if subject == SAME else ("-", "--", "-.")[number % 3]
+            style: dict[str, Any] = {"linestyle": line, "color": color, "linewidth": 1.8}
             axis.plot(curve.n, curve.value, label=f"{subject} ({curve.models.iloc[0]:.0f})", **style)
         axis.axhline(WANTED, color="#888888", linestyle="--", linewidth=1)
         axis.axvline(UPSTREAM, color="#888888", linestyle="--", linewidth=1)

@@ -11,7 +11,7 @@ Self-Instruct (arXiv 2212.10560), who use a parser.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -156,9 +156,9 @@ def count(level: str, split: str, instructions: Iterable[Instruction]) -> list[R
     return [{**keys, **each._asdict(), "instructions": num, "n": found.total()} for each, num in found.most_common()]
 
 
-def drawings(rows: Sequence[Row]) -> dict[str, tuple[str, Drawing]]:
+def drawings(rows: pd.DataFrame) -> dict[str, tuple[str, Drawing]]:
     """File -> title and figure, for each level that `count` has rows of."""
-    levels = pd.DataFrame(rows).groupby("level", sort=False)
+    levels = rows.groupby("level", sort=False)
     return {f"roots_{level}": (f"Root verbs, {level}", draw(own, f"Level: {level}. {NOTE}")) for level, own in levels}
 
 

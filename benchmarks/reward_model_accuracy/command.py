@@ -28,9 +28,10 @@ from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.estimates import frame_of, pivot
-from ..harness.plots import COLORS, titled, write_png
-from ..harness.report import SIMULATION, Figure, Table, Verdict, sentences, text_table, write_report
+from ..harness.estimates import pivot
+from ..harness.page import Drawn, Page, read_table
+from ..harness.plots import COLORS, MARKERS, titled
+from ..harness.report import SIMULATION, Table, Verdict, sentences, text_table, write_report
 from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
@@ -102,27 +103,40 @@ def run(options: AccuracyOptions) -> int:
     with options.study(NAME, {"num": num}, sources=sources) as study:
         cells = [Cell.silent(f"seed {seed}", partial(measure, assets, num, seed)) for seed in range(options.seeds)]
         if rows := run_cells(study, cells):
-            write_results(study, rows)
+            study.write_table(rows, COLUMNS)
+            write_results(study)
             return study.finish()
         return study.exit_status
 
 
-def write_results(study: Study, rows: Sequence[Row]) -> None:
-    """Table, figures, report and manifest, and the summary on stdout."""
-    frame = frame_of(rows)
-    together, note = pooled(frame), label(frame)
-    tables = {"accuracy": accuracy_table(together, note), "reliability": reliability_table(together, note)}
-    found = findings(together)
-    print("\n".join([*(f"{text_table(table)}\n" for table in tables.values()), note, SIMULATION, *found]))
-    study.write_table(rows, COLUMNS)
-    figures = [
-        Figure(write_png(study.out / f"{name}.png", drawing), f"{title}. {note}")
-        for name, (title, drawing) in draw(together, note).items()
-    ]
-    values: dict[str, Any] = {**tables, "figures": figures, "findings": found, "meanings": MEANINGS}
+def write_results(study: Study) -> None:
+    """Figures, report and manifest, and the summary on stdout."""
+    found = page(study.out)
+    note = found.tables["reliability"].caption
+    print(
+        "\n".join([*(f"{text_table(table)}\n" for table in found.tables.values()), note, SIMULATION, *found.findings])
+    )
+    values: dict[str, Any] = {"page": found, "figures": found.write_figures(study.out), "meanings": MEANINGS}
     title = "Accuracy of the sandbox's reward models"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(level="sandbox", reference="gold", judges=MEANINGS, label=note, findings=found)
+    study.note(level="sandbox", reference="gold", judges=MEANINGS, label=note, findings=found.findings)
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    frame = read_table(folder / "table.csv")
+    rows, note = pooled(frame), label(frame)
+    tables = {"accuracy": accuracy_table(rows, note), "reliability": reliability_table(rows, note)}
+    figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in draw(rows, note).items()}
+    return Page(tables, findings(rows), figures, headline(rows))
+
+
+def headline(rows: pd.DataFrame) -> str:
+    """The accuracy of both reward models."""
+    total = rows[rows.subset == "all"].set_index("judge")
+    shares = _shares(total).agg(" ".join, axis=1)
+    told = [f"{shares[name]} % by {judge}'s labels" for name, judge in TRAINED_ON.items()]
+    return f"right against gold: {', '.join(told)}; n = {total.n.iloc[0]} fresh pairs"
 
 
 def label(rows: pd.DataFrame) -> str:
@@ -215,10 +229,10 @@ def draw(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
 
 def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
     quartiles = rows[rows.mean_gold_gap.notna() & (rows.subset != "all")]
-    for place, (name, color) in enumerate(zip(MEANINGS, COLORS, strict=True)):
+    for place, (name, style) in enumerate(zip(MEANINGS, zip(COLORS, MARKERS, strict=True), strict=True)):
         own = quartiles[quartiles.judge == name]
         # Judges side by side at each quartile, so that their intervals can be told apart.
-        _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, color, name)
+        _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, style, name)
     axis.axhline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_xticks([1, 2, 3, 4])
     axis.set(xlabel="quartile of |gold gap|, smallest first", ylabel="pairs ordered as gold orders them (%)")
@@ -226,15 +240,15 @@ def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
     models = rows.dropna(subset="confidence").groupby("judge", sort=False)
-    for (model, own), color in zip(models, COLORS, strict=False):
-        _draw_shares(axis, own.confidence, own, color, f"{model}\n(labels of {own.against.iloc[0]})")
+    for (model, own), style in zip(models, zip(COLORS, MARKERS, strict=True), strict=False):
+        _draw_shares(axis, own.confidence, own, style, f"{model}\n(labels of {own.against.iloc[0]})")
     axis.plot([50, 100], [50, 100], color="#888888", linestyle="--", linewidth=1, label="calibrated")
     axis.set(xlabel="mean confidence, max(p, 1 - p) (%)", ylabel="pairs on which the label agrees (%)")
 
 
-def _draw_shares(axis: Axes, x: pd.Series[float], rows: pd.DataFrame, color: str, name: str) -> None:
-    reach = (rows.accuracy - rows.low, rows.high - rows.accuracy)
-    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker="o", markersize=3.5, linewidth=1.2, label=name)
+def _draw_shares(axis: Axes, x: pd.Series[float], rows: pd.DataFrame, style: tuple[str, str], name: str) -> None:
+    reach, (color, marker) = (rows.accuracy - rows.low, rows.high - rows.accuracy), style
+    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker=marker, markersize=4.5, linewidth=1.2, label=name)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -10,23 +10,26 @@ Source: Yuan et al. 2024, "Self-Rewarding Language Models" (arXiv 2401.10020).
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tyro
 
-from ..harness.estimates import Estimate, frame_of
-from ..harness.plots import Curve, Panel, draw, write_png
+from ..harness.estimates import Estimate
+from ..harness.page import Drawn, Page, read_table
+from ..harness.plots import Curve, Panel, draw
 from ..harness.report import (
     SIMULATION,
-    Figure,
     Section,
     Table,
+    Verdict,
+    interval_text,
     number,
+    sentences,
     settings_table,
     signed,
     text_table,
@@ -34,7 +37,7 @@ from ..harness.report import (
 )
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.study import Row, Study, StudyOptions, run_command, versions
+from ..harness.study import Study, StudyOptions, run_command, versions
 from .runs import COLUMNS, JUDGES, NUM_FIXED, Plan, run_seed
 
 NAME = "self_rewarding"
@@ -81,35 +84,78 @@ def run(options: SelfRewardingOptions) -> int:
         print(f"{NAME} into {study.out}: seeds: {options.seeds}, {options.rounds} rounds each", file=sys.stderr)
         cells = [Cell(plan.cell, partial(run_seed, plan), plan.units) for plan in plans]
         if rows := run_cells(study, cells, processes=options.processes):
-            write_results(study, rows, quick=options.quick)
+            study.write_table(rows, COLUMNS)
+            write_results(study)
             return study.finish()
         return study.exit_status
 
 
-def write_results(study: Study, rows: Sequence[Row], *, quick: bool) -> None:
-    """table.csv, a figure, report.html and manifest, and the table on stdout."""
-    frame = frame_of(rows)
-    note = label(frame) + (" Quick run: to see that everything works." if quick else "")
-    table = summary(frame, note)
-    study.write_table(rows, COLUMNS)
-    image = write_png(study.out / "gold.png", draw(panels(frame), "Self-rewarding rounds", note))
+def write_results(study: Study) -> None:
+    """A figure, report.html and manifest, and the table on stdout."""
+    found = page(study.out)
+    table, figures = found.tables["gold"], found.write_figures(study.out).values()
+    quick = ["Quick run: to see that everything works."] if study.quick else []
     meanings = [f"{judge}: {meaning}." for judge, meaning in JUDGES.items()]
     sections = [
-        Section("Gold by round and judge", [SIMULATION, *meanings], table, [Figure(image, f"Gold, length. {note}")]),
+        Section("Gold by round and judge", [SIMULATION, *quick, *meanings, *found.findings], table, [*figures]),
         Section("Settings", table=settings_table({**study.config, **versions()})),
     ]
     write_report(study.out / "report.html", "Self-rewarding in the sandbox", sections)
-    study.note(level="sandbox", judge=JUDGES, reference="gold", label=note)
-    print(text_table(table), note, *meanings, SIMULATION, sep="\n")
+    study.note(level="sandbox", judge=JUDGES, reference="gold", label=table.caption, findings=found.findings)
+    print(text_table(table), table.caption, *quick, *meanings, SIMULATION, *found.findings, sep="\n")
     print(f"Written to {study.out}: report.html, table.csv, manifest.json and a figure (PNG).")
 
 
-def label(frame: pd.DataFrame) -> str:
-    """Level, n and what stands in parentheses, in one line."""
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    frame = read_table(folder / "table.csv")
+    note, verdicts = label(frame), claims(frame)
+    legend = f"Thin: seeds; bold: their mean; shaded: its 95 % t-interval. {where(frame)}"
+    title = "Gold and length of the policy's responses by round, for each judge"
+    figures = {"gold": Drawn(draw(panels(frame), title, legend), f"{title}. {legend}")}
+    gain = verdicts["raises_gold"].numbers["gain"]
+    headline = f"gold {_signed(gain)} after {frame['round'].max():.0f} rounds on its own ratings, {gain.num} seeds"
+    told = sentences(f"{NAME}/findings.txt.j2", verdicts=verdicts, rounds=int(frame["round"].max()))
+    return Page({"gold": summary(frame, note)}, told, figures, headline)
+
+
+def claims(frame: pd.DataFrame) -> dict[str, Verdict]:
+    """What is claimed of the last round, paired by seed, by name."""
+    last = frame["round"].max()
+
+    def of(measure: str, judge: str, number: float) -> "pd.Series[Any]":
+        own = frame[(frame.judge == judge) & (frame["round"] == number)]
+        return own.set_index("seed")[measure].astype(float)
+
+    def verdict(name: str, minuend: "pd.Series[Any]", subtrahend: "pd.Series[Any]") -> Verdict:
+        gain = Estimate.of((minuend - subtrahend).to_numpy(dtype=np.float64))
+        decided = gain.interval.low > 0 or gain.interval.high < 0
+        return Verdict(name, gain.mean > 0 if decided else None, {"gain": gain})
+
+    gold = {judge: of("gold", judge, last) for judge in JUDGES}
+    agreed = [100 * of("agreement_fixed", "self", number) for number in (last, 1)]
+    found = [
+        verdict("raises_gold", gold["self"], of("gold", "", 0)),
+        verdict("beats_the_raters", gold["self"], gold["raters"]),
+        verdict("beats_the_frozen_judge", gold["self"], gold["frozen"]),
+        verdict("judges_better", *agreed),
+    ]
+    return {each.id: each for each in found}
+
+
+def where(frame: pd.DataFrame) -> str:
+    """Level and n, in one line."""
+    num = int(frame.num_val.iloc[0])
     return (
-        f"Level: sandbox (simulation); seeds: {frame.seed.nunique()}; val, n = {int(frame.num_val.iloc[0])} responses "
-        "each, temperature 0.7; in parentheses standard errors over seeds. Agreement: share of the pairs of different "
-        "gold that the judge of the round ordered as gold does, among the samples that led to the policy, and on "
+        f"Level: sandbox (simulation); seeds: {frame.seed.nunique()}; val, n = {num} responses each, temperature 0.7."
+    )
+
+
+def label(frame: pd.DataFrame) -> str:
+    """Level, n and what the columns of the table are."""
+    return (
+        f"{where(frame)} In parentheses standard errors over seeds. Agreement: share of the pairs of different gold "
+        "that the judge of the round ordered as gold does, among the samples that led to the policy, and on "
         f"{NUM_FIXED} pairs of the split preference that are always the same."
     )
 
@@ -132,6 +178,11 @@ def summary(frame: pd.DataFrame, caption: str) -> Table:
         ]
         rows.append((str(policy), str(judge), *cells))
     return Table(header, rows, caption)
+
+
+def _signed(found: Estimate) -> str:
+    """For instance "+0.64 [0.51, 0.77]"."""
+    return f"{'+' if found.mean > 0 else ''}{interval_text(found.interval, '')}"
 
 
 def _cell(values: "pd.Series[Any]", unit: str = "", *, sign: bool = False) -> str:

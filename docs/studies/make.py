@@ -30,18 +30,22 @@ from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_te
 
 HERE = Path(__file__).parent
 PAGES = {
-    "ratings": "ratings.command",
+    "annotators": ("annotators.command", "table.csv"),
+    "protocol": ("protocol.command", "table.csv"),
+    "ratings": ("ratings.command", "table.csv"),
+    "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
+    "self_rewarding": ("self_rewarding.command", "table.csv"),
 }
-"""Study -> the module of its function `page`, within alpacafarm_env.benchmarks."""
+"""Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
 PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
-KEPT = ("name", "config", "seeds", "versions")
+KEPT = ("name", "config", "seeds", "facts", "versions")
 """Of a manifest."""
 COLORS = 64
 
 
 def page_of(name: str, docs: Path) -> Page:
     """What a study says of the files stored in `docs`/NAME."""
-    page: Callable[[Path], Page] = import_module(f"alpacafarm_env.benchmarks.{PAGES[name]}").page
+    page: Callable[[Path], Page] = import_module(f"alpacafarm_env.benchmarks.{PAGES[name][0]}").page
     return page(docs / name)
 
 
@@ -58,11 +62,12 @@ def take(folder: Path, docs: Path) -> str:
     if manifest["complete"] is not True or manifest.get("quick") is not False:
         sys.exit(f"{folder}: expected a study that was finished without --quick. Run its command to the end.")
     (docs / name).mkdir(exist_ok=True)
-    for file in folder.glob("*.csv"):
-        shutil.copyfile(file, docs / name / file.name)
+    for table in PAGES[name][1:]:
+        shutil.copyfile(folder / table, docs / name / table)
     day = datetime.fromtimestamp(max(file.stat().st_mtime for file in folder.glob("cells/*.json")), UTC)
     kept = {key: manifest[key] for key in KEPT} | {"date": day.date().isoformat()}
     del kept["versions"]["platform"]  # says more of a machine than of its numbers
+    kept["facts"].pop("findings", None)  # which the page makes
     (docs / name / "manifest.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return name
 

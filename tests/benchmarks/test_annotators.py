@@ -15,7 +15,6 @@ from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators import sandbox as annotator_sandbox
 from alpacafarm_env.benchmarks.annotators.report import MEMBERS
 from alpacafarm_env.benchmarks.annotators.rows import SPENT, TARGETS, Target, make_row, rows_of
-from alpacafarm_env.benchmarks.annotators.sandbox import Question
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.errors import DataError
@@ -318,11 +317,11 @@ def test_seeds_are_spoken_of_where_there_are_several(seeds, said):
 
 @pytest.mark.parametrize(("num_seeds", "said"), [(1, "on each in 1 seed."), (3, "on each in each of 3 seeds.")])
 def test_the_note_is_about_the_levels_it_is_asked_for(num_seeds, said):
-    question = Question(Pairs(("x",) * 9, ("a",) * 9, ("b",) * 9), Pairs((), (), ()), num_seeds=num_seeds)
-    assert (
-        report.note(["sandbox"], question, 5) == f"Level sandbox: a simulation, 9 preference pairs, 4 opinions {said}"
-    )
-    both = report.note(["live", "sandbox"], question, 5)
+    config, facts = {"num_pairs": 9, "num_opinions": 4}, {"live": {"num_pairs": 5}}
+    manifest = {"config": config, "seeds": [*range(num_seeds)], "facts": facts}
+    told = report.note(["sandbox"], manifest)
+    assert told == f"Level sandbox: a simulation, 9 preference pairs, 4 opinions {said}"
+    both = report.note(["live", "sandbox"], manifest)
     assert both.index("Level sandbox") < both.index("Level live: a judge behind an API, on 5 pairs")
     assert "recorded" not in both
 

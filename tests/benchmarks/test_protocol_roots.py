@@ -60,7 +60,7 @@ def test_bars_are_as_long_as_verbs_are_frequent():
     texts = ["List two rivers.", "List a river.", "Name a river.", "Why?"]
     rows = count("recorded", "eval", [Instruction(text) for text in texts])
     assert sum(row["instructions"] for row in rows) == len(texts)
-    (_, figure) = drawings(rows)["roots_recorded"]
+    (_, figure) = drawings(pd.DataFrame(rows))["roots_recorded"]
     (axis,) = figure.axes
     ends = pd.Series({(bar.get_y(), bar.get_x() + bar.get_width()): 0 for bar in axis.patches}).reset_index()
     assert ends.groupby("level_0").level_1.max().tolist() == [50, 25]
