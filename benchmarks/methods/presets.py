@@ -30,7 +30,7 @@ class Preset:
 
 
 PRESETS: Final[Mapping[PresetName, Preset]] = {
-    # Two CPU cores and the shipped models of 0.7 M parameters.
+    # Two CPU cores and the shipped models of 0.4 M parameters.
     "sandbox": Preset(config="sandbox", max_response_tokens=64),
     # AlpacaFarm's settings, float32, whatever the machine.
     "paper": Preset(),

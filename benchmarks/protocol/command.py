@@ -128,9 +128,9 @@ def page(folder: Path) -> Page:
     rows = read_table(folder / "table.csv")
     note = report.note(rows, len(read_manifest(folder)["seeds"]))
     drawings = report.drawings(rows, note)
-    if (folder / "roots.csv").is_file():
-        drawings |= roots.drawings(read_table(folder / "roots.csv"))
     figures = {name: Drawn(drawings[name][1], f"{drawings[name][0]}. {note}") for name in FIGURES if name in drawings}
+    if (folder / "roots.csv").is_file():
+        figures |= roots.figures(read_table(folder / "roots.csv"))
     return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
 
 

@@ -9,6 +9,8 @@ Source of the question: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figur
 Self-Instruct (arXiv 2212.10560), who use a parser.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -22,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from ...instructions import Instruction
+from ..harness.page import Drawn
 from ..harness.plots import COLORS, titled
 from ..harness.study import Row
 
@@ -39,7 +42,7 @@ PARTS: Final[dict[str, dict[str, Any]]] = {
     "no noun": {"facecolor": "white", "edgecolor": "#888888", "hatch": "////", "linewidth": 0.5},
 }
 """Parts of a bar: the `NUM_NOUNS` most frequent nouns, and the rest."""
-NOTE: Final = "Beside a bar: its most frequent nouns with their numbers of instructions, if there are two or more."
+NOTE: Final = "Colored, and beside the bar: the verb's most frequent nouns, of two instructions or more."
 
 _WORDS: Final[dict[str, frozenset[str]]] = {
     kind: frozenset(words.split())
@@ -156,17 +159,36 @@ def count(level: str, split: str, instructions: Iterable[Instruction]) -> list[R
     return [{**keys, **each._asdict(), "instructions": num, "n": found.total()} for each, num in found.most_common()]
 
 
-def drawings(rows: pd.DataFrame) -> dict[str, tuple[str, Drawing]]:
-    """File -> title and figure, for each level that `count` has rows of."""
+def figures(rows: pd.DataFrame) -> dict[str, Drawn]:
+    """File -> figure, for each level that `count` has rows of."""
     levels = rows.groupby("level", sort=False)
-    return {f"roots_{level}": (f"Root verbs, {level}", draw(own, f"Level: {level}. {NOTE}")) for level, own in levels}
+    return {
+        f"roots_{level}": Drawn(draw(own, f"Level: {level}. {NOTE}"), f"Root verbs, {level}. {_told(own)}")
+        for level, own in levels
+    }
+
+
+def _told(rows: pd.DataFrame) -> str:
+    """What the bars say, for who cannot see them."""
+    told = []
+    for split, own in rows.groupby("split", sort=False):
+        verbs = own.groupby("verb").instructions.sum()
+        most = _asked(verbs).head(5)
+        named = ", ".join(f"{verb} {num:,}" for verb, num in most.items())
+        questions = f"{verbs.get(QUESTION, 0):,} are questions, {verbs.get(OTHER, 0):,} neither"
+        told.append(f"Of the {verbs.sum():,} instructions of {split}, by verb: {named}; {questions}.")
+    return " ".join(told)
+
+
+def _asked(verbs: pd.Series[int]) -> pd.Series[int]:
+    return verbs.drop([QUESTION, OTHER], errors="ignore").sort_values(ascending=False, kind="stable")
 
 
 def draw(rows: pd.DataFrame, note: str) -> Drawing:
     """A panel for each split: its most frequent verbs as bars, cut into the nouns they take."""
     splits = rows.groupby("split", sort=False)
-    figure = Drawing(figsize=(1.4 + 4.8 * len(splits), 5.6), dpi=100, layout="constrained")
-    axes = figure.subplots(1, len(splits), squeeze=False)[0]
+    figure = Drawing(figsize=(6.4, 0.6 + 4.6 * len(splits)), dpi=110, layout="constrained")
+    axes = figure.subplots(len(splits), 1, squeeze=False)[:, 0]
     for axis, (split, own) in zip(axes, splits, strict=True):
         _draw_split(axis, str(split), own)
     axes[-1].legend(fontsize=8, frameon=False, loc="lower right")
@@ -175,18 +197,18 @@ def draw(rows: pd.DataFrame, note: str) -> Drawing:
 
 def _draw_split(axis: Axes, split: str, rows: pd.DataFrame) -> None:
     n, verbs = int(rows.n.iloc[0]), rows.groupby("verb").instructions.sum()
-    asked = verbs.drop([QUESTION, OTHER], errors="ignore").sort_values(ascending=False, kind="stable")
+    asked = _asked(verbs)
     shown = asked.index[:NUM_VERBS]
     for place, verb in enumerate(shown):
         own = rows[rows.verb == verb].set_index("noun").instructions
         named = own.drop("", errors="ignore")
-        most = named.iloc[:NUM_NOUNS]
-        widths = [*most, *[0] * (NUM_NOUNS - len(most)), named.iloc[NUM_NOUNS:].sum(), own.get("", 0)]
+        most = named[named > 1].iloc[:NUM_NOUNS]
+        widths = [*most, *[0] * (NUM_NOUNS - len(most)), named.iloc[len(most) :].sum(), own.get("", 0)]
         left = 0.0
         for width, (label, style) in zip(widths, PARTS.items(), strict=True):
             axis.barh(place, 100 * width / n, left=left, height=0.75, label=label if place == 0 else None, **style)
             left += 100 * width / n
-        text = ", ".join(f"{noun} {num}" for noun, num in most.items() if num > 1)
+        text = ", ".join(f"{noun} {num}" for noun, num in most.items())
         axis.text(left, place, f"  {text}", fontsize=8, va="center")
     axis.set_yticks(range(len(shown)), shown, fontsize=9)
     axis.set(xlabel="share of the instructions (%)", ylim=(len(shown) - 0.4, -0.6), xlim=(0, 210 * asked.iloc[0] / n))
