@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -27,8 +27,10 @@ from ..data.load import recorded_dataset
 from ..errors import DataError
 from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
-from ..tables import format_cell, format_table
-from .harness import plots, report
+from ..tables import format_cell
+from .harness.page import Drawn, Page, read_manifest, read_table
+from .harness.plots import titled
+from .harness.report import Section, Table, text_table, write_report
 from .harness.runner import Cell, run_cells
 from .harness.study import Row, Study, StudyOptions, run_command
 
@@ -134,21 +136,20 @@ def compare(rows: Sequence[Row], published: pd.DataFrame) -> Comparison:
     )
 
 
-def draw(rows: Sequence[Row], note: str) -> Drawing:
+def draw(table: pd.DataFrame, note: str) -> Drawing:
     """Win rates with 95 % intervals (1.96 standard errors), best on top, and the length-controlled fit as a mark."""
-    figure = Drawing(figsize=(8.5, 1.8 + 0.24 * len(rows)), dpi=150, layout="constrained")
+    figure = Drawing(figsize=(8.5, 1.8 + 0.24 * len(table)), dpi=150, layout="constrained")
     axis = figure.subplots()
-    places = np.arange(len(rows))[::-1]
-    table = pd.DataFrame(rows)
+    places = np.arange(len(table))[::-1]
     caps, name = {"elinewidth": 1, "capsize": 2}, "win rate, 95 % interval"
     axis.barh(places, table.win_rate, xerr=1.96 * table.standard_error, color="#a6c8e0", error_kw=caps, label=name)
     name = "length-controlled (minimal fit)"
     axis.plot(table.length_controlled_winrate, places, "D", color="#d55e00", markersize=4, label=name)
     axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
-    axis.set_yticks(places, [f"{row['generator']}  (n = {row['n_total']})" for row in rows], fontsize=8)
-    axis.set(xlim=(0, 100), ylim=(-0.8, len(rows) - 0.2), xlabel="win rate against the reference, %")
+    axis.set_yticks(places, [f"{row.generator}  (n = {row.n_total})" for row in table.itertuples()], fontsize=8)
+    axis.set(xlim=(0, 100), ylim=(-0.8, len(table) - 0.2), xlabel="win rate against the reference, %")
     figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
-    return plots.titled(figure, note=note)
+    return titled(figure, note=note)
 
 
 def _rank(row: Row) -> tuple[bool, float, str]:
@@ -156,21 +157,21 @@ def _rank(row: Row) -> tuple[bool, float, str]:
     return bool(np.isnan(row["win_rate"])), -row["win_rate"], row["generator"]
 
 
-def describe(dataset: RecordedDataset, rows: Sequence[Row]) -> str:
+def describe(rows: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     """Judge, reference, level and n."""
-    totals = [row["n_total"] for row in rows]
-    size = len(dataset.instructions("eval"))
+    num, size = len(rows), facts["num_instructions"]
     return (
-        f"judge: {dataset.judge} | reference: {dataset.reference} | level: {dataset.level} | {len(rows)} generators, "
-        f"n = {min(totals)} to {max(totals)} of {size} instructions, {size * len(rows) - sum(totals)} unscored"
+        f"judge: {facts['judge']} | reference: {facts['reference']} | level: {facts['level']} | {num} generators, "
+        f"n = {rows.n_total.min()} to {rows.n_total.max()} of {size} instructions, "
+        f"{size * num - rows.n_total.sum()} unscored"
     )
 
 
-def describe_comparison(comparison: Comparison, source: Path) -> list[str]:
+def describe_comparison(comparison: Comparison, source: str) -> list[str]:
     """The comparison with the published leaderboard in sentences."""
     largest = ", ".join(f"{column} {value:.2g}" for column, value in comparison.differences.items())
     return [
-        f"Published leaderboard {source.name}: {comparison.num_models} models compared. Max |difference|: {largest}.",
+        f"Published leaderboard {source}: {comparison.num_models} models compared. Max |difference|: {largest}.",
         f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
         f"{'yes' if comparison.reproduced else 'NO'}.",
         f"{LENGTH_CONTROL}; against the published one over {comparison.num_length_controlled} models: correlation "
@@ -193,36 +194,50 @@ def run(options: LeaderboardOptions) -> int:
         rows = sorted(run_cells(study, cells), key=_rank)
         if not rows:
             return study.exit_status
-        return write_results(study, dataset, rows, quick=options.quick)
+        study.write_table(rows, COLUMNS)
+        source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
+        comparison = compare(rows, published_table(source)) if source.exists() else None
+        study.note(
+            judge=dataset.judge,
+            reference=dataset.reference,
+            level=dataset.level,
+            num_instructions=len(dataset.instructions("eval")),
+            num_generators=len(rows),
+            unjudged=[name for name in dataset.generators if name not in dataset.judged],
+            published=source.name,
+            comparison=vars(comparison) if comparison is not None else None,
+        )
+        write_results(study)
+        status = study.finish()
+        return status if comparison is None or comparison.reproduced else 1
 
 
-def write_results(study: Study, dataset: RecordedDataset, rows: Sequence[Row], *, quick: bool) -> int:
-    """Compares, prints and writes table, figure, report and manifest; returns the exit status."""
-    note = describe(dataset, rows)
-    lines = [LENGTH_CONTROL + "."]
-    source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-    comparison = compare(rows, published_table(source)) if source.exists() else None
-    if comparison is not None:
-        lines = describe_comparison(comparison, source)
-    if unjudged := [name for name in dataset.generators if name not in dataset.judged]:
-        lines.append(f"Responses without judgements by {dataset.judge}, not in the table: {', '.join(unjudged)}.")
-    print("\n".join([format_table(COLUMNS, rows), note, *lines]))
-    study.write_table(rows, COLUMNS)
-    png = plots.write_png(study.out / "leaderboard.png", draw(rows, note.replace(" | ", "; ")))
-    table = report.Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows], note)
-    figure = report.Figure(png, f"Win rate with 95 % intervals; {note}")
-    section = report.Section("Leaderboard", [note, *lines], table, [figure])
-    report.write_report(study.out / "report.html", "Recorded leaderboard", [section])
-    study.note(
-        judge=dataset.judge,
-        reference=dataset.reference,
-        level=dataset.level,
-        quick=quick,
-        num_generators=len(rows),
-        comparison=vars(comparison) if comparison is not None else None,
-    )
-    status = study.finish()
-    return status if comparison is None or comparison.reproduced else 1
+def write_results(study: Study) -> None:
+    """Prints and writes table, figure and report."""
+    found = page(study.out)
+    table = found.tables["leaderboard"]
+    print("\n".join([text_table(table), table.caption, *found.findings]))
+    figures = [*found.write_figures(study.out).values()]
+    section = Section("Leaderboard", [table.caption, *found.findings], table, figures)
+    write_report(study.out / "report.html", "Recorded leaderboard", [section])
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    rows, facts = read_table(folder / "table.csv"), read_manifest(folder)["facts"]
+    note, lines, headline = describe(rows, facts), [LENGTH_CONTROL + "."], ""
+    if facts["comparison"]:
+        comparison = Comparison(**facts["comparison"])
+        lines = describe_comparison(comparison, facts["published"])
+        headline = (
+            f"largest difference to the published win rates: {comparison.differences['win_rate']:.2g} points, "
+            f"{comparison.num_models} models"
+        )
+    if facts["unjudged"]:
+        lines.append(f"Responses without judgements, not in the table: {', '.join(facts['unjudged'])}.")
+    table = Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows.to_dict("records")], note)
+    figures = {"leaderboard": Drawn(draw(rows, note.replace(" | ", "; ")), f"Win rate with 95 % intervals; {note}")}
+    return Page({"leaderboard": table}, lines, figures, headline)
 
 
 if __name__ == "__main__":
