@@ -14,6 +14,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import process_time
 from typing import Any, ClassVar, Final
 
@@ -22,9 +23,8 @@ import tyro
 
 from ...data.load import recorded_dataset
 from ...errors import DataError, did_you_mean
-from ..harness.estimates import frame_of
-from ..harness.plots import write_png
-from ..harness.report import Figure, Table, settings_table, text_table, write_report
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.report import Table, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, versions, write_csv
 from . import results
@@ -99,31 +99,39 @@ def fit(judged: Judged, features: Features, protocol: str, name: str, folds: int
 
 
 def write_results(study: Study, judged: Judged, scores: results.Scores, judge: str, costs: Mapping[str, float]) -> None:
-    """Prints the tables and what they say; writes table.csv, models.csv, best_of_n.csv, the figures and the report."""
+    """Writes table.csv, models.csv, best_of_n.csv, the figures and the report; prints the tables and what they say."""
     tested = {key: found for key, found in scores.items() if key[0] in PROTOCOLS}
-    accuracy, drawn = results.accuracy_rows(judged, tested), results.best_of_n_rows(judged, scores)
-    study.write_table(accuracy)
+    study.write_table(results.accuracy_rows(judged, tested))
     write_csv(study.out / "models.csv", results.model_rows(judged, tested))
-    write_csv(study.out / "best_of_n.csv", drawn, BEST_OF_N_COLUMNS)
-    quality, curves = frame_of(accuracy), frame_of(drawn).reindex(columns=BEST_OF_N_COLUMNS)
-    tables, best = results.accuracy_tables(quality), results.best_of_n_table(curves)
-    said = results.findings(judged, judge, quality, curves)
-    print(*(f"{table.caption}\n{text_table(table)}\n" for table in [*tables, best]), *said, sep="\n")
-    note = f"Level recorded: {judge}, {judged.decisive.sum()} verdicts."
-    figures = []
-    if (quality.group == NEAR_REFERENCE).any():
-        png = write_png(study.out / "accuracy.png", results.draw_accuracy(quality, note))
-        figures.append(Figure(png, f"Accuracy on the left-out near-reference models, 95 % over models. {note}"))
-    if drawn:
-        png = write_png(study.out / "best_of_n.png", results.draw_best_of_n(curves, note))
-        figures.append(Figure(png, f"Above the judge's verdicts, below the chooser's own score. {note}"))
-    values: dict[str, Any] = {"findings": said, "figures": figures, "tables": tables, "best_of_n": best}
-    values["costs"] = Table(("cell", "CPU seconds"), [(cell, f"{seconds:.1f}") for cell, seconds in costs.items()])
+    write_csv(study.out / "best_of_n.csv", results.best_of_n_rows(judged, scores), BEST_OF_N_COLUMNS)
+    num_models, num_instructions = judged.credits.shape
+    counts = {"verdicts": judged.decisive.sum(), "models": num_models, "instructions": num_instructions}
+    near = {judged.models[m]: 100 * judged.win_rates[m] for m in np.flatnonzero(judged.near)}
+    study.note(level="recorded", judge=judge, counts=counts, near_reference=near, cpu_seconds=costs)
+    found = page(study.out)
+    print(*(f"{table.caption}\n{text_table(table)}\n" for table in found.tables.values()), *found.findings, sep="\n")
+    seconds = [(cell, f"{seconds:.1f}") for cell, seconds in costs.items()]
+    values: dict[str, Any] = {"page": found, "figures": found.write_figures(study.out).values()}
+    values["costs"] = Table(("cell", "CPU seconds"), seconds)
     values["settings"] = settings_table({**study.config, **versions()})
     title = "Reward models learned from recorded verdicts"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    near = [judged.models[m] for m in np.flatnonzero(judged.near)]
-    study.note(level="recorded", judge=judge, near_reference=near, findings=said, cpu_seconds=costs)
+    study.note(findings=found.findings)
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    quality, curves = (read_table(folder / f"{name}.csv") for name in ("table", "best_of_n"))
+    facts, figures = read_manifest(folder)["facts"], {}
+    note = f"Level recorded: {facts['judge']}, {facts['counts']['verdicts']} verdicts."
+    if (quality.group == NEAR_REFERENCE).any():
+        caption = f"Accuracy on the left-out near-reference models, 95 % over models. {note}"
+        figures["accuracy"] = Drawn(results.draw_accuracy(quality, note), caption)
+    if len(curves):
+        caption = f"Above the judge's verdicts, below the chooser's own score; bands: 95 % over instructions. {note}"
+        figures["best_of_n"] = Drawn(results.draw_best_of_n(curves, note), caption)
+    tables = {**results.accuracy_tables(quality), "best_of_n": results.best_of_n_table(curves)}
+    return Page(tables, results.findings(facts, quality, curves), figures, results.headline(quality))
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ stand or fall together. The error of a difference is the larger one of two: with
 and instructions, since all models answer the same ones (Cameron, Gelbach and Miller 2011, two-way clusters).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from ...agents.best_of_n_analysis import best_of_k
 from ...seeding import keyed_rng
 from ...statistics import PERCENT, UNBOUNDED, interval, mean_known
 from ..harness.estimates import percentiles
-from ..harness.plots import COLORS, titled
+from ..harness.plots import COLORS, MARKERS, titled
 from ..harness.report import Table, Verdict, sentences, signed
 from ..harness.study import Row
 from .data import NEAR, POOLS, Array, Judged, Mask
@@ -214,12 +214,13 @@ def texts(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).fillna("–")
 
 
-def accuracy_tables(rows: pd.DataFrame) -> list[Table]:
-    """A table for each protocol and group of models, a line for each surrogate."""
-    tables = []
+def accuracy_tables(rows: pd.DataFrame) -> dict[str, Table]:
+    """A table for each protocol and group of models, "PROTOCOL-GROUP", a line for each surrogate."""
+    tables = {}
     for (protocol, group), own in rows.groupby(["protocol", "group"], sort=False):
         which, cells = "Near-reference" if group == NEAR_REFERENCE else "All", texts(own)
-        tables.append(Table((*cells,), cells.to_numpy().tolist(), f"{which} models, {LEFT_OUT[str(protocol)]}"))
+        caption = f"{which} models, {LEFT_OUT[str(protocol)]}"
+        tables[f"{protocol}-{group}"] = Table((*cells,), cells.to_numpy().tolist(), caption)
     return tables
 
 
@@ -235,21 +236,33 @@ def best_of_n_table(rows: pd.DataFrame) -> Table:
     return Table(header, lines, "Win rate by the recorded judge of the best of n responses by left-out models")
 
 
-def findings(judged: Judged, judge: str, accuracy: pd.DataFrame, best_of_n: pd.DataFrame) -> list[str]:
-    """What the numbers say, in sentences."""
-    reference = accuracy[accuracy.group == NEAR_REFERENCE].groupby("protocol", sort=False)
+def findings(facts: Mapping[str, Any], accuracy: pd.DataFrame, best_of_n: pd.DataFrame) -> list[str]:
+    """What the numbers say, in sentences; `facts` are those of the manifest."""
     curves = best_of_n[best_of_n.chooser != JUDGE].groupby(["pool", "chooser"], sort=False)
     return sentences(
         "recorded_surrogate/findings.txt.j2",
-        judge=judge,
-        num_verdicts=judged.decisive.sum(),
-        shape=judged.credits.shape,
-        near={judged.models[m]: 100 * judged.win_rates[m] for m in np.flatnonzero(judged.near)},
+        **{name: facts[name] for name in ("judge", "counts", "near_reference")},
         reach=100 * NEAR,
         enough=ENOUGH,
-        protocols={LEFT_OUT[str(name)]: _compared(own) for name, own in reference if own.is_baseline.any()},
+        protocols={LEFT_OUT[str(name)]: _compared(own) for name, own in _near_reference(accuracy)},
         curves=[_curve(curve.to_dict("records")) for _, curve in curves],
     )
+
+
+def headline(accuracy: pd.DataFrame) -> str:
+    """The best surrogate of the first protocol beside the strongest baseline."""
+    told = [_compared(rows)["claims"] for _, rows in _near_reference(accuracy)][:1]
+    found = [claim.numbers for claims in told for claim in claims]
+    return "; ".join(
+        f"{row['who']}: {row['over the baseline']} points over {row['beside']}, ahead on {row['models ahead']} models"
+        for row in found
+    )
+
+
+def _near_reference(accuracy: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """Protocol and rows on the near-reference models, where there is a baseline."""
+    protocols = accuracy[accuracy.group == NEAR_REFERENCE].groupby("protocol", sort=False)
+    return ((name, own) for name, own in protocols if own.is_baseline.any())
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
@@ -294,7 +307,7 @@ def draw_accuracy(rows: pd.DataFrame, note: str) -> Drawing:
                 row = shown.loc[name]
                 color = COLORS[6 if row.is_baseline else 0]
                 axis.plot([100 * row.accuracy_low, 100 * row.accuracy_high], [place] * 2, color=color)
-                axis.plot(100 * row.accuracy, place, "o", color=color)
+                axis.plot(100 * row.accuracy, place, "s" if row.is_baseline else "o", color=color)
         axis.axvline(100 * shown.accuracy[shown.is_baseline].max(), color="#888888", linestyle="--", linewidth=1)
         axis.set_title(LEFT_OUT[protocol], fontsize=9)
         axis.set_yticks(range(len(names)), [WHO[name] for name in names])
@@ -302,7 +315,7 @@ def draw_accuracy(rows: pd.DataFrame, note: str) -> Drawing:
         axis.set_xlabel("accuracy, %")
         axis.grid(axis="x", color="#eeeeee")
     title = "Right predictions on left-out models near the reference"
-    return titled(figure, title, f"Grey: baselines; dashed: the best of them. Lines: 95 % over models. {note}")
+    return titled(figure, title, f"Grey squares: baselines; dashed: the best of them. Lines: 95 % over models. {note}")
 
 
 def draw_best_of_n(rows: pd.DataFrame, note: str) -> Drawing:
@@ -311,12 +324,12 @@ def draw_best_of_n(rows: pd.DataFrame, note: str) -> Drawing:
     figure = Drawing(figsize=(5.4 * len(pools), 7), dpi=150, layout="constrained")
     axes = figure.subplots(2, len(pools), squeeze=False, sharex="col")
     for (above, below), pool in zip(axes.T, pools, strict=True):
-        for color, (chooser, title) in zip(COLORS, TITLES.items(), strict=False):
+        for color, marker, (chooser, title) in zip(COLORS, MARKERS, TITLES.items(), strict=False):
             curve = rows[(rows.pool == pool) & (rows.chooser == chooser)]
-            above.plot(curve.n, curve.win_rate, color=color, marker="o", markersize=3, label=title)
+            above.plot(curve.n, curve.win_rate, color=color, marker=marker, markersize=4, label=title)
             above.fill_between(curve.n, curve.low, curve.high, color=color, alpha=0.15)
             if chooser in (CHOSEN, BASELINE):
-                below.plot(curve.n, curve.proxy, color=color, marker="o", markersize=3)
+                below.plot(curve.n, curve.proxy, color=color, marker=marker, markersize=4)
         above.set_title(pool.replace("near_reference", "near-reference models"), fontsize=10)
         above.set_ylabel("win rate by the recorded judge, %")
         below.set(ylabel="the chooser's own score, log-odds", xlabel="n")
