@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -68,7 +69,7 @@ class Estimate:
         return abs(self.mean) > CLEAR * self.standard_error
 
 
-def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+def frame_of(rows: Sequence[Row] | pd.DataFrame) -> pd.DataFrame:
     """The rows of a table, None as NaN."""
     return pd.DataFrame(rows).replace({None: np.nan}).infer_objects()
 
@@ -115,6 +116,14 @@ class Agreement:
     spearman: Coefficient
     kendall: Coefficient
     methods: tuple[str, ...]
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any] | None) -> Self | None:
+        """From its fields as JSON has them; None for none."""
+        if stored is None:
+            return None
+        spearman, kendall = (Coefficient(**stored[name]) for name in ("spearman", "kendall"))
+        return cls(spearman, kendall, tuple(stored["methods"]))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class Page:
     headline: str = ""
 
     def write_figures(self, folder: Path) -> dict[str, Figure]:
-        """Writes the PNG files, and returns them for a report."""
+        """Writes the PNG files, removes those of an earlier page, and returns them for a report."""
+        for old in folder.glob("*.png"):
+            old.unlink()
         return {
             name: Figure(write_png(folder / f"{name}.png", drawn.drawing), drawn.caption)
             for name, drawn in self.figures.items()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -23,6 +24,8 @@ import tyro
 from ... import agents
 from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
+from ..harness.estimates import frame_of
+from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import Provenance, settings_table, text_table, write_report
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
@@ -31,7 +34,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from ..methods.job import Feedback, check_positive
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
 from ..methods.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
-from .figures import write_figures
+from .figures import draw_figures
 from .report import report_values
 from .summary import BASELINE, JUDGED_BY, Credits, Summary
 
@@ -122,7 +125,8 @@ def run(options: MethodRankingOptions) -> int:
         cells = [Cell(plan.cell, partial(run_method, plan), plan.units) for plan in plans]
         rows = run_cells(study, cells, processes=at_a_time)
         if rows:
-            write_results(study, options, [plan for plan in plans if plan.cell in study.done], rows)
+            store_results(study, options, [plan for plan in plans if plan.cell in study.done], rows)
+            write_results(study)
         return study.finish() if rows else study.exit_status
 
 
@@ -170,10 +174,9 @@ def read_credits(plans: Sequence[MethodPlan], rows: Sequence[Row]) -> Credits:
     return found
 
 
-def write_results(study: Study, options: MethodRankingOptions, plans: Sequence[MethodPlan], rows: list[Row]) -> None:
-    """table.csv, figures, report.html and manifest, and the table on stdout; `plans` are the finished ones."""
-    methods = options.chosen
-    order = {method.name: place for place, method in enumerate(methods)}
+def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[MethodPlan], rows: list[Row]) -> None:
+    """table.csv, and in the manifest what the page needs besides; `plans` are the finished ones."""
+    order = {method.name: place for place, method in enumerate(options.chosen)}
     rows = sorted(rows, key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
     study.write_table(rows, COLUMNS)
     where = Provenance(
@@ -187,16 +190,44 @@ def write_results(study: Study, options: MethodRankingOptions, plans: Sequence[M
         temperature=0.7,
         temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
-    credits = read_credits(plans, rows)
-    summary = Summary(rows, credits, methods, feedbacks=options.feedback, num_seeds=options.seeds)
-    values = report_values(summary, where, QUICK if options.quick else "")
-    values["figures"] = write_figures(study.out, summary, where)
+    asked: dict[str, Any] = {"feedbacks": options.feedback, "num_seeds": options.seeds}
+    summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **asked)
+    specs = list(options.specs.values())
+    study.note(provenance=vars(where), methods=specs, feedback=options.feedback, agreements=summary.agreements)
+
+
+def write_results(study: Study) -> None:
+    """Figures, report.html and manifest, and the table on stdout."""
+    values = stored_values(study.out)
+    found, where = page_of(values), values["where"]
+    values |= {"figures": found.write_figures(study.out).values(), "findings": found.findings}
     values["settings"] = settings_table({**study.config["presets"], **versions()})
-    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=values["findings"])
+    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=found.findings)
     title = "The methods of AlpacaFarm, ranked"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    print(text_table(values["ranking"]), *values["findings"], where.label(), where.judges(), sep="\n")
+    print(text_table(values["ranking"]), *found.findings, where.label(), where.judges(), sep="\n")
     print(f"Written to {study.out}: report.html, table.csv, manifest.json, figures (PNG) and evaluations.")
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    return page_of(stored_values(folder))
+
+
+def stored_values(folder: Path) -> dict[str, Any]:
+    """`report_values` of the study's stored files."""
+    manifest = read_manifest(folder)
+    facts, quick = manifest["facts"], manifest["quick"]
+    asked: dict[str, Any] = {"feedbacks": facts["feedback"], "num_seeds": len(manifest["seeds"])}
+    methods = [find_method(spec) for spec in facts["methods"]]
+    summary = Summary(read_table(folder / "table.csv"), None, methods, stored=facts["agreements"], **asked)
+    return report_values(summary, Provenance(**facts["provenance"]), QUICK if quick else "")
+
+
+def page_of(values: dict[str, Any]) -> Page:
+    """The page of `report_values`."""
+    tables = {name: values[name] for name in ("ranking", "differences", "reversals", "crossed")}
+    return Page(tables, values["findings"], draw_figures(values["summary"], values["where"]), values["headline"])
 
 
 def main() -> int:

@@ -1,6 +1,5 @@
 """The two figures of the method ranking: win rates with intervals, and human against simulated win rates."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
 from ..harness.estimates import FEWEST
-from ..harness.plots import COLORS, place_labels, titled, write_png
-from ..harness.report import Figure, Provenance
+from ..harness.page import Drawn
+from ..harness.plots import COLORS, place_labels, titled
+from ..harness.report import Provenance
 from ..methods.runs import FEEDBACKS
 from .summary import Summary
 
@@ -20,27 +20,19 @@ WORDS = {
 """Feedback -> its label in a legend."""
 
 
-def write_figures(out: Path, summary: Summary, where: Provenance) -> list[Figure]:
-    """Writes win_rates.png and human_against_simulated.png and returns them with captions.
-
-    With fewer than three methods that have both win rates the second is not drawn, and one of an earlier call removed.
-    """
+def draw_figures(summary: Summary, where: Provenance) -> dict[str, Drawn]:
+    """win_rates and, for three methods or more that have both win rates, human_against_simulated, with captions."""
     best = f"Win rate of every method, best {summary.feedbacks[0]} one on top"
     diamonds = "Hollow diamonds: the paper's win rates, of LLaMA 7B against Davinci003; other models and judges"
     figures = {"win_rates": (draw_win_rates, f"{best}, {_bars(summary, 'with 95 % t-intervals')}. {diamonds}.")}
-    if len(summary.with_both()) < FEWEST:
-        (out / "human_against_simulated.png").unlink(missing_ok=True)
-    else:
+    if len(summary.with_both()) >= FEWEST:
         what, bars = (
             "Human against simulated win rate, one point a method",
             _bars(summary, "bars are one standard error"),
         )
         figures["human_against_simulated"] = (draw_scatter, f"{what}; {bars}, the dashed line is equality.")
     note = f"{where.label()} {where.judges()}"
-    return [
-        Figure(write_png(out / f"{name}.png", draw(summary, note)), f"{caption} {where.label()}")
-        for name, (draw, caption) in figures.items()
-    ]
+    return {name: Drawn(draw(summary, note), f"{told} {where.label()}") for name, (draw, told) in figures.items()}
 
 
 def draw_win_rates(summary: Summary, note: str) -> Drawing:

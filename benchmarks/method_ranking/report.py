@@ -6,7 +6,7 @@ import pandas as pd
 
 from ...statistics import Interval
 from ..harness.estimates import CLEAR, FEWEST, RESAMPLES, Estimate
-from ..harness.report import Provenance, Table, interval_text, number, sentences, signed
+from ..harness.report import Provenance, Table, coefficient_text, interval_text, number, sentences, signed
 from ..methods.methods import Method
 from ..methods.runs import FEEDBACKS
 from .summary import BASELINE, JUDGED_BY, Summary
@@ -46,8 +46,18 @@ def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[
         "differences": difference_table(summary),
         "reversals": reversal_table(summary),
         "crossed": cross_table(summary),
+        "headline": headline(summary),
     }
     return {**values, "findings": sentences("method_ranking/findings.txt.j2", **values)}
+
+
+def headline(summary: Summary) -> str:
+    """How well the two rankings agree."""
+    if summary.agreement is None:
+        return ""
+    found = summary.agreement
+    spearman = f"Spearman {coefficient_text(found.spearman)} over {len(found.methods)} methods"
+    return f"simulated and human ranking: {spearman}, {summary.num_seeds} seeds"
 
 
 def summary_table(summary: Summary) -> Table:

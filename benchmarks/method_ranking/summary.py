@@ -1,6 +1,7 @@
 """What the ranking of methods says: means over seeds, differences to SFT, the two rankings and how well they agree."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -8,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, UNBOUNDED
-from ..harness.estimates import Agreement, Array, Bootstrap, Estimate, agreement, frame_of
-from ..harness.study import Row
+from ..harness.estimates import Agreement, Array, Bootstrap, Estimate, agreement
 from ..methods.methods import Method
 from ..methods.runs import COLUMNS, FEEDBACKS
 
@@ -17,6 +17,8 @@ JUDGED_BY = {"simulated": "win_rate_simulated", "human": "win_rate_human"}
 """Column of the paper's Table 2 -> our measure, of the models trained on that feedback."""
 BASELINE = "sft"
 """The method that the others start from and are compared with."""
+BOTH = "both"
+"""Name of the agreement of the two columns."""
 Credits = Mapping[tuple[str, str, int], Mapping[str, Any]]
 """(method, feedback, seed) -> {"win_rate_simulated": [B], "win_rate_human": [B]}: credits in [0, 1] for the same
 instructions in all cells, NaN = no verdict."""
@@ -25,7 +27,8 @@ instructions in all cells, NaN = no verdict."""
 class Summary:
     """All that is reported of a study: the rows of table.csv and the verdicts behind them, where cells may be missing.
 
-    `methods`, in the order of the tables, `feedbacks` and `num_seeds` are those that were meant to run.
+    `methods`, in the order of the tables, `feedbacks` and `num_seeds` are those that were meant to run. Without the
+    verdicts, `stored` are the `agreements` of the summary that had them.
 
     Attributes:
         feedbacks: The kinds of feedback that a method did learn from: the columns that are shown.
@@ -39,14 +42,14 @@ class Summary:
 
     def __init__(
         self,
-        rows: Sequence[Row],
-        credits: Credits,
+        frame: pd.DataFrame,
+        credits: Credits | None,
         methods: Sequence[Method],
         *,
         feedbacks: Sequence[str] = FEEDBACKS,
         num_seeds: int,
+        stored: Mapping[str, Any] | None = None,
     ) -> None:
-        frame = frame_of(rows)
         learned = set(frame.feedback[frame.method.isin([each.name for each in methods if each.needs != "nothing"])])
         self.methods, self.num_seeds = tuple(methods), num_seeds
         self.titles = {method.name: method.title for method in methods}
@@ -62,19 +65,29 @@ class Summary:
             feedback: {method.name: value for method in methods if (value := method.paper[place]) is not None}
             for place, feedback in enumerate(FEEDBACKS)
         }
-        draws = {feedback: self._resampled(credits, feedback) for feedback in FEEDBACKS}
         known = [{name: paper[kind][name] for name in paper[kind] if name in columns[kind]} for kind in FEEDBACKS]
-        self.agreement = agreement(columns["simulated"], columns["human"], *draws.values())
-        self.with_paper: dict[str, Agreement | None] = {
-            kind: agreement(columns[kind], paper[kind], draws[kind]) for kind in FEEDBACKS
-        }
         self.in_paper = agreement(known[0], known[1])
+        self.agreement: Agreement | None
+        self.with_paper: dict[str, Agreement | None]
+        if credits is None:
+            self.agreement, *others = (Agreement.read((stored or {}).get(name)) for name in (BOTH, *FEEDBACKS))
+            self.with_paper = dict(zip(FEEDBACKS, others, strict=True))
+        else:
+            draws = {feedback: self._resampled(credits, feedback) for feedback in FEEDBACKS}
+            self.agreement = agreement(columns["simulated"], columns["human"], *draws.values())
+            self.with_paper = {kind: agreement(columns[kind], paper[kind], draws[kind]) for kind in FEEDBACKS}
         self.pairs = [pair for kind in FEEDBACKS for pair in self._pairs(paper[kind], kind)]
 
     @property
     def has_baseline(self) -> bool:
         """Whether SFT has a row to compare with."""
         return any(BASELINE in self.column(feedback) for feedback in FEEDBACKS)
+
+    @property
+    def agreements(self) -> dict[str, Any]:
+        """What the verdicts are needed for, JSON-able."""
+        found = {BOTH: self.agreement, **self.with_paper}
+        return {name: each and asdict(each) for name, each in found.items()}
 
     def at(self, measure: str, method: str, feedback: str) -> Array:
         """[S]: the seeds of one method and feedback."""

@@ -105,15 +105,13 @@ def run(options: ProtocolOptions) -> int:
 
 
 def write_results(study: Study) -> None:
-    """Figures, report and manifest, and the summary on stdout; removes figures without rows."""
+    """Figures, report and manifest, and the summary on stdout."""
     found, rows = page(study.out), read_table(study.out / "table.csv")
     levels, note = rows.level.unique().tolist(), report.note(rows, len(study.seeds))
     mode = ["A quick run: a smaller study of the same shape, for a look at it."] if study.quick else []
     shown = {key: found.tables[key] for key in PRINTED if found.tables[key].rows}
     print("\n\n".join(f"{TABLES[key]}\n{text_table(table)}" for key, table in shown.items()))
     print("\n".join(["", *mode, *found.findings, note]))
-    for name in FIGURES:
-        (study.out / f"{name}.png").unlink(missing_ok=True)
     tables = {TABLES[key]: table for key, table in found.tables.items()}
     values: dict[str, Any] = {"said": [*mode, SIMULATION, *found.findings, note], "tables": tables}
     values["figures"] = found.write_figures(study.out).values()

@@ -13,7 +13,7 @@ from ..harness.study import Row, Study, run_command, versions, write_csv
 from . import report
 from .plan import NAME, SPLITS, RunPlan, WinRateCurveOptions, make_plans
 from .runs import check_inputs, run_seed
-from .summary import COLUMNS, choose, compare, curves_of
+from .summary import COLUMNS
 
 
 def run(options: WinRateCurveOptions) -> int:
@@ -46,26 +46,24 @@ def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -
     plan, columns = plans[0], COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
     study.write_table(by_split["eval"], columns)
     write_csv(study.out / "val.csv", by_split["val"], columns)
-    curves, val = (curves_of(by_split[split]) for split in ("eval", "val"))
-    choice, where = choose(val), provenance(plans)
-    comparisons = compare(curves, choice)
-    missing = report.unscored(plans, where.level)
+    where, steps = provenance(plans), report.stored_curves(study.out)[2].steps
+    study.note(provenance=vars(where), unscored=report.unscored(plans, where.level))
+    found = report.page(study.out)
+    figures = found.write_figures(study.out).values()
     values: dict[str, Any] = {
-        "findings": report.findings(comparisons, curves, choice, where, missing),
-        "summary": report.summary_table(comparisons),
-        "figures": report.write_figures(study.out, curves, val, choice, where),
-        "samples": report.samples_table(plan, choice.steps[plan.seed]),
-        "runs": report.run_table(curves, val, choice),
+        "page": found,
+        "figures": figures,
+        "samples": report.samples_table(plan, steps[plan.seed]),
         "where": where,
         "sample_seed": plan.seed,
     }
     names = {"dataset": where.dataset, "policy": where.policy, "reward_model": plan.reward_model}
-    values["settings"] = settings_table({**names, **study.config, "seeds": list(choice.steps), **versions()})
+    values["settings"] = settings_table({**names, **study.config, "seeds": list(steps), **versions()})
     study.note(level=where.level, judges=where.judges(), reference=where.reference, label=where.label())
-    study.note(chosen_steps={str(seed): step for seed, step in choice.steps.items()}, findings=values["findings"])
+    study.note(chosen_steps={str(seed): step for seed, step in steps.items()}, findings=found.findings)
     write_report(study.out / "report.html", "PPO and its win-rate curve", template=f"{NAME}/report.html.j2", **values)
-    print(text_table(values["summary"]), *values["findings"], where.label(), where.judges(), sep="\n")
-    count = len(values["figures"])
+    print(text_table(found.tables["summary"]), *found.findings, where.label(), where.judges(), sep="\n")
+    count = len(figures)
     print(f"Written to {study.out}: report.html, table.csv, val.csv, manifest.json and {count} figures (PNG).")
 
 

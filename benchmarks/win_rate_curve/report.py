@@ -15,11 +15,24 @@ from ...oracles.registry import make_oracle
 from ...statistics import UNBOUNDED
 from ..harness.evaluation import missing_at, subset
 from ..harness.own_judge import has_references
-from ..harness.plots import Curve, Panel, draw, write_png
-from ..harness.report import Figure, Provenance, Table, interval_text, number, sentences, signed
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import Curve, Panel, draw
+from ..harness.report import Provenance, Table, interval_text, number, sentences, signed
 from .plan import RunPlan
 from .runs import read_evaluation
-from .summary import BOUNDS, NAMES, UNITS, WIN_RATES, Choice, Comparison, at_choice, over_optimization
+from .summary import (
+    BOUNDS,
+    NAMES,
+    UNITS,
+    WIN_RATES,
+    Choice,
+    Comparison,
+    at_choice,
+    choose,
+    compare,
+    curves_of,
+    over_optimization,
+)
 
 VERDICTS = {
     "gold": "gold {:.2f}",
@@ -30,6 +43,30 @@ VERDICTS = {
 }
 """How a verdict on one response reads."""
 NUM_SAMPLES = 6
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    curves, val, choice = stored_curves(folder)
+    facts = read_manifest(folder)["facts"]
+    where, comparisons = Provenance(**facts["provenance"]), compare(curves, choice)
+    told = findings(comparisons, curves, choice, where, facts["unscored"])
+    tables = {"summary": summary_table(comparisons), "seeds": run_table(curves, val, choice)}
+    return Page(tables, told, draw_figures(curves, val, choice, where), headline(comparisons))
+
+
+def stored_curves(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Choice]:
+    """The evaluations on eval and on val, and the choice."""
+    curves, val = (curves_of(read_table(folder / f"{name}.csv")) for name in ("table", "val"))
+    return curves, val, choose(val)
+
+
+def headline(comparisons: Mapping[str, Comparison]) -> str:
+    """The first of gold, win rates and proxy there is, of SFT and of the chosen step."""
+    names = ("gold", *WIN_RATES, "proxy")
+    row = next(comparisons[name] for name in names if name in comparisons)
+    sft, chosen = (interval_text(each.interval, row.unit) for each in (row.sft, row.chosen))
+    return f"{NAMES[row.measure]} {sft} to {chosen}, {row.num} seeds"
 
 
 def summary_table(comparisons: Mapping[str, Comparison]) -> Table:
@@ -119,10 +156,8 @@ def findings(
     )
 
 
-def write_figures(
-    out: Path, curves: pd.DataFrame, val: pd.DataFrame, choice: Choice, where: Provenance
-) -> list[Figure]:
-    """Writes the PNG files into `out` and returns them with captions; what was not measured has no panel."""
+def draw_figures(curves: pd.DataFrame, val: pd.DataFrame, choice: Choice, where: Provenance) -> dict[str, Drawn]:
+    """The figures with captions; what was not measured has no panel."""
     panel = partial(_panel, curves, choice)
     rewards, wins, rest = (
         [name for name in names if name in curves]
@@ -141,12 +176,12 @@ def write_figures(
         "against_kl": ("Rewards and win rates" if wins else "Reward", [panel(*names, kl=True) for names in groups]),
         "length_and_finished": ("Length, finished share and KL", [panel(name) for name in rest]),
     }
-    figures, note = [], f"{where.label()} {where.judges()}"
+    figures, note = {}, f"{where.label()} {where.judges()}"
     for name, (subject, panels) in drawn.items():
         if panels:
             title = f"{subject} {'against the distance from SFT' if name == 'against_kl' else 'during PPO'}"
             caption = f"{title}. Thin: seeds; bold: their mean; shaded: its interval. {where.label()}"
-            figures.append(Figure(write_png(out / f"{name}.png", draw(panels, title, note)), caption))
+            figures[name] = Drawn(draw(panels, title, note), caption)
     return figures
 
 

@@ -57,7 +57,7 @@ class Comparison:
     """Seeds that have a value at the chosen step."""
 
 
-def curves_of(rows: Sequence[Row]) -> pd.DataFrame:
+def curves_of(rows: Sequence[Row] | pd.DataFrame) -> pd.DataFrame:
     """The evaluations of one split: rows (seed, step), a column for each measure of the level."""
     frame = frame_of(rows).set_index(["seed", "step"]).sort_index()
     return frame.reindex(columns=list(MEASURES)).astype(float).dropna(axis="columns", how="all")

@@ -31,14 +31,18 @@ from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_te
 HERE = Path(__file__).parent
 PAGES = {
     "annotators": ("annotators.command", "table.csv"),
+    "leaderboard": ("leaderboard", "table.csv"),
+    "method_ranking": ("method_ranking.command", "table.csv"),
     "protocol": ("protocol.command", "table.csv"),
     "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
+    "recorded_surrogate": ("recorded_surrogate.command", "table.csv", "models.csv", "best_of_n.csv"),
     "self_rewarding": ("self_rewarding.command", "table.csv"),
+    "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
 PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
-KEPT = ("name", "config", "seeds", "facts", "versions")
+KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
 COLORS = 64
 

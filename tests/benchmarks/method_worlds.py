@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alpacafarm_env.benchmarks.harness.estimates import frame_of
 from alpacafarm_env.benchmarks.method_ranking.summary import Summary
 from alpacafarm_env.benchmarks.methods.methods import Method, make_feedme
 
@@ -56,4 +57,4 @@ def summarize(wins, methods=None, *, lengths=None, only=None, **options):
     rows, credits = study(wins, lengths)
     rows = [row for row in rows if only is None or only(row)]
     num_seeds = max(len(seeds) for seeds in wins.values())
-    return Summary(rows, credits, methods or [Facts(name) for name in wins], num_seeds=num_seeds, **options)
+    return Summary(frame_of(rows), credits, methods or [Facts(name) for name in wins], num_seeds=num_seeds, **options)

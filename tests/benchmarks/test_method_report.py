@@ -1,16 +1,19 @@
 """What the ranking says in numbers, tables and words, from made-up rows whose answers are computed by hand."""
 
+import json
 import math
 from html import unescape
 
 import numpy as np
 import pytest
-from method_worlds import Facts, summarize
+from method_worlds import Facts, study, summarize
 
-from alpacafarm_env.benchmarks.harness.estimates import Estimate
+from alpacafarm_env.benchmarks.harness.estimates import Estimate, frame_of
+from alpacafarm_env.benchmarks.harness.page import Page
 from alpacafarm_env.benchmarks.harness.report import Provenance, render, text_table
-from alpacafarm_env.benchmarks.method_ranking.figures import write_figures
+from alpacafarm_env.benchmarks.method_ranking.figures import draw_figures
 from alpacafarm_env.benchmarks.method_ranking.report import report_values
+from alpacafarm_env.benchmarks.method_ranking.summary import Summary
 
 WINS = {
     "gpt4": [(80, 70), (80, 71), (80, 69)],
@@ -37,7 +40,7 @@ def told(wins=WINS, methods=METHODS, **options):
 def page_of(summary, folder, where=WHERE):
     """The tables and findings of a study, and the page that they fill."""
     values = report_values(summary, where)
-    values["figures"] = write_figures(folder, summary, where)
+    values["figures"] = [*Page({}, [], draw_figures(summary, where)).write_figures(folder).values()]
     shown = {**values, "settings": values["ranking"], "title": "Ranking"}
     return values, unescape(render("method_ranking/report.html.j2", **shown))
 
@@ -114,6 +117,15 @@ def test_order_against_the_paper():
     assert summary.in_paper.methods == ("sft", "ppo", "quark")
     # Of the simulated column's six pairs sft and quark have no order.
     assert [pair["feedback"] for pair in summary.pairs] == ["simulated"] * 5 + ["human"] * 3
+
+
+def test_stored_agreements_stand_for_the_verdicts():
+    rows, credits = study(WINS)
+    summary = Summary(frame_of(rows), credits, METHODS, num_seeds=3)
+    stored = json.loads(json.dumps(summary.agreements))
+    again = Summary(frame_of(rows), None, METHODS, num_seeds=3, stored=stored)
+    assert summary.agreement is not None
+    assert (again.agreement, again.with_paper) == (summary.agreement, summary.with_paper)
 
 
 def test_length_ratio_is_the_mean_of_the_seeds_ratios():

@@ -2,8 +2,8 @@
 
 import gzip
 import json
-import re
 import os
+import re
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
