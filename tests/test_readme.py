@@ -49,7 +49,10 @@ def test_a_study_of_ones_own_is_run_resumed_and_refused(tmp_path, capsys):
 
 
 def test_an_extension_takes_20_lines_or_fewer_and_a_study_30():
+    example = (ROOT / "examples" / "reinforce.py").read_text(encoding="utf-8")
+    agent = re.search(r"\[start:agent\]\n(.*?)# --8<-- \[end:agent\]", example, re.DOTALL)[1]
     extensions = re.findall(r"^```python\n(.*?)^```$", DOCS["docs/guides/extend.md"], re.MULTILINE | re.DOTALL)
+    extensions.append(agent)
     assert len(extensions) == 5
     for block in extensions:
         code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import ", "from "))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import runpy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -147,7 +147,7 @@ def gradients(
 
 
 PREFERENCES = TinyDataset().preferences()
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "extend.md"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "reinforce.py"
 
 
 def _small(agent: Any, config: Any, data: Any, policy: Path, out: Path | None = None, *, seed: int = 0, **changes: Any):
@@ -181,12 +181,9 @@ def _best_of_n(policy: Path, *, seed: int = 0) -> BestOfN:
 
 
 def _reinforce(policy: Path, *, seed: int = 0) -> Any:
-    """The guide's agent of one's own."""
-    block = re.search(r"^```python\n((?:(?!^```).*\n)*class Reinforce(?:.*\n)*?)^```$", GUIDE.read_text(), re.MULTILINE)
-    assert block is not None
-    names: dict[str, Any] = {"__name__": "reinforce"}
-    exec(compile(block[1], "extend.md", "exec"), names)
-    return names["Reinforce"](make_env(), load_policy(policy), seed=seed, num_steps=4)
+    """The example of an agent of one's own."""
+    made = runpy.run_path(str(EXAMPLE))["Reinforce"]
+    return made(make_env(), load_policy(policy), seed=seed, num_steps=4)
 
 
 Make = Callable[..., Any]

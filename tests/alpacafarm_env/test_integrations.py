@@ -12,7 +12,7 @@ from alpacafarm_env import integrations, sandbox
 from alpacafarm_env.errors import DataError, UnscoredError
 from alpacafarm_env.integrations import verl as ours
 from alpacafarm_env.integrations.rewards import scorer
-from alpacafarm_env.integrations.trl import reward_function
+from alpacafarm_env.integrations.trl import prompts, reward_function
 from alpacafarm_env.integrations.verl import compute_score
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'
@@ -50,7 +50,7 @@ def test_a_scorer_s_threads_ask_one_oracle_and_no_verdict_is_an_error(monkeypatc
 def test_trl_s_reward_function_says_which_column_it_needs_and_a_call_of_a_tool_says_nothing():
     reward = reward_function("gold")
     told = [[{"role": "assistant", "content": None}, {"role": "assistant", "content": text}] for text in RESPONSES]
-    assert reward(completions=told, instruction=[str(asked) for asked in ASKED]) == GOLD
+    assert reward(completions=told, instruction=[str(asked) for asked in ASKED], prompts=None) == GOLD
     with pytest.raises(DataError, match="instruction"):
         reward(completions=RESPONSES, prompts=RESPONSES)
 
@@ -127,46 +127,7 @@ def test_verifiers_scores_the_tasks_traces():
     assert asyncio.run(scores()) == GOLD
 
 
-@pytest.mark.slow
-def test_trl_s_grpo_trains_the_shipped_policy_by_our_reward(tmp_path):
-    trl = need("trl")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from alpacafarm_env.agents import LanguageModel
-    from alpacafarm_env.integrations.trl import prompts
-
+def test_trl_s_prompts_have_what_the_reward_reads():
+    need("datasets")
     rows = prompts()
     assert rows[0]["instruction"] == rows[0]["prompt"][0]["content"]
-    reward = reward_function("gold")
-    told = {"completions": [[{"role": "assistant", "content": text}] for text in RESPONSES], "prompts": None}
-    assert reward(**told, instruction=[str(asked) for asked in ASKED]) == GOLD
-    assert reward(completions=RESPONSES, instruction=[str(asked) for asked in ASKED], other=1) == GOLD
-    asked = sandbox.SANDBOX.instructions("val")[:256]
-
-    def gold(folder):
-        answered = LanguageModel.from_pretrained(folder).generate(asked, generator=torch.Generator().manual_seed(0))
-        return sandbox.gold_oracle().score(asked, answered.texts).mean()
-
-    tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
-    config = trl.GRPOConfig(
-        output_dir=str(tmp_path / "out"),
-        max_steps=40,
-        per_device_train_batch_size=32,
-        num_generations=8,
-        max_completion_length=64,
-        learning_rate=3e-4,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        seed=0,
-    )
-    model = AutoModelForCausalLM.from_pretrained(sandbox.POLICY)
-    # By the surrogate, as gold is nobody's to ask.
-    rewarded = reward_function("surrogate")
-    trainer = trl.GRPOTrainer(model, reward_funcs=rewarded, args=config, train_dataset=rows, processing_class=tokenizer)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "trained"))
-    before, after = gold(sandbox.POLICY), gold(tmp_path / "trained")
-    print(f"gold before {before:.2f}, after 40 steps of GRPO {after:.2f}")
-    assert after > before

@@ -20,7 +20,7 @@ from alpacafarm_env.benchmarks.methods.runs import COLUMNS, answer
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "extend.md"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OWN = """from alpacafarm_env.benchmarks.methods.methods import Method, make_sft
 METHOD = Method({name!r}, "Mine", make_sft, "nothing")
 """
@@ -157,11 +157,8 @@ def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_readmes_agent_is_ranked(tmp_path, capsys, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (block,) = [block for block in blocks if "METHOD = Method(" in block]
-    (tmp_path / "reinforce.py").write_text(block)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_example_s_agent_is_ranked(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
     out = tmp_path / "out"
     assert rank(out, "reinforce:METHOD", feedback=("simulated",)) == 0
     row = next(row for row in rows_of(out) if row["method"] == "reinforce")
