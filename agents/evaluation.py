@@ -16,34 +16,28 @@ from .language_model import LanguageModel
 from .loop import keyed_generator
 from .losses import exact_kl
 from .memory import by_chunks, logit_rows
-from .ppo import PPO
 from .rollouts import Rollouts, micro_batches, segment_sum
 
 
 def answer(
-    agent: PPO,
+    policy: LanguageModel,
     instructions: Sequence[str],
     *,
     seed: int,
     split: str,
     temperature: float,
+    batch_size: int | None = None,
     rows: slice = slice(None),
 ) -> Rollouts:
-    """Samples one response to each instruction of `rows`, with the length limit of training.
+    """Samples one response to each instruction of `rows`, with the policy's own length limit.
 
     The random numbers are keyed on (seed, split) and not on the step: every evaluation of a seed sees the same draws
     (common random numbers), so that differences between steps are due to the policy. They are drawn for all
-    instructions, so that a response does not depend on `rows`.
+    instructions, so that a response does not depend on `rows`. At most `batch_size` are sampled at once.
     """
-    limit = agent.config.max_response_tokens or agent.policy.max_response_tokens
-    uniforms = torch.rand(len(instructions), limit, generator=keyed_generator(seed, "evaluation", split))
-    return agent.policy.generate(
-        instructions[rows],
-        generator=uniforms[rows],
-        temperature=temperature,
-        max_new_tokens=limit,
-        batch_size=agent.config.sampling_batch_size,
-    )
+    width = policy.max_response_tokens
+    uniforms = torch.rand(len(instructions), width, generator=keyed_generator(seed, "evaluation", split))
+    return policy.generate(instructions[rows], generator=uniforms[rows], temperature=temperature, batch_size=batch_size)
 
 
 @torch.no_grad()

@@ -182,6 +182,11 @@ class ExpertIteration(PolicyAgent):
         return self._num_done
 
     @property
+    def num_rounds_done(self) -> int:
+        """Rounds whose fine-tuning is over and whose successor, if any, has begun: the policy is that of their end."""
+        return self._round - 1
+
+    @property
     def num_steps(self) -> int:
         """Steps of the whole run; fewer if instructions are left out."""
         sft, size = self.config.sft, len(self.instructions)

@@ -76,8 +76,8 @@ def verdicts(results: Results) -> list[Verdict]:
             else:
                 found.append(_verdict(claim, about, *judge(results, method, curves)))
     found += [less_efficient(results, measure) for measure in ("gold", "proxy")]
-    forms = ((method, form) for method in results.methods for form in (FORMS[method], FORMS["best_of_n"]))
-    return found + [fits_well(results, method, form) for method, form in dict.fromkeys(forms)]
+    forms = ((method, form) for method, own in FORMS.items() for form in (own, FORMS["best_of_n"]))
+    return found + [fits_well(results, *each) for each in dict.fromkeys(forms) if each[0] in results.methods]
 
 
 def _verdict(claim: str, about: dict[str, str], holds: bool | None, estimate: Estimate, numbers: Any) -> Verdict:

@@ -2,9 +2,10 @@
 
     python -m alpacafarm_env.benchmarks.overoptimization [--quick] [--seeds N] [--treatments NAME ...] [--methods ...]
 
-For each reward treatment (who labels the pairs, with how much noise, how many, one reward model or an ensemble) PPO is
-run past its peak and best-of-n up to n = 1024, everything else held fixed: the same prompts, samples and draws. Proxy,
-gold, win rates, KL and length are measured on the way. A treatment of your own joins by --treatments module:attribute:
+For each reward treatment (who labels the pairs, with how much noise, how many, one reward model or an ensemble) methods
+are run past the peak of gold (PPO, and where asked Quark, expert iteration and DPO; best-of-n up to n = 1024),
+everything else held fixed: the same prompts, samples and draws. Proxy, gold, win rates, KL and length are measured on
+the way. A treatment of your own joins by --treatments module:attribute:
 a `Treatment`, an oracle, or a wrapper of batched environments.
 
 Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (arXiv 2310.02743); Dubois et al. 2023,
@@ -38,12 +39,13 @@ class OveroptimizationOptions(StudyOptions):
     """Options of the over-optimization study. With --quick there are 2 seeds, 3 treatments and small sizes."""
 
     seeds: int = 5
-    """Number of independent runs: seeds 0 .. N-1, of the labels, the reward models, the samples and PPO."""
+    """Number of independent runs: seeds 0 .. N-1, of the labels, the reward models, the samples and the methods."""
     treatments: tuple[str, ...] = ()
     """Which reward treatments, by name or as module:attribute of your own. Default: all, with --quick none, ann and
     uwo_3."""
     methods: tuple[Method, ...] = ("ppo", "best_of_n")
-    """What optimizes against them."""
+    """What optimizes against them. DPO learns from the labels alone, whatever reward is made of them, and has no run in
+    a treatment without labels."""
     kl_coef: float | None = None
     """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
     less, the farther PPO goes. Default: 0.05."""
@@ -61,7 +63,7 @@ class OveroptimizationOptions(StudyOptions):
         if self.data not in (None, "sandbox"):
             raise ValueError(f"--data: expected none, since only the sandbox knows the true reward, got {self.data!r}.")
         if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise ValueError(f"--methods: expected ppo, best_of_n or both, got {self.methods!r}")
+            raise ValueError(f"--methods: expected one or more, each once, got {self.methods!r}")
 
     @property
     def chosen_sizes(self) -> Sizes:
@@ -97,6 +99,8 @@ def run(options: OveroptimizationOptions) -> int:
     out, sizes, seeds = options.folder(NAME), options.chosen_sizes, range(options.seeds)
     plans = make_plans(options.specs.values(), options.methods, seeds, out, sizes)
     *_, runs = plans.values()
+    if not runs:
+        raise ValueError(f"--methods dpo: expected a treatment with labels, got {', '.join(options.specs)}.")
     refuse_changed(runs)
     with options.study(NAME, settings(sizes), sources=sandbox_sources()) as study:
         counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(runs)} runs"
@@ -123,7 +127,7 @@ def run(options: OveroptimizationOptions) -> int:
 def settings(sizes: Sizes) -> dict[str, Any]:
     """What decides the rows of every treatment: a folder of results that came from others is refused."""
     from ...agents import RewardModelingConfig
-    from .run import ppo_config
+    from .policies import ppo_config
 
     configs = {"ppo": ppo_config(sizes), "reward_modeling": RewardModelingConfig.sandbox()}
     return {"sizes": asdict(sizes), **{name: asdict(config) for name, config in configs.items()}}

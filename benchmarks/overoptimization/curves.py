@@ -18,9 +18,13 @@ from ..harness.study import Row
 MEASURES = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")
 COLUMNS = ("treatment", "method", "seed", "step", "n", *MEASURES)
 """Columns of table.csv: one row an evaluation of a treatment, method and seed."""
-METHOD_WORDS: Final = {"ppo": "PPO", "best_of_n": "best-of-n"}
-POSITION: Final = {"ppo": "step", "best_of_n": "n"}
-"""Method -> the column that says how far optimization has gone."""
+METHOD_WORDS: Final = {
+    "ppo": "PPO",
+    "quark": "Quark",
+    "expert_iteration": "expert iteration",
+    "dpo": "DPO",
+    "best_of_n": "best-of-n",
+}
 FORMS: Final = {"best_of_n": "d(a - b d)", "ppo": "d(a - b log d)"}
 """Method -> form of R(d), the gold gained over SFT at distance d = sqrt(KL), natural logarithm (Gao et al. 2022)."""
 FEWEST_POINTS = 3  # after the start: fewer are fitted by any two parameters
@@ -30,8 +34,13 @@ Key = tuple[str, str]  # treatment and method
 
 
 def place_text(method: str, place: object) -> str:
-    """For instance "step 10" or "n = 16"."""
-    return f"step {place}" if method == "ppo" else f"n = {place}"
+    """For instance "step 10", "round 2" or "n = 16"."""
+    return {"best_of_n": f"n = {place}", "expert_iteration": f"round {place}"}.get(method, f"step {place}")
+
+
+def position(method: str) -> str:
+    """The column that says how far optimization has gone."""
+    return "n" if method == "best_of_n" else "step"
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Curves:
 
     seeds: Sequence[int]
     places: Sequence[int]
-    """[K] PPO steps from 0, or n from 1; the first is the SFT policy."""
+    """[K] steps (of expert iteration rounds) from 0, or n from 1; the first is the SFT policy."""
     measures: Mapping[str, Array]
     """Name -> [S, K]: kl_exact in nats a response, proxy and disagreement (std over an ensemble's members) in
     reward-model units, gold in gold units, win rates in percent, length in characters; NaN where there is none."""
@@ -63,7 +72,7 @@ def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
     """(treatment, method) -> its curves, in the order in which they first come."""
     found = {}
     for (treatment, method), group in frame_of(rows).groupby(["treatment", "method"], sort=False):
-        column = POSITION[str(method)]
+        column = position(str(method))
         ordered = group.astype({column: int}).sort_values(["seed", column])
         gold = pivot(ordered, "seed", column, "gold")
         measures = {name: ordered[name].to_numpy(dtype=np.float64).reshape(gold.shape) for name in MEASURES}

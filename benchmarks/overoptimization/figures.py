@@ -51,8 +51,8 @@ def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame, 
     for method in results.methods:
         yield from _draw_groups(results, method, label(method), length_slope)
     note = label(*results.methods)
-    if any((name, method) in results.curves for name in FITTED for method in METHOD_WORDS):
-        methods = " and ".join(METHOD_WORDS[method] for method in results.methods)
+    if fitted := [method for method in reversed(FORMS) if any((name, method) in results.curves for name in FITTED)]:
+        methods = " and ".join(METHOD_WORDS[method] for method in fitted)
         title = f"Gold gained against the distance from SFT, {methods}, with fits"
         yield "fits", "fits", title, note, draw_fits(results, title, note)
     if any(sum((name, method) in results.curves for name in FLIPS) > 1 for method in results.methods):
@@ -128,9 +128,11 @@ def _panels(section: str, results: Results, keys: Sequence[Key], slope: float) -
 
 
 def _along(key: Key, curves: Curves) -> tuple[str, Array]:
-    """The axis along optimization: its label, and [K] PPO steps or log2 n."""
+    """The axis along optimization: its label, and [K] steps, rounds or log2 n."""
     places = np.array(curves.places, dtype=np.float64)
-    return ("PPO step", places) if key[1] == "ppo" else ("log₂ n", np.log2(places))
+    if key[1] == "best_of_n":
+        return "log₂ n", np.log2(places)
+    return f"{METHOD_WORDS[key[1]]}, {'round' if key[1] == 'expert_iteration' else 'step'}", places
 
 
 def draw_drops(results: Results, title: str, note: str) -> Drawing:
@@ -140,7 +142,8 @@ def draw_drops(results: Results, title: str, note: str) -> Drawing:
     for place, method in enumerate(results.methods):
         found = {name: results.stories[name, method] for name in FLIPS if (name, method) in results.stories}
         # Side by side, so that bars can be told apart.
-        x = np.array([100 * results.facts[name].flip for name in found]) + 0.6 * (place - 0.5)
+        shift = 0.6 * (place - (len(results.methods) - 1) / 2)
+        x = np.array([100 * results.facts[name].flip + shift for name in found])
         if found:
             _bars(axis, x, [story.drop for story in found.values()], place, METHOD_WORDS[method])
         for at, story in zip(x, found.values(), strict=True):
@@ -175,14 +178,14 @@ def draw_fits(results: Results, title: str, note: str) -> Drawing:
 
     Dashed in the form of Gao et al. for the method, dotted in that for the other.
     """
-    names = [name for name in FITTED if any((name, method) in results.curves for method in METHOD_WORDS)]
+    names = [name for name in FITTED if any((name, method) in results.curves for method in FORMS)]
     columns = min(len(names), 2)
     rows = -(-len(names) // columns)
     figure = Drawing(figsize=(1.2 + 4.6 * columns, 0.8 + 3.4 * rows), dpi=150, layout="constrained")
     # One scale for all, or gains could not be compared.
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis, name in zip(axes.flat, names, strict=False):
-        for color, marker, method in zip(COLORS, MARKERS, METHOD_WORDS, strict=False):
+        for color, marker, method in zip(COLORS, MARKERS, reversed(FORMS), strict=False):
             if (name, method) in results.curves:
                 _draw_fit(axis, results, (name, method), color, marker)
         axis.set_title(results.title(name), fontsize=10)

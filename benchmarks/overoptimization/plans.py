@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from ... import sandbox
 from ...errors import CheckpointError
@@ -15,7 +15,7 @@ from ..harness.evaluation import subset
 from ..harness.stored import ANOTHER_OUT, SETTINGS, differences, file_name, read_stored
 from .treatments import Labels, Treatment, find_treatment
 
-Method = Literal["ppo", "best_of_n"]
+Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Sizes:
     num_samples: int = 1024
     """Largest n of best-of-n."""
     num_eval: int = 201
-    """Instructions of eval that PPO's policy answers at each evaluation."""
+    """Instructions of eval that a policy answers at each evaluation."""
     ppo_steps: int = 40
-    """PPO steps, past the peak of gold."""
+    """PPO and Quark steps, past the peak of gold; expert iteration and DPO train in proportion."""
     often_until: int = 10
     """Up to this PPO step, while gold rises and falls fastest, the policy is evaluated every `often` steps..."""
     often: int = 2
     seldom: int = 5
     """... and every `seldom` after it."""
     rollouts: int = 256
-    """Responses of a PPO step."""
+    """Responses of a PPO or Quark step; instructions of a round of expert iteration."""
     kl_coef: float = 0.05
     """PPO's KL penalty, for rewards whose standard deviation within an instruction is 1 at SFT. With less even a reward
-    without added noise is fooled in the end: docs/overoptimization_tried.md."""
+    without added noise is fooled in the end: docs/studies/overoptimization_tried.md."""
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -76,9 +76,9 @@ NO_LABELS: Final = Labels("", 0.0, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """One cell, picklable: a reward model, a seed's samples of the SFT policy, or PPO or best-of-n on a treatment."""
+    """One cell, picklable: a reward model, a seed's samples of the SFT policy, or a method on a treatment."""
 
-    kind: Literal["reward_model", "samples", "ppo", "best_of_n"]
+    kind: Literal["reward_model", "samples"] | Method
     seed: int
     out: Path
     """The study's folder."""
@@ -88,7 +88,7 @@ class Plan:
     member: int = 0
     """Number of a reward model among those that share its labels and seed."""
     spec: str = ""
-    """The treatment of PPO and best-of-n: its name, or module:attribute."""
+    """The treatment of a method: its name, or module:attribute."""
     mark: str = field(init=False)
     """Of a treatment of one's own, as it was loaded where the plan was made."""
 
@@ -121,6 +121,7 @@ class Plan:
             return 2 + max(1, members) * sampled // 3000
         scored = members * (1 + self.treatment.level_samples) if members > 1 else 1  # an ensemble scores SFT's too
         training = sizes.ppo_steps * sizes.rollouts * (12 + scored) // 1000
+        training //= 1 if self.kind == "ppo" else 2
         return 2 + training + len(sizes.evaluated_steps) * sizes.num_eval * (3 + members) // 1000
 
     @property
@@ -135,8 +136,8 @@ class Plan:
         return self.out / "reward_models" / file_name(self.cell)
 
     def evaluation_file(self, place: int) -> Path:
-        """Responses and verdicts after a PPO step, or of best-of-`place`; removed with the run."""
-        return self.folder / "evaluations" / f"{'step' if self.kind == 'ppo' else 'n'}-{place:05}.json"
+        """Responses and verdicts at a place along training, or of best-of-`place`; removed with the run."""
+        return self.folder / "evaluations" / f"{'n' if self.kind == 'best_of_n' else 'step'}-{place:05}.json"
 
     def reward_models(self) -> list[Plan]:
         """The treatment's members, to be trained first; no more labels than the sizes allow."""
@@ -144,16 +145,20 @@ class Plan:
         return [Plan("reward_model", self.seed, self.out, self.sizes, labels, i) for i in range(self.treatment.members)]
 
 
-PARTS: Final = ("reward models", "samples", "PPO and best-of-n")
+PARTS: Final = ("reward models", "samples", "methods")
 """In the order in which they run, as each needs the cells of those before it."""
 
 
 def make_plans(
     specs: Iterable[str], methods: Collection[Method], seeds: Sequence[int], out: Path, sizes: Sizes
 ) -> dict[str, list[Plan]]:
-    """Each of `PARTS` -> its cells. Reward models of equal labels, member and seed are one, whoever uses them."""
-    kinds: list[Method] = [kind for kind in ("ppo", "best_of_n") if kind in methods]
-    runs = [Plan(kind, seed, out, sizes, spec=spec) for spec in specs for kind in kinds for seed in seeds]
+    """Each of `PARTS` -> its cells. Reward models of equal labels, member and seed are one, whoever uses them.
+
+    Of a treatment without labels there is no run of DPO.
+    """
+    kinds: list[Method] = [kind for kind in get_args(Method) if kind in methods]
+    pairs = [(spec, kind) for spec in specs for kind in kinds if kind != "dpo" or find_treatment(spec).members]
+    runs = [Plan(kind, seed, out, sizes, spec=spec) for spec, kind in pairs for seed in seeds]
     models = {model.cell: model for run in runs for model in run.reward_models()}
     samples = [Plan("samples", seed, out, sizes) for seed in seeds if "best_of_n" in kinds]
     return dict(zip(PARTS, (list(models.values()), samples, runs), strict=True))

@@ -25,7 +25,7 @@ from ..harness.report import (
 from ..harness.study import Row, Study, versions, write_csv
 from . import analyse
 from .analyse import Results
-from .curves import COLUMNS, METHOD_WORDS, POSITION, Key, place_text
+from .curves import COLUMNS, METHOD_WORDS, Key, place_text, position
 from .figures import FRESH, OURS, draw_all
 from .plans import PARTS, Plan, Sizes
 from .run import TEMPERATURE, read_evaluation, read_samples
@@ -67,7 +67,7 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
     models, _, curves = (rows[part] for part in PARTS)
     sizes, places = runs[0].sizes, {run.treatment.name: place for place, run in enumerate(runs)}
     curves = sorted(
-        curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[POSITION[row["method"]]])
+        curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[position(row["method"])])
     )
     study.write_table(curves, COLUMNS)
     remove_earlier(study.out)
@@ -155,7 +155,7 @@ def remove_earlier(out: Path) -> None:
 def measured_by(runs: Sequence[Plan], num_seeds: int) -> Measured:
     """What runs are meant to measure: there may be fewer instructions than were asked for."""
     sizes, meant = runs[0].sizes, {run.kind for run in runs}
-    wanted = {"ppo": sizes.num_eval, "best_of_n": sizes.num_prompts}
+    wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
     return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in meant}, num_seeds)
 
 

@@ -1,4 +1,4 @@
-"""Runs the cells of the over-optimization study: reward models, samples of the SFT policy, PPO and best-of-n.
+"""Runs the cells of the over-optimization study: reward models, samples of the SFT policy, policies and best-of-n.
 
 All treatments of a seed see the same prompts, the same samples and the same draws (common random numbers).
 """
@@ -17,7 +17,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ... import agents, sandbox
-from ...agents import checkpoints
 from ...agents.evaluation import answer, exact_response_kl
 from ...data.files import write_atomic
 from ...errors import CheckpointError, DataError
@@ -32,7 +31,8 @@ from ..harness.reward_models import LAST_FILE, MAX_RESPONSE_TOKENS, fit, fresh_p
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
 from .curves import COLUMNS, MEASURES, place_text
-from .plans import Plan, Sizes
+from .plans import Plan
+from .policies import CONFIGS, evaluated, make_agent, place_of
 from .treatments import DISAGREEMENT, SCALE_SAMPLES, SeedInputs
 
 TEMPERATURE: Final = 1.0
@@ -45,16 +45,17 @@ ShareFn = Callable[[float], None]  # reports the share of a cell that is done
 
 
 def run_cell(plan: Plan, on_progress: ProgressFn) -> list[Row]:
-    """Runs a cell in its folder and returns its rows: of PPO and best-of-n those of `COLUMNS`, one an evaluation."""
+    """Runs a cell in its folder and returns its rows: of a method those of `COLUMNS`, one an evaluation."""
     quiet()
     plan.folder.mkdir(parents=True, exist_ok=True)
     if plan.spec:
         members = {folder.name: hash_model(folder) for folder in inputs_of(plan).reward_models}
         settings = {"treatment": plan.treatment.settings(), "sizes": asdict(plan.sizes), "reward_models": members}
-        config = {"ppo": asdict(ppo_config(plan.sizes))} if plan.kind == "ppo" else {}
-        stored.check_settings(plan.folder, {**settings, **config})
-    runners = {"reward_model": run_reward_model, "samples": run_samples, "ppo": run_ppo, "best_of_n": run_best_of_n}
-    rows, text = runners[plan.kind](plan, lambda share: on_progress(ProgressUpdate(plan.cell, int(share * plan.units))))
+        config: dict[str, Any] = {plan.kind: asdict(CONFIGS[plan.kind](plan.sizes))} if plan.kind in CONFIGS else {}
+        stored.check_settings(plan.folder, settings | config)
+    runners = {"reward_model": run_reward_model, "samples": run_samples, "best_of_n": run_best_of_n}
+    run = runners.get(plan.kind, run_policy)
+    rows, text = run(plan, lambda share: on_progress(ProgressUpdate(plan.cell, int(share * plan.units))))
     on_progress(ProgressUpdate(plan.cell, plan.units, f"{plan.cell}: {text}"))
     return rows
 
@@ -205,61 +206,43 @@ def read_samples(plan: Plan) -> Samples:
     return Samples(instructions, index, responses)
 
 
-def ppo_config(sizes: Sizes) -> agents.PPOConfig:
-    """The sandbox's preset with the study's number of steps, rollouts and KL penalty, at a constant learning rate."""
-    return replace(
-        agents.PPOConfig.sandbox(),
-        total_steps=sizes.ppo_steps,
-        max_response_tokens=MAX_RESPONSE_TOKENS,
-        rollout_batch_size=sizes.rollouts,
-        minibatch_size=min(agents.PPOConfig.sandbox().minibatch_size, sizes.rollouts),
-        kl_coef=sizes.kl_coef,
-        schedule="constant",  # a rate that falls to 0 stops the policy where it is: near the peak
-        save_every=10,
-        keep_checkpoints=1,
-    )
+def run_policy(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
+    """Trains past the peak of gold, and evaluates now and then on one set of prompts.
 
-
-def run_ppo(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
-    """Trains past the peak of gold, and evaluates every few steps on one set of prompts.
-
-    Each evaluation is a file, and PPO keeps checkpoints: a run that was interrupted continues with equal numbers. A
-    step is evaluated before the next one is made, so a resumed run may lack the checkpoint's own evaluation only.
+    Each evaluation is a file, and agents keep checkpoints: a run that was interrupted continues with equal numbers. A
+    policy is evaluated before the next step is made, so a resumed run may lack the evaluation of where it is only.
     """
-    inputs, config, evaluated = inputs_of(plan), ppo_config(plan.sizes), plan.sizes.evaluated_steps
-    agent = agents.PPO(
-        plan.treatment.env(inputs, config.rollout_batch_size),
-        agents.LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS),
-        value_init=next(iter(inputs.reward_models), None),
-        config=config,
-        seed=plan.seed,
-        out=plan.folder,
-    )
+    inputs, places = inputs_of(plan), evaluated(plan.kind, plan.sizes)
+    agent = make_agent(plan, inputs, lambda: labelled(plan.reward_models()[0]))
     proxy = plan.treatment.proxy(inputs)
 
-    def complete(step: int) -> None:
-        on_share(step / (plan.sizes.ppo_steps + 1))
-        if step in evaluated and not plan.evaluation_file(step).exists():
-            evaluate_policy(plan, agent, proxy, step)
+    def complete(place: int) -> bool:
+        """Evaluates the policy if that is due and not done; whether there is more to train."""
+        on_share(place / (places[-1] + 1))
+        if place in places and not plan.evaluation_file(place).exists():
+            evaluate_policy(plan, agent.policy, proxy, place)
+        return place < places[-1]
 
-    complete(max(checkpoints.steps(plan.folder), default=0))
-    for metrics in agent.updates():
-        complete(int(metrics["step"]))
-    rows = [read_evaluation(plan, step)["row"] for step in evaluated]
+    if complete(place_of(agent)):
+        for _ in agent.updates():
+            if not complete(place_of(agent)):
+                break
+        complete(place_of(agent))
+    rows = [read_evaluation(plan, place)["row"] for place in places]
     return rows, describe(rows)
 
 
-def evaluate_policy(plan: Plan, agent: agents.PPO, proxy: RewardOracle, step: int) -> None:
-    """Answers the study's instructions of eval, with equal draws at every step and treatment of a seed; stores it."""
+def evaluate_policy(plan: Plan, policy: agents.LanguageModel, proxy: RewardOracle, place: int) -> None:
+    """Answers the study's instructions of eval, with equal draws at every place and treatment of a seed; stores it."""
     chosen = plan.sizes.instructions(plan.sizes.num_eval)
-    rollouts = answer(agent, chosen, seed=plan.seed, split="eval", temperature=TEMPERATURE)
+    rollouts = answer(policy, chosen, seed=plan.seed, split="eval", temperature=TEMPERATURE)
     found = evaluate(chosen, rollouts.texts, judges_of(DATA, proxy=None), finished=rollouts.finished.cpu().numpy())
     proxies, spread = ask(proxy, chosen, rollouts.texts)
     found = replace(found, scores={**found.scores, "proxy": proxies})
-    kl = exact_response_kl(agent.policy, rollouts, TEMPERATURE)
+    kl = exact_response_kl(policy, rollouts, TEMPERATURE)
     means = {**found.means(), DISAGREEMENT: known_mean(spread), "kl_exact": math.fsum(kl.tolist()) / len(kl)}
     columns = {**found.scores, DISAGREEMENT: spread, "finished": found.finished, "kl_exact": kl}
-    write_evaluation(plan, step, make_row(plan, step, means), chosen, rollouts.texts, pd.DataFrame(columns))
+    write_evaluation(plan, place, make_row(plan, place, means), chosen, rollouts.texts, pd.DataFrame(columns))
 
 
 def run_best_of_n(plan: Plan, on_share: ShareFn) -> tuple[list[Row], str]:
@@ -327,7 +310,7 @@ def jsonable(frame: pd.DataFrame) -> pd.DataFrame:
 
 def make_row(plan: Plan, place: int, means: Mapping[str, float | None]) -> Row:
     """A row of `COLUMNS`. Without a finite KL, proxy and gold the cell fails, and not the report of all others."""
-    step, n = (place, None) if plan.kind == "ppo" else (None, place)
+    step, n = (None, place) if plan.kind == "best_of_n" else (place, None)
     facts = {"treatment": plan.treatment.name, "method": plan.kind, "seed": plan.seed, "step": step, "n": n}
     row: Row = {name: {**means, **facts}[name] for name in COLUMNS}
     for name in ("kl_exact", "proxy", "gold"):

@@ -159,11 +159,11 @@ class Treatment:
         )
         return env if self.wrap is None else self.wrap(env)
 
-    def proxy(self, inputs: SeedInputs) -> RewardOracle:
-        """What is maximised, as an oracle of responses to instructions of eval."""
+    def proxy(self, inputs: SeedInputs, split: str = "eval") -> RewardOracle:
+        """What is maximised, as an oracle of responses to instructions of a split."""
         if self.wrap is None:
             return self.reward(inputs)
-        return EnvOracle(self.name, lambda num_envs: self.env(inputs, num_envs, "eval"))
+        return EnvOracle(self.name, lambda num_envs: self.env(inputs, num_envs, split))
 
 
 class EnvOracle(NoDeepCopy):

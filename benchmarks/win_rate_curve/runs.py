@@ -163,7 +163,15 @@ def evaluate_policy(plan: RunPlan, agent: agents.PPO, judges: Judges, step: int)
         instructions = dataset.instructions(split)
         chosen = [instructions[index] for index in subset(len(instructions), getattr(plan, f"num_{split}"))]
         mine = slice(world.rank, None, world.count)
-        rollouts = answer(agent, chosen, seed=plan.seed, split=split, temperature=plan.temperature, rows=mine)
+        rollouts = answer(
+            agent.policy,
+            chosen,
+            seed=plan.seed,
+            split=split,
+            temperature=plan.temperature,
+            batch_size=agent.config.sampling_batch_size,
+            rows=mine,
+        )
         with agent.whole():  # processes have other numbers of passes
             kl = sequence_kl(agent.policy, rollouts, plan.temperature)
         numbers = range(len(chosen))[mine]

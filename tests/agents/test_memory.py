@@ -233,7 +233,7 @@ def test_rows_that_fit_into_the_memory():
 def test_rows_sampled_at_once_change_no_sample(given, most, policy_folder, monkeypatch):
     """A number that is set, or what the memory's formula says, for training and evaluation."""
     whole = RUNS["ppo"](policy_folder)
-    expected = next(whole.updates()), answer(whole, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts
+    expected = next(whole.updates()), answer(whole.policy, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts
     monkeypatch.setattr(language_model, "sampling_rows", lambda model, prompt, response: 8)
     agent = RUNS["ppo"](policy_folder, sampling_batch_size=given)
     shapes = []
@@ -243,5 +243,6 @@ def test_rows_sampled_at_once_change_no_sample(given, most, policy_folder, monke
     )
     metrics = next(agent.updates())
     assert metrics == pytest.approx(expected[0], abs=1e-5)
-    assert answer(agent, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts == expected[1]
+    again = answer(agent.policy, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0, batch_size=given)
+    assert again.texts == expected[1]
     assert max(rows for rows, width in shapes if width == 1) == most

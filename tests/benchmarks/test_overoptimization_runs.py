@@ -13,13 +13,14 @@ import torch
 from overoptimization_worlds import TINY
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.agents import ExpertIterationConfig, LanguageModel
 from alpacafarm_env.agents.evaluation import exact_response_kl, sequence_kl
 from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.benchmarks.harness.reward_models import sample
+from alpacafarm_env.benchmarks.overoptimization import policies
 from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.plans import Plan, Sizes
+from alpacafarm_env.benchmarks.overoptimization.plans import Plan, Sizes, make_plans
 from alpacafarm_env.benchmarks.overoptimization.run import (
     best_rows,
     choose,
@@ -267,21 +268,29 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
     assert trained[0]["loss"] != trained[1]["loss"]
 
 
-def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
-    whole, killed = (ppo(tmp_path / name, "uwo_3") for name in ("whole", "killed"))
+@pytest.mark.parametrize(
+    ("kind", "treatment"), [("ppo", "uwo_3"), ("quark", "ann"), ("expert_iteration", "ann"), ("dpo", "ann")]
+)
+def test_a_method_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, monkeypatch, kind, treatment):
+    sizes = replace(TINY, ppo_steps=12) if kind == "expert_iteration" else TINY  # two rounds
+    whole, killed = (Plan(kind, 0, tmp_path / name, sizes, spec=treatment) for name in ("whole", "killed"))
     for model in whole.reward_models():
         run(model)
     shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
-    ppo_config, evaluate_policy = overoptimization_run.ppo_config, overoptimization_run.evaluate_policy
-    monkeypatch.setattr(overoptimization_run, "ppo_config", lambda sizes: replace(ppo_config(sizes), save_every=2))
+    config, evaluate_policy = policies.CONFIGS[kind], overoptimization_run.evaluate_policy
+    monkeypatch.setitem(policies.CONFIGS, kind, lambda sizes: saving_often(config(sizes)))
     rows = run(whole)
-    for step in (1, 3):  # between checkpoints, and after the last one but before its evaluation
+    start, *later = policies.evaluated(kind, sizes)
+    assert [row["step"] for row in rows] == [start, *later]
+    assert rows[0]["kl_exact"] == 0
+    assert all(row["kl_exact"] > 0 for row in rows[1:])
+    for place in later:  # between checkpoints, and after the last one but before its evaluation
         with monkeypatch.context() as context:
             context.setattr(
                 overoptimization_run,
                 "evaluate_policy",
-                lambda plan, agent, proxy, now, step=step: (
-                    stop() if now == step else evaluate_policy(plan, agent, proxy, now)
+                lambda plan, policy, proxy, now, place=place: (
+                    stop() if now == place else evaluate_policy(plan, policy, proxy, now)
                 ),
             )
             with pytest.raises(Interrupted):
@@ -299,6 +308,23 @@ def test_ppo_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, mon
             run(killed)
     with pytest.raises(CheckpointError, match=r"step-00000\.json.* remove .*seed 0"):
         read_evaluation(killed, 0)
+
+
+def saving_often(config):
+    if isinstance(config, ExpertIterationConfig):
+        return replace(config, sft=replace(config.sft, save_every=2))
+    return replace(config, save_every=2)
+
+
+def test_dpo_learns_from_its_treatment_s_labels_and_from_no_reward(tmp_path):
+    """Two treatments of equal labels and other rewards have one policy of DPO; one without labels has none."""
+    plans = [Plan("dpo", 0, tmp_path, TINY, spec=treatment) for treatment in ("ann", "uwo_3")]
+    for model in plans[1].reward_models():
+        run(model)
+    first, second = (run(plan)[-1] for plan in plans)
+    assert first["gold"] == second["gold"]
+    assert first["proxy"] != second["proxy"]
+    assert not make_plans(["gpt4_utility"], ["dpo"], [0], tmp_path, TINY)["methods"]
 
 
 def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, own, monkeypatch):

@@ -139,7 +139,7 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
     agent, instructions = runs.make_agent(plan), plan.job.data.instructions("eval")
 
     def texts(seed, split):
-        return evaluation.answer(agent, instructions, seed=seed, split=split, temperature=0.7).texts
+        return evaluation.answer(agent.policy, instructions, seed=seed, split=split, temperature=0.7).texts
 
     assert texts(0, "eval") == texts(0, "eval")
     assert texts(0, "eval") != texts(1, "eval")
