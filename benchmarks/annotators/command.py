@@ -157,7 +157,7 @@ def page(folder: Path) -> Page:
     """What the study's stored files say."""
     rows = read_table(folder / "table.csv")
     note = report.note(report.drawn_levels(rows), read_manifest(folder))
-    caption = f"Left: published values, and those measured. Right: judges that were asked several times. {note}"
+    caption = f"Above: published values, and those measured. Below: judges that were asked several times. {note}"
     figures = {"annotators": Drawn(report.draw(rows, note), caption)}
     return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
 

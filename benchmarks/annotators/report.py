@@ -21,7 +21,7 @@ MEMBERS: Final = tuple(annotator.name for annotator in POOL)
 LEVELS: Final = ("sandbox", "recorded", "live", "people")
 _SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", COST, "spearman")
 _OF_PEOPLE: Final = "agreement_with_judge"
-_FAMILIES: Final = {"gpt4": "#0072b2", "chatgpt": "#009e73", "davinci003": "#d55e00"}
+_FAMILIES: Final = {"gpt4": ("o", "#0072b2"), "chatgpt": ("s", "#009e73"), "davinci003": ("^", "#d55e00")}
 _MARKS: Final = {
     "sandbox": ("o", "#000000"),
     "recorded": ("s", "#cc79a7"),
@@ -191,7 +191,7 @@ def _unknown_orders(rows: pd.DataFrame) -> list[tuple[Any, int, int]]:
 
 
 def drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the left panel, from top to bottom: those with a published value."""
+    """The rows of the upper panel, from top to bottom: those with a published value."""
     shown = rows[~is_member(rows) & rows.paper.notna() & ~rows.figure.isin((COST, "no_verdict"))]
     return in_order(shown.sort_values("level", key=lambda levels: levels.map(LEVELS.index), kind="stable"))
 
@@ -203,19 +203,20 @@ def drawn_levels(rows: pd.DataFrame) -> list[str]:
 
 
 def draw(rows: pd.DataFrame, note: str) -> Drawing:
-    """Left: published values with tolerance, and those measured. Right: variance and agreement of every judge.
+    """Above: published values with tolerance, and those measured. Below: variance and agreement of every judge.
 
     `note` stands below; it should be about `drawn_levels` only.
     """
     shown = drawn(rows)[::-1]
-    figure = Drawing(figsize=(13, 2.4 + 0.3 * max(len(shown), 8)), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    height = 1.2 + 0.25 * max(len(shown), 4)
+    figure = Drawing(figsize=(8.5, height + 5.2), dpi=150, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(height, 4.4))
     if len(shown):
-        _draw_targets(left, shown.reset_index(drop=True))
-    _draw_members(right, _places(rows))
-    for axis, columns in ((left, 3), (right, 2)):
+        _draw_targets(above, shown.reset_index(drop=True))
+    _draw_members(below, _places(rows))
+    for axis, columns in ((above, 4), (below, 2)):
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns)
+            axis.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns)
     return titled(figure, note=note)
 
 
@@ -238,7 +239,7 @@ def _draw_targets(axis: Axes, shown: pd.DataFrame) -> None:
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Judge, level, variance and agreement of the points of the right panel."""
+    """Judge, level, variance and agreement of the points of the lower panel."""
     found = rows[(rows.level != "recorded") & (rows.judge != SINGLE) & rows.figure.isin(("variance", "agreement"))]
     places = found.pivot(index=["judge", "level"], columns="figure", values="value")
     order = pd.MultiIndex.from_frame(found[["judge", "level"]].drop_duplicates())
@@ -248,12 +249,13 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
 def _draw_members(axis: Axes, places: pd.DataFrame) -> None:
     for name, level, x, y in places.itertuples(index=False):
         if name in MEMBERS:
-            axis.plot(x, y, "o", color=_FAMILIES[name.split("_")[0]], markersize=5)
+            mark, color = _FAMILIES[name.split("_")[0]]
+            axis.plot(x, y, mark, color=color, markersize=5)
             continue
         axis.plot(x, y, "D", color=_MARKS[level][1], markersize=7)
         place = (0, -14 if name in ("sim_eval", "sim_gpt4") else 8)  # these have neighbours above
         axis.annotate(name, (x, y), textcoords="offset points", xytext=place, ha="center", fontsize=8)
-    for family, color in _FAMILIES.items():
-        axis.plot([], [], "o", color=color, label=f"{family}-like, alone")
+    for family, (mark, color) in _FAMILIES.items():
+        axis.plot([], [], mark, color=color, label=f"{family}-like, alone")
     axis.axvline(ALONE.paper, color="#888888", linestyle=":", linewidth=1, label="paper: one annotator stays left")
     axis.set(xlabel="variance: share of opinions against the judge's own majority", ylabel="agreement with the humans")

@@ -55,7 +55,8 @@ FIGURES: tuple[str, ...] = (
     "sources_recorded",
     "live",
     "judges",
-    "pairs",
+    "pairs_sandbox",
+    "pairs_recorded",
     "roots_sandbox",
     "roots_recorded",
 )

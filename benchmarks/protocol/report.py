@@ -16,7 +16,7 @@ from ..harness.report import Table, Verdict, sentences
 from .analysis import ALL, BANDS, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .answers import RANKED
 from .held_out import EVAL, FRESH, LIVE
-from .levels import CROSS, NO_INPUT
+from .levels import CROSS, EARLY, NO_INPUT
 
 LEVELS: Final = {"sandbox": "Sandbox (simulation)", "recorded": "Recorded (stored verdicts on real models)"}
 JUDGES: Final = {
@@ -204,8 +204,11 @@ def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
         found["live"] = ("The 805 against held-out users", draw_live(rows, "Level: sandbox (simulation)."))
     if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
         found["judges"] = ("GPT-4 against Claude", draw_judges(rows, "Level: recorded."))
-    if (rows.figure == "told_apart").any():
-        found["pairs"] = ("How many instructions tell models apart", draw_pairs(rows, PAIRS_NOTE + note))
+    for level, told in LEVELS.items():
+        own = rows[(rows.level == level) & (rows.figure == "told_apart") & (rows.judge != EARLY)]
+        if len(own):
+            title = f"How many instructions tell models apart, {level}"
+            found[f"pairs_{level}"] = (title, draw_pairs(own, f"{PAIRS_NOTE}Level: {told}."))
     return found
 
 
@@ -237,7 +240,7 @@ def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
     live = rows[rows.part == "live"]
     told = live[(live.figure == "r2") & (live.subject == EVAL)].set_index(["judge", "other"]).value
     judges = live[live.figure == "win_rate"].groupby("judge", sort=False)
-    figure, axes = _panels(len(judges), 7.4, 7.0)
+    figure, axes = _panels(len(judges), 6.4, 6.0, columns=1)
     kinds = (
         (LIVE, "held-out users", COLORS[0], ("o", COLORS[0])),
         (FRESH, "drawn anew with eval’s mixture", COLORS[1], ("s", "none")),
@@ -278,8 +281,8 @@ def draw_judges(rows: pd.DataFrame, note: str) -> Drawing:
 
 def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
     """Share of pairs told apart against the number of instructions, a panel for each judge."""
-    judges = rows[(rows.part == "pairs") & (rows.figure == "told_apart")].groupby("judge", sort=False)
-    figure, axes = _panels(len(judges), 7.0, 3.6)
+    judges = rows.groupby("judge", sort=False)
+    figure, axes = _panels(len(judges), 7.0, 3.0, columns=1)
     for axis, (judge, own) in zip(axes, judges, strict=True):
         for number, (subject, curve) in enumerate(own[own.subject != SETS].groupby("subject", sort=False)):
             color = "black" if subject == ALL else COLORS[(number - 1) % len(COLORS)]
@@ -297,9 +300,10 @@ def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
     return titled(figure, "Pairs of models told apart by a paired t-test, p < .05", note)
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Drawing, list[Axes]]:
-    """A figure of panels, two in a row, with the size of each in inches."""
-    columns, lines = min(count, 2), -(-count // 2)
+def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[Drawing, list[Axes]]:
+    """A figure of panels, at most so many in a row, with the size of each in inches."""
+    columns = min(count, columns)
+    lines = -(-count // columns)
     figure = Drawing(figsize=(1 + width * columns, 1 + height * lines), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # measures text
     axes = figure.subplots(lines, columns, squeeze=False).ravel().tolist()

@@ -14,6 +14,7 @@ and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they 
 import argparse
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -44,7 +45,10 @@ PAGES = {
 PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
-COLORS = 64
+DPI = 110
+NUM_COLORS = 64
+APART = 12
+"""Distance from which on colors count as two, of 0 to 255 for each of red, green and blue."""
 
 
 def page_of(name: str, docs: Path) -> Page:
@@ -125,9 +129,17 @@ def measured(folder: Path) -> str:
 
 
 def small_png(drawn: Drawn) -> bytes:
-    """The figure in few colors, for a page."""
+    """The figure for a page: smaller, and of the colors that the drawing has most of."""
     image, buffer = Image.open(io.BytesIO(png(drawn.drawing))).convert("RGB"), io.BytesIO()
-    image.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    colors: list[tuple[int, ...]] = []
+    for _, color in sorted(image.getcolors(image.width * image.height) or (), reverse=True):
+        if len(colors) < NUM_COLORS and all(math.dist(color, other) > APART for other in colors):
+            colors.append(color)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for color in colors for part in color])
+    scale = min(1.0, DPI / drawn.drawing.dpi)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

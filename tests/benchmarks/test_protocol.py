@@ -90,7 +90,7 @@ def test_the_command_with_a_ranking_writes_what_it_says_and_resumes(tmp_path, ra
     assert float(rates["ranked my own (human)", "all", "human"]["value"]) == 50
     assert ("ranked my own (human)", LIVE, "human") in rates
     assert {row["level"] for row in rows} == {"sandbox"}
-    for name in ("live", "pairs", "sources_sandbox", "roots_sandbox"):
+    for name in ("live", "pairs_sandbox", "sources_sandbox", "roots_sandbox"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert not (out / "judges.png").exists()
     assert (out / "roots.csv").read_text().startswith("level,split,verb,noun,instructions,n\nsandbox,sft,")
