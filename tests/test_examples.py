@@ -5,7 +5,9 @@ import runpy
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -66,6 +68,19 @@ def test_in_short(name, run, tmp_path):
     found = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()}
     assert found >= WRITTEN[name]
     assert {path.name for path in tmp_path.iterdir()} <= {"results"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")  # of other libraries'
+def test_a_notebook_is_stored_without_outputs_and_ends_in_a_figure(path, monkeypatch, tmp_path):
+    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    NotebookClient(notebook, resources={"metadata": {"path": str(ROOT)}}).execute()
+    assert "image/png" in code[-1].outputs[-1].data
 
 
 @pytest.mark.slow
