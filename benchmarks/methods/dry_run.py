@@ -11,6 +11,7 @@ from ... import agents, pretrained
 from ...data import Dataset
 from ...errors import DataError
 from ...oracles.reward_model import is_adapter
+from ..harness.agent_options import naming
 from ..harness.report import Table, text_table
 from .job import Job
 from .memory import PHASES, Run, Shape, decode_bytes, phases, resident, step_flops
@@ -114,7 +115,8 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
     model = config_of(job.policy_folder)
     shape = Shape.of(model)
     positions = getattr(model.get_text_config(), "max_position_embeddings", None) or float("inf")
-    prompt, response = pretrained.token_limits(job.max_prompt_tokens, job.max_response_tokens, positions)
+    with naming(f"--max-prompt-tokens {job.max_prompt_tokens}, --preset {job.preset}, --policy {job.sft}"):
+        prompt, response = pretrained.token_limits(job.max_prompt_tokens, job.max_response_tokens, positions)
     rows, steps = (config.rollout_batch_size, config.total_steps) if "sample" in roles else _fixed(job, method, config)
     if method == "reward_modeling":
         shape = replace(shape, parameters=shape.trunk + shape.width, vocab=0)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,15 @@ from transformers import LlamaConfig
 
 from alpacafarm_env import agents, sandbox
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods.dry_run import KNOWN, USABLE, Machine, config_for, make_plan, samples_merged
+from alpacafarm_env.benchmarks.methods.dry_run import (
+    KNOWN,
+    USABLE,
+    Machine,
+    config_for,
+    make_plan,
+    report,
+    samples_merged,
+)
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME
 from alpacafarm_env.errors import DataError
@@ -86,6 +95,22 @@ def test_a_reward_model_is_asked_for_as_by_the_run(llama):
     given = train.parse(["ppo", "--dataset", "none", "--policy", str(llama / "policy")])
     with pytest.raises(DataError, match="--reward-model"):
         make_plan(given.job(given.reward_model), "ppo", GPU)
+
+
+def test_a_policy_without_room_for_the_preset_s_responses_is_refused():
+    given = train.parse(["ppo", "--preset", "llama_7b_lora"])  # of the sandbox's policy, which knows 256 positions
+    with pytest.raises(DataError, match="--preset llama_7b_lora, --policy sandbox"):
+        make_plan(given.job("sandbox"), "ppo", GPU)
+
+
+def test_the_guide_shows_what_is_printed(llama):
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "gpus.md").read_text(encoding="utf-8")
+    assumed = replace(GPU, name="GPU of 80 GiB", memory=80 * 2**30)
+    for preset, processes in (("llama_7b_lora", 1), ("llama_7b_full", 8)):
+        machine = replace(assumed, processes=processes)
+        text, fits = report(plan(llama, "--preset", preset, machine=machine), machine)
+        assert fits
+        assert text in guide
 
 
 def test_options_win_and_a_run_that_does_not_fit_is_seen(llama):
