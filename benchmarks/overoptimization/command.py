@@ -5,8 +5,8 @@
 For each reward treatment (who labels the pairs, with how much noise, how many, one reward model or an ensemble) methods
 are run past the peak of gold (PPO, and where asked Quark, expert iteration and DPO; best-of-n up to n = 1024),
 everything else held fixed: the same prompts, samples and draws. Proxy, gold, win rates, KL and length are measured on
-the way. A treatment of your own joins by --treatments module:attribute:
-a `Treatment`, an oracle, or a wrapper of batched environments.
+the way. A treatment of your own joins by --treatments module:attribute: a `Treatment`, an oracle, or a wrapper of
+batched environments. Later calls in the same folder, for other methods or treatments or more seeds, add to its table.
 
 Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (arXiv 2310.02743); Dubois et al. 2023,
 AlpacaFarm (arXiv 2305.14387), section 4.3.

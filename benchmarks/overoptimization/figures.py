@@ -1,7 +1,7 @@
-"""The figures of the over-optimization study: curves by group of treatments, drops, reward models, fits, warnings."""
+"""The figures of the over-optimization study: curves by treatment and method, drops, fits, reward models, warnings."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from ..harness.estimates import Estimate, estimates
-from ..harness.plots import COLORS, Curve, Panel, band, draw, titled
-from .analyse import FLIPS, NOISY, Results, length_residual, warning_place
+from ..harness.plots import COLORS, MARKERS, Curve, Panel, band, draw, titled
+from .analyse import FLIPS, NOISY, Results, warning_place
 from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, shared_distances
+from .ranges import distances
 
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
@@ -21,15 +22,16 @@ GROUPS: Final = {
     "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
-LEFT_OUT: Final = {"win rates": ("sizes", "ensembles"), "length": ("sizes", "labellers")}
-"""Section -> groups that are not drawn in it; table.csv has their numbers."""
+NOISE: Final = "overoptimization"
+"""The figure of noisy against clean labels."""
 OURS: Final = re.compile(
-    rf"({'|'.join(GROUPS)}|own(_\d+)?)_(against_kl|along_optimization|win_rates|length)_({'|'.join(METHOD_WORDS)})"
+    rf"({'|'.join(GROUPS)}|own(_\d+)?)_against_kl_({'|'.join(METHOD_WORDS)})|methods_({'|'.join(FLIPS)})|{NOISE}"
     rf"|disagreement_({'|'.join(METHOD_WORDS)})|fits|drop_against_flips|reward_models"
 )
 """Names of the files that are drawn here."""
 FITTED = ("none", "ann", "gpt4", "human")  # treatments whose fits are drawn
-MARKERS = ("o", "s")
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
 KL_LABEL: Final = "√KL from SFT (√nats)"
 FRESH = (
     "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
@@ -42,14 +44,17 @@ Drawings = Iterator[tuple[str, str, str, str, Drawing]]
 """Section of the report, file name, title, the note below, drawing."""
 
 
-def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame, length_slope: float | None) -> Drawings:
+def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame) -> Drawings:
     """What there is to draw.
 
     `label` says how the given methods were measured; `models` are `analyse.reward_models`, perhaps without rows.
-    Without a `length_slope`, gold units for one character more, no gold is residualised.
     """
+    yield from draw_compared(results, label)
     for method in results.methods:
-        yield from _draw_groups(results, method, label(method), length_slope)
+        for group, (group_title, names) in groups(results, method).items():
+            title, note = f"{group_title}: against the distance from SFT, {METHOD_WORDS[method]}", label(method)
+            panels = _panels(results, [(name, method) for name in names])
+            yield "against KL", f"{group}_against_kl_{method}", title, note, draw(panels, title, note)
     note = label(*results.methods)
     if fitted := [method for method in reversed(FORMS) if any((name, method) in results.curves for name in FITTED)]:
         methods = " and ".join(METHOD_WORDS[method] for method in fitted)
@@ -68,20 +73,46 @@ def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame, 
             yield "warning", f"disagreement_{method}", title, note, draw_warnings(results, keys, title, note)
 
 
-def _draw_groups(results: Results, method: str, note: str, slope: float | None) -> Drawings:
-    sections = {
-        "against KL": "against the distance from SFT",
-        "along optimization": "along optimization",
-        "win rates": "win rates against the reference",
-        "length": "gold and length",
-    }
-    for group, (group_title, names) in groups(results, method).items():
-        for section, words in sections.items():
-            if group not in LEFT_OUT.get(section, ()) and (section != "length" or slope is not None):
-                title = f"{group_title}: {words}, {METHOD_WORDS[method]}"
-                panels = _panels(section, results, [(name, method) for name in names], slope or 0.0)
-                name = f"{group}_{section.replace(' ', '_')}_{method}".lower()
-                yield section, name, title, note, draw(panels, title, note)
+def draw_compared(results: Results, label: Callable[..., str]) -> Drawings:
+    """Noisy against clean labels under one method, and all methods by either."""
+    for method in ("best_of_n", "ppo"):
+        keys = {results.title(name): (name, method) for name in (NOISY, FLIPS[0])}
+        if all(key in results.curves for key in keys.values()):
+            words = METHOD_WORDS[method]
+            title = f"{words[0].upper()}{words[1:]} by a reward model of noisy and of clean labels"
+            yield "noise", NOISE, title, label(method), draw_gains(results, keys, title)
+            break
+    for name in (NOISY, FLIPS[0]):
+        keys = {METHOD_WORDS[method]: (name, method) for method in METHOD_WORDS if (name, method) in results.curves}
+        if len(keys) > 1:
+            title, methods = f"Every method against one KL: {results.title(name)}", [key[1] for key in keys.values()]
+            yield "methods", f"methods_{name}", title, label(*methods), draw_gains(results, keys, title)
+
+
+def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing:
+    """Proxy and gold gained over SFT against sqrt(KL), a line for each of `keys`: to the farthest that all seeds reach.
+
+    Large enough to be read at half its size.
+    """
+    figure = Drawing(figsize=(11, 4.8), dpi=150, layout="constrained")
+    for axis, (measure, ylabel) in zip(figure.subplots(1, 2), GAINED.items(), strict=True):
+        for color, marker, line, (words, key) in zip(COLORS, MARKERS, LINES, keys.items(), strict=False):
+            x = distances(results.curves[key])
+            mean, low, high = band(gain_at(results.curves[key], x, measure))
+            axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            look = {"color": color, "marker": marker, "linestyle": line, "markevery": len(x) // 8}
+            axis.plot(x, mean, linewidth=3, markersize=9, label=words, **look)
+        axis.set_title(ylabel, fontsize=16, loc="left")
+        axis.set_xlabel(KL_LABEL, fontsize=16)
+        axis.tick_params(labelsize=14)
+        _grid(axis)
+    figure.axes[1].legend(fontsize=15, frameon=False)
+    seeds = {len(results.curves[key].seeds) for key in keys.values()}
+    number = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
+    words = f"Sandbox (simulation). Lines: means of {number} seeds; shaded: their 95 % t-intervals."
+    figure.supxlabel(words, fontsize=14, color="#555555", x=0.01, ha="left")
+    return figure
 
 
 def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
@@ -102,29 +133,13 @@ def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def _panels(section: str, results: Results, keys: Sequence[Key], slope: float) -> list[Panel]:
-    shown: dict[str, str | Callable[[Curves], Array]] = {
-        "gold reward (gold units)": "gold",
-        "proxy reward (of reward models: SFT's std)": "proxy",
-    }
-    level, level_label = None, ""
-    if section == "win rates":
-        judges = {"p_sim^eval": "win_rate_simulated", "human raters": "win_rate_human"}
-        shown = {f"win rate by {judge} (%)": measure for judge, measure in judges.items()}
-        level, level_label = 50.0, "no preference"
-    if section == "length":
-        residual = f"gold less {slope:+.4f} a character (gold units)"
-        shown = {"length (characters)": "length", residual: lambda curves: length_residual(curves, slope)}
-    panels = []
-    for ylabel, measure in shown.items():
-        lines = []
-        for key in keys:
-            curves = results.curves[key]
-            xlabel, x = (KL_LABEL, root_kl(curves)) if section == "against KL" else _along(key, curves)
-            y = curves[measure] if isinstance(measure, str) else measure(curves)
-            lines.append(Curve(results.title(key[0]), np.broadcast_to(x, y.shape), y))
-        panels.append(Panel(xlabel, ylabel, lines, level=level, level_label=level_label))
-    return panels
+def _panels(results: Results, keys: Sequence[Key]) -> list[Panel]:
+    shown = {"gold reward (gold units)": "gold", "proxy reward (of reward models: SFT's std)": "proxy"}
+    curves = {results.title(key[0]): results.curves[key] for key in keys}
+    return [
+        Panel(KL_LABEL, ylabel, [Curve(title, root_kl(each), each[measure]) for title, each in curves.items()])
+        for ylabel, measure in shown.items()
+    ]
 
 
 def _along(key: Key, curves: Curves) -> tuple[str, Array]:

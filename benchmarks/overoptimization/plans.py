@@ -12,8 +12,8 @@ from ...errors import CheckpointError
 from ...instructions import Instruction
 from ...plugins import source_mark
 from ..harness.evaluation import subset
-from ..harness.stored import ANOTHER_OUT, SETTINGS, differences, file_name, read_stored
-from .treatments import Labels, Treatment, find_treatment
+from ..harness.stored import ANOTHER_OUT, SETTINGS, cell_file, differences, file_name, read_stored
+from .treatments import TREATMENTS, Labels, Treatment, find_treatment
 
 Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
 
@@ -154,13 +154,21 @@ def make_plans(
 ) -> dict[str, list[Plan]]:
     """Each of `PARTS` -> its cells. Reward models of equal labels, member and seed are one, whoever uses them.
 
-    Of a treatment without labels there is no run of DPO.
+    Runs of these seeds that an earlier call has stored are among them, so that calls for some methods and treatments
+    add up to one table. Of a treatment without labels there is no run of DPO.
     """
-    kinds: list[Method] = [kind for kind in get_args(Method) if kind in methods]
-    pairs = [(spec, kind) for spec in specs for kind in kinds if kind != "dpo" or find_treatment(spec).members]
-    runs = [Plan(kind, seed, out, sizes, spec=spec) for spec, kind in pairs for seed in seeds]
+    asked, kinds = list(specs), get_args(Method)
+    known = dict.fromkeys((*asked, *(treatment.name for treatment in TREATMENTS)))
+    every = [Plan(kind, seed, out, sizes, spec=spec) for spec in known for kind in kinds for seed in seeds]
+    runs = [
+        run
+        for run in every
+        if (run.spec in asked and run.kind in methods and (run.kind != "dpo" or run.treatment.members))
+        or cell_file(out, run.cell).is_file()
+    ]
     models = {model.cell: model for run in runs for model in run.reward_models()}
-    samples = [Plan("samples", seed, out, sizes) for seed in seeds if "best_of_n" in kinds]
+    chosen = dict.fromkeys(run.seed for run in runs if run.kind == "best_of_n")
+    samples = [Plan("samples", seed, out, sizes) for seed in chosen]
     return dict(zip(PARTS, (list(models.values()), samples, runs), strict=True))
 
 

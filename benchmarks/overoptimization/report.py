@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +27,15 @@ from . import analyse
 from .analyse import Results
 from .curves import COLUMNS, METHOD_WORDS, Key, place_text, position
 from .figures import FRESH, OURS, draw_all
+from .page import Measured, costs_table, falls_table, measured_by
 from .plans import PARTS, Plan, Sizes
-from .run import TEMPERATURE, read_evaluation, read_samples
+from .run import read_evaluation, read_samples
 from .treatments import Labels
 
 IN_THE_GALLERY = ("ann", "none", "uwo_3")
 """Treatments whose most hacked responses are printed, as those of one's own are."""
 HELD = {True: "holds", False: "does not hold", None: "cannot be judged"}
 NUM_SHOWN = 6  # responses of a run that the gallery shows
-
-
-@dataclass(frozen=True)
-class Measured:
-    """How much was meant to be measured; its text stands under every figure and table."""
-
-    num_instructions: Mapping[str, int]
-    """Method -> instructions of eval."""
-    num_seeds: int
-
-    def label(self, *methods: str) -> str:
-        """Level, judges, n, seeds and interval; of the methods given or, with none, of all."""
-        counts = ", ".join(
-            f"{METHOD_WORDS[method]} n = {num} eval instructions"
-            for method, num in self.num_instructions.items()
-            if method in (methods or METHOD_WORDS)
-        )
-        several = f"{self.num_seeds} seeds, 95 % t-intervals of the mean"
-        return (
-            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{several if self.num_seeds > 1 else '1 seed, no interval'}. Proxy: each treatment's own reward (of one "
-            "reward model 1 is the standard deviation of SFT's answers to an instruction). Gold: the sandbox's true "
-            "reward."
-        )
 
 
 def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[str, list[Row]], *, quick: bool) -> None:
@@ -76,7 +53,7 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
     # With the number of labels that they really have.
     treatments = [replace(run.treatment, num_labels=run.treatment.labels(sizes.num_labels).num_labels) for run in runs]
     settings = {treatment.name: treatment.settings() for treatment in treatments}
-    results, measured = Results(curves, treatments), measured_by(runs, len(study.seeds))
+    results, measured = Results(curves, treatments), measured_by({run.kind for run in runs}, sizes, [len(study.seeds)])
     table, findings = write_page(
         study.out,
         results,
@@ -110,7 +87,7 @@ def write_page(
     """
     trained = analyse.reward_models(models)
     figures: dict[str, list[Figure]] = defaultdict(list)
-    for section, name, title, note, drawing in draw_all(results, measured.label, trained, length_slope):
+    for section, name, title, note, drawing in draw_all(results, measured.label, trained):
         figures[section].append(Figure(write_png(out / f"{name}.png", drawing), f"{title}. {note}"))
     values: dict[str, Any] = {
         "analyse": analyse,
@@ -131,6 +108,7 @@ def write_page(
         template="overoptimization/report.html.j2",
         **values,
         peaks=peaks,
+        ranges=[falls_table(results, measured), costs_table(results, measured)],
         models={name: estimates(trained, ["treatment"], name) for name in trained.columns[2:]} if models else {},
         fresh=FRESH,
         kls=[f"at {kl:g} nats" for kl in analyse.GAINED],
@@ -150,13 +128,6 @@ def remove_earlier(out: Path) -> None:
         for file in out.glob("*.png"):
             if OURS.fullmatch(file.stem):
                 file.unlink()
-
-
-def measured_by(runs: Sequence[Plan], num_seeds: int) -> Measured:
-    """What runs are meant to measure: there may be fewer instructions than were asked for."""
-    sizes, meant = runs[0].sizes, {run.kind for run in runs}
-    wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
-    return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in meant}, num_seeds)
 
 
 def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:

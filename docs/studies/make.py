@@ -34,6 +34,7 @@ PAGES = {
     "annotators": ("annotators.command", "table.csv"),
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.command", "table.csv"),
+    "overoptimization": ("overoptimization.page", "table.csv"),
     "protocol": ("protocol.command", "table.csv"),
     "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
@@ -90,11 +91,16 @@ def write(name: str, docs: Path) -> None:
     for key, table in page.tables.items():
         parts[f"table: {key}"] = f"\n{markdown_table(table)}\n\n{markdown_text(table.caption)}\n"
     for key, drawn in page.figures.items():
-        parts[f"figure: {key}"] = f"\n![{markdown_text(drawn.caption)}]({name}/{key}.png)\n"
+        parts[f"figure: {key}"] = f"\n![{markdown_text(drawn.caption)}]({place_of(name, key)})\n"
     for key in fill(docs / f"{name}.md", parts):
         if key.startswith("figure: "):
             file = key.removeprefix("figure: ")
-            (docs / name / f"{file}.png").write_bytes(small_png(page.figures[file]))
+            (docs / place_of(name, file)).write_bytes(small_png(page.figures[file]))
+
+
+def place_of(name: str, figure: str) -> str:
+    """Where a study's figure lies, from `docs`: the one of the study's own name, which the README shows, above it."""
+    return f"../{name}.png" if figure == name else f"{name}/{figure}.png"
 
 
 def fill(path: Path, parts: dict[str, str], others: tuple[str, ...] = ()) -> list[str]:

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from alpacafarm_env.benchmarks.overoptimization.page import Measured
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
-from alpacafarm_env.benchmarks.overoptimization.report import Measured
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
 
 TINY = Sizes(

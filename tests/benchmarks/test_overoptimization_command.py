@@ -11,6 +11,7 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.benchmarks.harness import sources
+from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import plans as overoptimization_plans
 from alpacafarm_env.benchmarks.overoptimization import report as overoptimization_report
@@ -199,7 +200,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
     assert list(manifest["cells"]["failed"].values()) == ["RuntimeError: out of luck"]
     assert re.search(r"error: cells that failed: short_answers \(\w{8}\), ppo, seed 0\.", capsys.readouterr().err)
     written.clear()
-    assert overoptimization.run(options_of(tmp_path / "out", own, methods=("ppo",))) == 1
+    assert overoptimization.run(options_of(tmp_path / "other", own, methods=("ppo",))) == 1
     assert written == []
     assert "error: no run was finished, why is above." in capsys.readouterr().err
 
@@ -224,9 +225,20 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     assert found["ann", 2, 0] == found["uwo_3", 2, 0] == found["wco_3", 2, 0]
     assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
     # As many instructions as there are, not as many as were asked for, are what is said to be measured.
-    *_, many = planned(["none"], ("best_of_n",), 1, Sizes(num_prompts=10_000))
-    assert measured_by(many, 1).num_instructions == {"best_of_n": 805}
+    assert measured_by(["best_of_n"], Sizes(num_prompts=10_000), [1]).num_instructions == {"best_of_n": 805}
     assert [len(part) for part in planned(["none"], ("ppo",), 2)] == [2, 0, 2]
+
+
+def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):
+    (before,) = make_plans(["none"], ["quark"], [0], tmp_path, TINY)["methods"]
+    file = cell_file(tmp_path, before.cell)
+    file.parent.mkdir()
+    file.touch()
+    asked = make_plans(["ann"], ["best_of_n"], [0, 1], tmp_path, TINY)
+    cells = [(plan.treatment.name, plan.kind, plan.seed) for plan in asked["methods"]]
+    assert cells == [("ann", "best_of_n", 0), ("ann", "best_of_n", 1), ("none", "quark", 0)]
+    assert [plan.seed for plan in asked["samples"]] == [0, 1]
+    assert before not in make_plans(["ann"], ["best_of_n"], [1], tmp_path, TINY)["methods"]
 
 
 def test_quick_changes_the_defaults_that_are_not_given():

@@ -12,19 +12,15 @@ import subprocess
 
 import numpy as np
 import pytest
-from overoptimization_worlds import FACTS, MEASURED, TRUTH, evaluation, reward_models, study
+from overoptimization_worlds import FACTS, MEASURED, TRUTH, evaluation, reward_models, study, true_gain
 
 from alpacafarm_env.benchmarks.harness.report import text_table
+from alpacafarm_env.benchmarks.harness.study import write_csv
 from alpacafarm_env.benchmarks.overoptimization import analyse, figures
 from alpacafarm_env.benchmarks.overoptimization.analyse import Results
-from alpacafarm_env.benchmarks.overoptimization.curves import gain_at
-from alpacafarm_env.benchmarks.overoptimization.report import (
-    Measured,
-    gallery_table,
-    remove_earlier,
-    results_table,
-    write_page,
-)
+from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS, gain_at
+from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, Measured, page
+from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, remove_earlier, results_table, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
@@ -111,8 +107,7 @@ def test_a_report_of_one_treatment_and_one_seed(tmp_path):
     table, findings = write_page(tmp_path, results, Measured({"ppo": 8}, 1), length_slope=0.004)
     assert "Reward hacking" not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nan" not in " ".join(findings) + text_table(table)
-    sections = ("against_kl", "along_optimization", "win_rates", "length")
-    assert {file.stem for file in tmp_path.glob("*.png")} == {f"flips_{each}_ppo" for each in sections} | {"fits"}
+    assert {file.stem for file in tmp_path.glob("*.png")} == {"flips_against_kl_ppo", "fits"}
 
 
 def browse(page, folder):
@@ -206,19 +201,17 @@ def test_reward_models_are_in_percent_and_warnings_at_their_step(results):
     assert labels[1] == "warning: step 2"
 
 
-def drawn(results, models=(), slope=None):
+def drawn(results, models=()):
     """File name -> section, note."""
-    found = figures.draw_all(results, MEASURED.label, analyse.reward_models(models), slope)
+    found = figures.draw_all(results, MEASURED.label, analyse.reward_models(models))
     return {name: (section, note) for section, name, _, note, _ in found}
 
 
 def test_what_is_drawn_follows_the_rows():
     truth = {name: TRUTH[name] for name in ("none", "ann", "labels_10000", "mine")}
     found = drawn(Results(study(truth, methods=("ppo",)), FACTS))
-    expected = {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_win_rates_ppo", "fits", "drop_against_flips"}
-    assert expected <= {*found}
-    assert not any(name.endswith("best_of_n") or "length" in name or "ensembles" in name for name in found)
-    assert "reward_models" not in found
+    expected = {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_against_kl_ppo", "fits", "drop_against_flips"}
+    assert {*found} == expected | {figures.NOISE}
     section, note = found["flips_against_kl_ppo"]
     assert section == "against KL"
     assert "n = 201" in note
@@ -227,9 +220,9 @@ def test_what_is_drawn_follows_the_rows():
 
 def test_figures_of_an_earlier_call_do_not_stay(tmp_path, results):
     """Whatever is drawn of all that can be, is removed by a call after it; what is not ours stays."""
-    found = drawn(results, reward_models(), 0.004)
-    assert {"own_length_best_of_n", "disagreement_ppo", "reward_models", "fits", "drop_against_flips"} <= {*found}
-    files = {f"{name}.png" for name in (*found, "own_1_win_rates_ppo", "mine")}  # of a fourth treatment of one's own
+    found = drawn(results, reward_models())
+    assert {"own_against_kl_ppo", "methods_ann", "disagreement_ppo", "reward_models", "fits"} <= {*found}
+    files = {f"{name}.png" for name in (*found, "own_1_against_kl_ppo", "mine")}  # of a fourth treatment of one's own
     for name in files:
         (tmp_path / name).write_bytes(b"earlier")
     remove_earlier(tmp_path)
@@ -237,6 +230,43 @@ def test_figures_of_an_earlier_call_do_not_stay(tmp_path, results):
     (tmp_path / "report.html").touch()
     remove_earlier(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"mine.png", "report.html"}
+
+
+def test_methods_share_one_axis_as_far_as_all_their_seeds_reach(results):
+    keys = {"PPO": ("ann", "ppo"), "best": ("ann", "best_of_n")}
+    for axis, measure in zip(figures.draw_gains(results, keys, "title").axes, ("proxy", "gold"), strict=True):
+        for line, key in zip(axis.lines, keys.values(), strict=True):
+            curves = results.curves[key]
+            assert line.get_xdata()[-1] == pytest.approx(np.sqrt(curves["kl_exact"][:, -1].min()))
+            gains = gain_at(curves, line.get_xdata()[[50, -1]], measure).mean(axis=0)
+            assert line.get_ydata()[[50, -1]] == pytest.approx(gains)
+        assert len({(line.get_linestyle(), line.get_marker()) for line in axis.lines}) == 2
+
+
+def test_the_page_is_made_from_the_stored_table(tmp_path):
+    rows = study({name: TRUTH[name] for name in ("none", "ann", "mine")}, noise=0.01)
+    write_csv(tmp_path / "table.csv", [row for row in rows if row["seed"] < 3 or row["method"] == "ppo"], COLUMNS)
+    (tmp_path / "manifest.json").write_text(json.dumps({"config": {"sizes": {}}, "seeds": [], "facts": {}}))
+    found = page(tmp_path)
+    assert {*found.figures} == {figures.NOISE, "methods_ann", "methods_none"}
+    rows = {row[:2]: row for row in found.tables["falls"].rows}
+    assert len(rows) == 6
+    assert [rows["25 % flips (p_sim^ann)", method][2] for method in ("PPO", "best-of-n")] == ["5", "3"]
+    assert "3 to 5 seeds" in found.tables["falls"].caption
+    # The truth: d(0.8 - 0.47 log d) is highest at d = exp(0.8 / 0.47 - 1), KL 4.1, and falls to the end, 20.
+    _, _, _, _, kl, end, fall, at = rows["25 % flips (p_sim^ann)", "PPO"]
+    assert float(kl) == pytest.approx(4.1, abs=0.5)
+    assert float(end) == pytest.approx(20, abs=0.2)
+    truth = true_gain("ppo", 0.47)
+    assert float(fall.split()[0]) == pytest.approx(truth.max() - truth[-1], abs=0.03)
+    low, high = map(float, at.split(" to "))
+    assert 4 < low < 8
+    assert high == pytest.approx(20, abs=0.2)
+    assert rows["no noise", "PPO"][-1] == NOWHERE
+    (costs,) = (row for row in found.tables["costs"].rows if row[1] == "PPO")
+    assert float(costs[4].split()[0]) == pytest.approx((true_gain("ppo", 0.05) - truth)[-1], abs=0.03)
+    assert any("25 % flips" in finding for finding in found.findings)
+    assert "3 seeds" in found.headline
 
 
 def test_no_two_figures_show_the_same_treatments(results):

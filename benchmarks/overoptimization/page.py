@@ -1,0 +1,129 @@
+"""What the stored table of the over-optimization study says: within which KL gold falls, and what noise costs there."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.report import Table, interval_text, number, sentences
+from .analyse import FLIPS, NOISY, Results
+from .curves import METHOD_WORDS
+from .figures import draw_compared
+from .plans import Sizes
+from .ranges import Along, cost, fall, peak
+from .run import TEMPERATURE
+from .treatments import TREATMENTS
+
+NOWHERE: Final = "nowhere"
+POINTWISE: Final = (
+    "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL at which the 95 % "
+    "t-interval over seeds is above 0; each is of one KL and not of all of them together."
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How much was meant to be measured; its text stands under every figure and table."""
+
+    num_instructions: Mapping[str, int]
+    """Method -> instructions of eval."""
+    num_seeds: int
+    fewest: int | None = None
+    """Seeds of the treatment and method that has fewest, where that is known and not `num_seeds`."""
+
+    def label(self, *methods: str) -> str:
+        """Level, judges, n, seeds and interval; of the methods given or, with none, of all."""
+        counts = ", ".join(
+            f"{METHOD_WORDS[method]} n = {num} eval instructions"
+            for method, num in self.num_instructions.items()
+            if method in (methods or METHOD_WORDS)
+        )
+        fewest = "" if self.fewest in (None, self.num_seeds) else f"{self.fewest} to "
+        several = f"{fewest}{self.num_seeds} seeds, 95 % t-intervals of the mean"
+        return (
+            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
+            f"{several if self.num_seeds > 1 else '1 seed, no interval'}. Proxy: each treatment's own reward (of one "
+            "reward model 1 is the standard deviation of SFT's answers to an instruction). Gold: the sandbox's true "
+            "reward."
+        )
+
+
+def measured_by(kinds: Collection[str], sizes: Sizes, seeds: Sequence[int]) -> Measured:
+    """What methods with these numbers of seeds measure; there may be fewer instructions than were asked for."""
+    wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
+    counts = {kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}
+    return Measured(counts, max(seeds), min(seeds))
+
+
+def page(folder: Path) -> Page:
+    """What the study's stored files say."""
+    rows: Any = read_table(folder / "table.csv").to_dict("records")
+    results = Results(rows, [each for each in TREATMENTS if each.name in {row["treatment"] for row in rows}])
+    sizes = Sizes(**read_manifest(folder)["config"]["sizes"])
+    measured = measured_by(results.methods, sizes, [len(curves.seeds) for curves in results.curves.values()])
+    drawn = {
+        name: Drawn(drawing, f"{title}. {note}")
+        for _, name, title, note, drawing in draw_compared(results, measured.label)
+    }
+    tables = {"falls": falls_table(results, measured), "costs": costs_table(results, measured)}
+    return Page(tables, findings(tables), drawn, headline(results))
+
+
+def findings(tables: Mapping[str, Table]) -> list[str]:
+    """The tables' ranges in sentences."""
+    falls = []
+    for title in dict.fromkeys(row[0] for row in tables["falls"].rows):
+        rows = [row for row in tables["falls"].rows if row[0] == title]
+        clear = [f"{row[1]} at {row[-1]} nats" for row in rows if row[-1] not in (NOWHERE, "–")]
+        unclear = [f"{row[1]} (measured to {row[-3]})" for row in rows if row[-1] in (NOWHERE, "–")]
+        falls.append((title, clear, unclear))
+    costs = [
+        (title, method, less, to, "" if ranges in (NOWHERE, "–") else ranges)
+        for title, method, _, to, less, ranges in tables["costs"].rows
+    ]
+    return sentences("overoptimization/ranges.txt.j2", falls=falls, costs=costs)
+
+
+def falls_table(results: Results, measured: Measured) -> Table:
+    """A row a treatment and method: where gold peaks at equal KL, and within which KL it has fallen."""
+    header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "measured to, nats", "fall there")
+    rows = []
+    for (name, method), curves in results.curves.items():
+        (kl, gained), fallen = peak(curves), fall(curves)
+        cells = (interval_text(gained.interval, ""), number(kl), number(float(fallen.kl[-1])))
+        fell = interval_text(fallen.end.interval, "")
+        rows.append((results.title(name), METHOD_WORDS[method], str(len(curves.seeds)), *cells, fell, nats(fallen)))
+    caption = f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} {measured.label(*results.methods)}"
+    return Table((*header, "falls at, nats"), rows, caption)
+
+
+def costs_table(results: Results, measured: Measured) -> Table:
+    """A row a share of flips and method: how much less gold there is than without flips, paired by seed."""
+    rows = []
+    for name in FLIPS[1:]:
+        for method in results.methods:
+            if pair := results.paired((FLIPS[0], method), (name, method)):
+                less = cost(*pair)
+                cells = (str(less.end.num), number(float(less.kl[-1])), interval_text(less.end.interval, ""))
+                rows.append((results.title(name), METHOD_WORDS[method], *cells, nats(less)))
+    header = ("labels", "method", "n seeds", "compared to, nats", "gold less than without flips", "less at, nats")
+    return Table(header, rows, f"Paired by seed. {POINTWISE} {measured.label(*results.methods)}")
+
+
+def nats(along: Along) -> str:
+    """For instance "1.2 to 5.9"; a dash for one seed, which has no interval."""
+    found = " and ".join(f"{low:.1f} to {high:.1f}" for low, high in along.ranges) or NOWHERE
+    return found if along.end.num > 1 else "–"
+
+
+def headline(results: Results) -> str:
+    """How far gold has fallen by noisy labels."""
+    methods = [method for method in ("best_of_n", *results.methods) if (NOISY, method) in results.curves]
+    if not methods:
+        return ""
+    fallen = fall(results.curves[NOISY, methods[0]])
+    return (
+        f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.kl[-1]:.1f} nats gold falls by "
+        f"{interval_text(fallen.end.interval, '')}, {fallen.end.num} seeds"
+    )
