@@ -1,6 +1,7 @@
 """README.md and docs/ say what is so: their code runs, and tables, commands and tree are those of the package."""
 
 import importlib.util
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (*ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
 DOCS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
+INDEX = DOCS["docs/environments/index.md"]
 ALL = "\n".join((README, *DOCS.values()))
 BLOCKS = list(dict.fromkeys(re.findall(r"^```python\n(.*?)^```$", ALL, re.MULTILINE | re.DOTALL)))
 
@@ -81,6 +83,26 @@ def test_the_table_of_environments_is_the_registry():
     rows = re.findall(r"^\| `(AlpacaFarm-\w+-v0)` \| (\w+)", README, re.MULTILINE)
     assert tuple(name for name, _ in rows) == IDS
     assert {name: gym.spec(name).kwargs["split"] for name in IDS} == dict(rows)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_page_lists_the_info_and_the_arguments_of_its_environment(name):
+    page = DOCS["docs/environments/" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.split("-")[1]).lower() + ".md"]
+
+    def listed(section):
+        parts = [re.search(rf"^## {section}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1] for text in (INDEX, page)]
+        return re.findall(r"^\| `(\w+)` \|", "".join(parts), re.MULTILINE)
+
+    env = gym.make(name)
+    _, info = env.reset(seed=0)
+    found, ended = set(info), False
+    action = env.action_space.sample() if "Token" in name else "A rose is red."
+    while not ended:
+        *_, terminated, truncated, info = env.step(action)
+        found, ended = found | set(info), terminated or truncated
+    assert sorted(found) == sorted(listed("Info"))
+    assert set(listed("Arguments")) == set(inspect.signature(type(env.unwrapped)).parameters)
+    assert all(repr(env.spec.kwargs[key]).replace("'", '"') in page for key in ("split", "oracle"))
 
 
 def test_every_command_exists():
