@@ -29,8 +29,8 @@ SIMULATION = (
 def number(value: float, unit: str = "", sign: str = "") -> str:
     """A number with the digits that are worth reading in its unit ("%", "characters" or another); "–" for NaN."""
     decimals = {"%": 1, "characters": 0}.get(unit, 2)
-    # Adding zero turns a negative zero into a positive one.
-    return "–" if math.isnan(value) else f"{round(value, decimals) + 0.0:{sign}.{decimals}f}"
+    # As Python rounds, numpy's own numbers too. Adding zero turns a negative zero into a positive one.
+    return "–" if math.isnan(value) else f"{round(float(value), decimals) + 0.0:{sign}.{decimals}f}"
 
 
 def signed(value: float, unit: str = "") -> str:

@@ -23,7 +23,9 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
+import matplotlib as mpl
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest
 from alpacafarm_env.benchmarks.harness.plots import png
@@ -135,7 +137,7 @@ def measured(folder: Path) -> str:
 
 
 def small_png(drawn: Drawn) -> bytes:
-    """The figure for a page: smaller, and of the colors that the drawing has most of."""
+    """The figure for a page: smaller, of the colors that the drawing has most of, and with what has drawn it."""
     image, buffer = Image.open(io.BytesIO(png(drawn.drawing))).convert("RGB"), io.BytesIO()
     colors: list[tuple[int, ...]] = []
     for _, color in sorted(image.getcolors(image.width * image.height) or (), reverse=True):
@@ -145,7 +147,10 @@ def small_png(drawn: Drawn) -> bytes:
     palette.putpalette([part for color in colors for part in color])
     scale = min(1.0, DPI / drawn.drawing.dpi)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    drawn_by = PngInfo()
+    drawn_by.add_text("Software", f"matplotlib {mpl.__version__}")
+    quantized = image.quantize(palette=palette, dither=Image.Dither.NONE)
+    quantized.save(buffer, "PNG", optimize=True, pnginfo=drawn_by)
     return buffer.getvalue()
 
 

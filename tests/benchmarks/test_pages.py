@@ -106,14 +106,17 @@ def test_markup_in_a_table_is_shown_as_it_is():
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_page_says_what_is_stored(name, tmp_path):
-    """Drawings may differ a little between versions of matplotlib."""
+    """Another version of matplotlib places texts a little differently."""
     shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True)
     MAKE["write"](name, tmp_path)
     for page in ("index.md", f"{name}.md"):
         assert (tmp_path / page).read_bytes() == (DOCS / page).read_bytes(), page
     for stored in (DOCS / name).glob("*.png"):
-        before, after = (Image.open(file).convert("L") for file in (stored, tmp_path / name / stored.name))
-        assert before.size == after.size
+        before, after = (Image.open(file) for file in (stored, tmp_path / name / stored.name))
+        assert np.abs(np.subtract(before.size, after.size)).max() <= 2
         small = (before.width // 8, before.height // 8)
-        one, two = (np.asarray(image.resize(small, Image.Resampling.BOX), dtype=float) for image in (before, after))
-        assert np.abs(one - two).mean() < 2, stored.name
+        one, two = (
+            np.asarray(each.convert("L").resize(small, Image.Resampling.BOX), dtype=float) for each in (before, after)
+        )
+        same = before.text["Software"] == after.text["Software"]
+        assert np.abs(one - two).mean() < (0.1 if same else 6), stored.name

@@ -4,9 +4,10 @@ import base64
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.harness.report import Figure, Section, Table, render, write_report
+from alpacafarm_env.benchmarks.harness.report import Figure, Section, Table, number, render, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 EVIL = '<script src="http://example.org/x.js">alert(1)</script> & "quotes" \'single\''
@@ -73,6 +74,13 @@ def test_what_utf8_cannot_hold_is_replaced(tmp_path):
     path = write_report(tmp_path / "report.html", "lone \ud800 surrogate, 日本 🙂", [])
     assert "<h1>lone ? surrogate, 日本 🙂</h1>" in path.read_text(encoding="utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("kind", [float, np.float64])
+def test_numbers_are_rounded_alike_whatever_they_are_of(kind):
+    assert number(kind(71.55), "%") == "71.5"  # as a float, below the half
+    assert number(kind(-0.04), "%", "+") == "+0.0"
+    assert number(kind("nan")) == "–"
 
 
 def test_a_ragged_table_is_refused():
