@@ -49,8 +49,8 @@ PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+)
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
 DPI = 110
-NUM_COLORS = 64
-APART = 12
+NUM_COLORS = 96
+APART = 6
 """Distance from which on colors count as two, of 0 to 255 for each of red, green and blue."""
 
 
