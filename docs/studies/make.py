@@ -48,9 +48,11 @@ PAGES = {
 PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
+SHOWN_BY_README = ("overoptimization",)
+"""Figures that lie in docs/ itself."""
 DPI = 110
 NUM_COLORS = 96
-APART = 6
+APART = 10
 """Distance from which on colors count as two, of 0 to 255 for each of red, green and blue."""
 
 
@@ -101,8 +103,8 @@ def write(name: str, docs: Path) -> None:
 
 
 def place_of(name: str, figure: str) -> str:
-    """Where a study's figure lies, from `docs`: the one of the study's own name, which the README shows, above it."""
-    return f"../{name}.png" if figure == name else f"{name}/{figure}.png"
+    """Where a study's figure lies, from `docs`."""
+    return f"../{figure}.png" if figure in SHOWN_BY_README else f"{name}/{figure}.png"
 
 
 def fill(path: Path, parts: dict[str, str], others: tuple[str, ...] = ()) -> list[str]:

@@ -1,6 +1,7 @@
 """The studies' pages: what is stored beside them says what they say, and only finished studies are stored."""
 
 import json
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -107,16 +108,19 @@ def test_markup_in_a_table_is_shown_as_it_is():
 @pytest.mark.parametrize("name", STORED)
 def test_a_page_says_what_is_stored(name, tmp_path):
     """Another version of matplotlib places texts a little differently."""
-    shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True)
-    MAKE["write"](name, tmp_path)
+    docs = tmp_path / "studies"
+    shutil.copytree(DOCS, docs)
+    MAKE["write"](name, docs)
     for page in ("index.md", f"{name}.md"):
-        assert (tmp_path / page).read_bytes() == (DOCS / page).read_bytes(), page
-    for stored in (DOCS / name).glob("*.png"):
-        before, after = (Image.open(file) for file in (stored, tmp_path / name / stored.name))
+        assert (docs / page).read_bytes() == (DOCS / page).read_bytes(), page
+    figures = re.findall(r"\]\((\S+\.png)\)", (DOCS / f"{name}.md").read_text())
+    assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}
+    for figure in figures:
+        before, after = (Image.open(folder / figure) for folder in (DOCS, docs))
         assert np.abs(np.subtract(before.size, after.size)).max() <= 2
         small = (before.width // 8, before.height // 8)
         one, two = (
             np.asarray(each.convert("L").resize(small, Image.Resampling.BOX), dtype=float) for each in (before, after)
         )
         same = before.text["Software"] == after.text["Software"]
-        assert np.abs(one - two).mean() < (0.1 if same else 6), stored.name
+        assert np.abs(one - two).mean() < (0.1 if same else 6), figure
