@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .oracles.base import PreferenceOracle, RewardOracle
     from .oracles.registry import make_judge, make_oracle
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded at first use.
 _LAZY = {
