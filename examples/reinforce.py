@@ -79,8 +79,8 @@ def main(options: Options) -> None:
         instructions, _ = val.reset(seed=0)
         _, proxy, _, _, infos = val.step(agent.act(instructions))
         gold, length = infos["gold_reward"], infos["response_length"]
-        curve.append((step, proxy.mean(), gold.mean()))
         errors = [scores.std(ddof=1) / options.num_eval**0.5 for scores in (proxy, gold)]
+        curve.append((step, proxy.mean(), gold.mean(), *errors))
         scores = f"{proxy.mean():6.2f} ({errors[0]:.2f})  {gold.mean():6.2f} ({errors[1]:.2f})"
         print(f"{step:4}  {scores}  {length.mean():10.0f}")
 
@@ -91,12 +91,14 @@ def main(options: Options) -> None:
         if metrics["step"] % options.evaluate_every == 0 or metrics["step"] == options.steps:
             evaluate(metrics["step"])
 
-    steps, proxy, gold = np.array(curve).T[:, None]  # [1, K] each, as of one seed
+    steps, proxy, gold, *errors = np.array(curve).T[:, None]  # [1, K] each, as of one seed
     panels = [
         Panel("step", "surrogate's score", [Curve("proxy, trained on", steps, proxy)]),
         Panel("step", "gold reward", [Curve("gold, never seen", steps, gold)]),
     ]
-    note = f"Sandbox, a simulation. Means over {options.num_eval} instructions of val, temperature 0.7; one seed."
+    largest = " and ".join(f"{error.max():.2f}" for error in errors)
+    note = f"Sandbox, a simulation. n = {options.num_eval} instructions of val, temperature 0.7, one seed; "
+    note += f"standard errors over instructions up to {largest}."
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     write_png(options.plot, draw(panels, "REINFORCE on AlpacaFarm-PPO-v0", note))
     print(f"plot: {options.plot}")
