@@ -64,7 +64,7 @@ def main(options: Options) -> None:
         Panel("step", label, [Curve(name, columns[0], columns[measure]) for name, columns in curves.items()])
         for measure, label in labels.items()
     ]
-    note = f"Sandbox, a simulation. Means over {options.batch_size} sampled responses a step, temperature 1; one seed."
+    note = f"Sandbox, a simulation. n = {options.batch_size} responses a step, temperature 1; one seed, so no interval."
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     write_png(options.plot, draw(panels, "The same PPO under two rewards", note))
     print(f"plot: {options.plot}")
