@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from ..harness.estimates import Estimate, estimates
 from ..harness.plots import COLORS, MARKERS, Curve, Panel, band, draw, titled
 from .analyse import FLIPS, NOISY, Results, warning_place
-from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, shared_distances
+from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, seeds_text, shared_distances
 from .ranges import distances
 
 GROUPS: Final = {
@@ -96,21 +96,25 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
     """
     figure = Drawing(figsize=(11, 4.8), dpi=150, layout="constrained")
     for axis, (measure, ylabel) in zip(figure.subplots(1, 2), GAINED.items(), strict=True):
+        ends: list[float] = []
         for color, marker, line, (words, key) in zip(COLORS, MARKERS, LINES, keys.items(), strict=False):
             x = distances(results.curves[key])
-            mean, low, high = band(gain_at(results.curves[key], x, measure))
+            gains = gain_at(results.curves[key], x, measure)
+            mean, low, high = band(gains)
             axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            ends += [gains.min(), gains.max()]
             look = {"color": color, "marker": marker, "linestyle": line, "markevery": len(x) // 8}
             axis.plot(x, mean, linewidth=3, markersize=9, label=words, **look)
+        # About as far as the seeds go: the bands of two or three would flatten all lines.
+        axis.set_ylim(min(ends) - (room := 0.08 * float(np.ptp(ends))), max(ends) + room)
         axis.set_title(ylabel, fontsize=16, loc="left")
         axis.set_xlabel(KL_LABEL, fontsize=16)
         axis.tick_params(labelsize=14)
         _grid(axis)
     figure.axes[1].legend(fontsize=15, frameon=False)
-    seeds = {len(results.curves[key].seeds) for key in keys.values()}
-    number = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
-    words = f"Sandbox (simulation). Lines: means of {number} seeds; shaded: their 95 % t-intervals."
+    seeds = [len(results.curves[key].seeds) for key in keys.values()]
+    words = f"Sandbox (simulation). Lines: means of {seeds_text(seeds)}; shaded: their 95 % t-intervals."
     figure.supxlabel(words, fontsize=14, color="#555555", x=0.01, ha="left")
     return figure
 

@@ -1,14 +1,14 @@
 """What the stored table of the over-optimization study says: within which KL gold falls, and what noise costs there."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, sentences
 from .analyse import FLIPS, NOISY, Results
-from .curves import METHOD_WORDS
+from .curves import METHOD_WORDS, seeds_text
 from .figures import draw_compared
 from .plans import Sizes
 from .ranges import Along, cost, fall, peak
@@ -29,31 +29,30 @@ class Measured:
     num_instructions: Mapping[str, int]
     """Method -> instructions of eval."""
     num_seeds: int
-    fewest: int | None = None
-    """Seeds of the treatment and method that has fewest, where that is known and not `num_seeds`."""
+    """That were meant to run."""
+    seeds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Method -> fewest and most that ran, of all treatments; where it is not known, `num_seeds`."""
 
     def label(self, *methods: str) -> str:
         """Level, judges, n, seeds and interval; of the methods given or, with none, of all."""
-        counts = ", ".join(
-            f"{METHOD_WORDS[method]} n = {num} eval instructions"
-            for method, num in self.num_instructions.items()
-            if method in (methods or METHOD_WORDS)
-        )
-        fewest = "" if self.fewest in (None, self.num_seeds) else f"{self.fewest} to "
-        several = f"{fewest}{self.num_seeds} seeds, 95 % t-intervals of the mean"
+        shown = [method for method in self.num_instructions if method in (methods or METHOD_WORDS)]
+        words: dict[int, list[str]] = {}
+        for method in shown:
+            words.setdefault(self.num_instructions[method], []).append(METHOD_WORDS[method])
+        counts = "; ".join(f"{', '.join(each)}: n = {num} eval instructions" for num, each in words.items())
+        ends = [end for each in shown for end in self.seeds.get(each, (self.num_seeds,))] or [self.num_seeds]
+        several = f"{seeds_text(ends)}, {'95 % t-intervals of the mean' if max(ends) > 1 else 'no interval'}"
         return (
             f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{several if self.num_seeds > 1 else '1 seed, no interval'}. Proxy: each treatment's own reward (of one "
-            "reward model 1 is the standard deviation of SFT's answers to an instruction). Gold: the sandbox's true "
-            "reward."
+            f"{several}. Proxy: each treatment's own reward (of one reward model 1 is the standard deviation of SFT's "
+            "answers to an instruction). Gold: the sandbox's true reward."
         )
 
 
-def measured_by(kinds: Collection[str], sizes: Sizes, seeds: Sequence[int]) -> Measured:
-    """What methods with these numbers of seeds measure; there may be fewer instructions than were asked for."""
+def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measured:
+    """What methods are meant to measure; there may be fewer instructions than were asked for."""
     wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
-    counts = {kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}
-    return Measured(counts, max(seeds), min(seeds))
+    return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}, num_seeds)
 
 
 def page(folder: Path) -> Page:
@@ -61,9 +60,13 @@ def page(folder: Path) -> Page:
     rows: Any = read_table(folder / "table.csv").to_dict("records")
     results = Results(rows, [each for each in TREATMENTS if each.name in {row["treatment"] for row in rows}])
     sizes = Sizes(**read_manifest(folder)["config"]["sizes"])
-    measured = measured_by(results.methods, sizes, [len(curves.seeds) for curves in results.curves.values()])
+    counts = {
+        kind: [len(each.seeds) for (_, k), each in results.curves.items() if k == kind] for kind in results.methods
+    }
+    ends = {kind: (min(found), max(found)) for kind, found in counts.items()}
+    measured = replace(measured_by(results.methods, sizes, max(map(max, counts.values()))), seeds=ends)
     drawn = {
-        name: Drawn(drawing, f"{title}. {note}")
+        name: Drawn(drawing, f"{title}: proxy and gold gained over SFT, against √KL. {note}")
         for _, name, title, note, drawing in draw_compared(results, measured.label)
     }
     tables = {"falls": falls_table(results, measured), "costs": costs_table(results, measured)}
@@ -75,12 +78,12 @@ def findings(tables: Mapping[str, Table]) -> list[str]:
     falls = []
     for title in dict.fromkeys(row[0] for row in tables["falls"].rows):
         rows = [row for row in tables["falls"].rows if row[0] == title]
-        clear = [f"{row[1]} at {row[-1]} nats" for row in rows if row[-1] not in (NOWHERE, "–")]
-        unclear = [f"{row[1]} (measured to {row[-3]})" for row in rows if row[-1] in (NOWHERE, "–")]
+        clear = [f"{row[1]} at {row[-1]} nats ({row[2]} seeds)" for row in rows if row[-1] not in (NOWHERE, "–")]
+        unclear = [f"{row[1]} (to {row[-3]} nats, {row[2]} seeds)" for row in rows if row[-1] in (NOWHERE, "–")]
         falls.append((title, clear, unclear))
     costs = [
-        (title, method, less, to, "" if ranges in (NOWHERE, "–") else ranges)
-        for title, method, _, to, less, ranges in tables["costs"].rows
+        (title, method, num, less, to, "" if ranges in (NOWHERE, "–") else ranges)
+        for method, title, num, to, less, ranges in tables["costs"].rows
     ]
     return sentences("overoptimization/ranges.txt.j2", falls=falls, costs=costs)
 
@@ -88,8 +91,9 @@ def findings(tables: Mapping[str, Table]) -> list[str]:
 def falls_table(results: Results, measured: Measured) -> Table:
     """A row a treatment and method: where gold peaks at equal KL, and within which KL it has fallen."""
     header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "measured to, nats", "fall there")
-    rows = []
-    for (name, method), curves in results.curves.items():
+    rows, names = [], [name for name, _ in results.curves]
+    for name, method in sorted(results.curves, key=lambda key: (names.index(key[0]), results.methods.index(key[1]))):
+        curves = results.curves[name, method]
         (kl, gained), fallen = peak(curves), fall(curves)
         cells = (interval_text(gained.interval, ""), number(kl), number(float(fallen.kl[-1])))
         fell = interval_text(fallen.end.interval, "")
@@ -106,8 +110,8 @@ def costs_table(results: Results, measured: Measured) -> Table:
             if pair := results.paired((FLIPS[0], method), (name, method)):
                 less = cost(*pair)
                 cells = (str(less.end.num), number(float(less.kl[-1])), interval_text(less.end.interval, ""))
-                rows.append((results.title(name), METHOD_WORDS[method], *cells, nats(less)))
-    header = ("labels", "method", "n seeds", "compared to, nats", "gold less than without flips", "less at, nats")
+                rows.append((METHOD_WORDS[method], results.title(name), *cells, nats(less)))
+    header = ("method", "labels", "n seeds", "compared to, nats", "gold less than without flips", "less at, nats")
     return Table(header, rows, f"Paired by seed. {POINTWISE} {measured.label(*results.methods)}")
 
 

@@ -35,8 +35,8 @@ def ppo_config(sizes: Sizes) -> agents.PPOConfig:
 
 
 def quark_config(sizes: Sizes) -> agents.QuarkConfig:
-    """At PPO's learning rate: with its own, lower one it stays near SFT. Its KL penalty is the preset's."""
-    rate = agents.PPOConfig.sandbox().learning_rate
+    """At expert iteration's learning rate, as it stays near SFT at its own, and with the preset's KL penalty."""
+    rate = agents.ExpertIterationConfig.sandbox().sft.learning_rate
     return replace(agents.QuarkConfig.sandbox(), **online_settings(sizes), learning_rate=rate)
 
 

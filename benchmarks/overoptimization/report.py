@@ -53,7 +53,7 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
     # With the number of labels that they really have.
     treatments = [replace(run.treatment, num_labels=run.treatment.labels(sizes.num_labels).num_labels) for run in runs]
     settings = {treatment.name: treatment.settings() for treatment in treatments}
-    results, measured = Results(curves, treatments), measured_by({run.kind for run in runs}, sizes, [len(study.seeds)])
+    results, measured = Results(curves, treatments), measured_by({run.kind for run in runs}, sizes, len(study.seeds))
     table, findings = write_page(
         study.out,
         results,

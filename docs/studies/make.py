@@ -9,6 +9,7 @@ comment and `<!-- end -->` is replaced:
     <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
 
 and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they show is the study's `page(folder)`.
+A figure that README.md shows lies in docs, and is filled in there too.
 """
 
 import argparse
@@ -100,6 +101,9 @@ def write(name: str, docs: Path) -> None:
         if key.startswith("figure: "):
             file = key.removeprefix("figure: ")
             (docs / place_of(name, file)).write_bytes(small_png(page.figures[file]))
+    for file in page.figures.keys() & set(SHOWN_BY_README):
+        image = f"![{markdown_text(page.figures[file].caption)}](docs/{file}.png)"
+        fill(docs.parent.parent / "README.md", {f"figure: {file}": image})
 
 
 def place_of(name: str, figure: str) -> str:

@@ -225,7 +225,7 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     assert found["ann", 2, 0] == found["uwo_3", 2, 0] == found["wco_3", 2, 0]
     assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
     # As many instructions as there are, not as many as were asked for, are what is said to be measured.
-    assert measured_by(["best_of_n"], Sizes(num_prompts=10_000), [1]).num_instructions == {"best_of_n": 805}
+    assert measured_by(["best_of_n"], Sizes(num_prompts=10_000), 1).num_instructions == {"best_of_n": 805}
     assert [len(part) for part in planned(["none"], ("ppo",), 2)] == [2, 0, 2]
 
 

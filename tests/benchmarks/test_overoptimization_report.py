@@ -263,7 +263,7 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     assert 4 < low < 8
     assert high == pytest.approx(20, abs=0.2)
     assert rows["no noise", "PPO"][-1] == NOWHERE
-    (costs,) = (row for row in found.tables["costs"].rows if row[1] == "PPO")
+    (costs,) = (row for row in found.tables["costs"].rows if row[0] == "PPO")
     assert float(costs[4].split()[0]) == pytest.approx((true_gain("ppo", 0.05) - truth)[-1], abs=0.03)
     assert any("25 % flips" in finding for finding in found.findings)
     assert "3 seeds" in found.headline

@@ -108,10 +108,11 @@ def test_markup_in_a_table_is_shown_as_it_is():
 @pytest.mark.parametrize("name", STORED)
 def test_a_page_says_what_is_stored(name, tmp_path):
     """Another version of matplotlib places texts a little differently."""
-    docs = tmp_path / "studies"
+    docs = tmp_path / "docs" / "studies"
     shutil.copytree(DOCS, docs)
+    shutil.copy(DOCS.parents[1] / "README.md", tmp_path)
     MAKE["write"](name, docs)
-    for page in ("index.md", f"{name}.md"):
+    for page in ("index.md", f"{name}.md", "../../README.md"):
         assert (docs / page).read_bytes() == (DOCS / page).read_bytes(), page
     figures = re.findall(r"\]\((\S+\.png)\)", (DOCS / f"{name}.md").read_text())
     assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}
