@@ -102,16 +102,16 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
             gains = gain_at(results.curves[key], x, measure)
             mean, low, high = band(gains)
             axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-            ends += [gains.min(), gains.max()]
+            shown = (gains,) if len(gains) < 3 else (gains, low, high)  # bands of two seeds would flatten all lines
+            ends += [float(limit(each)) for each in shown for limit in (np.min, np.max)]
             look = {"color": color, "marker": marker, "linestyle": line, "markevery": len(x) // 8}
             axis.plot(x, mean, linewidth=3, markersize=9, label=words, **look)
-        # About as far as the seeds go: the bands of two or three would flatten all lines.
         axis.set_ylim(min(ends) - (room := 0.08 * float(np.ptp(ends))), max(ends) + room)
         axis.set_title(ylabel, fontsize=16, loc="left")
         axis.set_xlabel(KL_LABEL, fontsize=16)
         axis.tick_params(labelsize=14)
         _grid(axis)
-    figure.axes[1].legend(fontsize=15, frameon=False)
+    figure.axes[0].legend(fontsize=15, frameon=False, loc="upper left")
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
     seeds = [len(results.curves[key].seeds) for key in keys.values()]
     words = f"Sandbox (simulation). Lines: means of {seeds_text(seeds)}; shaded: their 95 % t-intervals."

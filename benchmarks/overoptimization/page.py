@@ -16,9 +16,12 @@ from .run import TEMPERATURE
 from .treatments import TREATMENTS
 
 NOWHERE: Final = "nowhere"
+UNJUDGED: Final = "–"
+FEWEST: Final = 3
+"""Seeds that ranges are judged by. Along a whole curve two are somewhere alike by chance, however far apart."""
 POINTWISE: Final = (
     "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL at which the 95 % "
-    "t-interval over seeds is above 0; each is of one KL and not of all of them together."
+    "t-interval over seeds is above 0, each of one KL and not of all of them together; a dash: fewer than three seeds."
 )
 
 
@@ -78,12 +81,13 @@ def findings(tables: Mapping[str, Table]) -> list[str]:
     falls = []
     for title in dict.fromkeys(row[0] for row in tables["falls"].rows):
         rows = [row for row in tables["falls"].rows if row[0] == title]
-        clear = [f"{row[1]} at {row[-1]} nats ({row[2]} seeds)" for row in rows if row[-1] not in (NOWHERE, "–")]
-        unclear = [f"{row[1]} (to {row[-3]} nats, {row[2]} seeds)" for row in rows if row[-1] in (NOWHERE, "–")]
-        falls.append((title, clear, unclear))
+        clear = [f"{row[1]} at {row[-1]} nats ({row[2]} seeds)" for row in rows if row[-1] not in (NOWHERE, UNJUDGED)]
+        unclear = [f"{row[1]} (to {row[-3]} nats, {row[2]} seeds)" for row in rows if row[-1] == NOWHERE]
+        falls.append((title, clear, unclear, [row[1] for row in rows if row[-1] == UNJUDGED]))
     costs = [
-        (title, method, num, less, to, "" if ranges in (NOWHERE, "–") else ranges)
+        (title, method, num, less, to, "" if ranges == NOWHERE else ranges)
         for method, title, num, to, less, ranges in tables["costs"].rows
+        if ranges != UNJUDGED
     ]
     return sentences("overoptimization/ranges.txt.j2", falls=falls, costs=costs)
 
@@ -116,9 +120,9 @@ def costs_table(results: Results, measured: Measured) -> Table:
 
 
 def nats(along: Along) -> str:
-    """For instance "1.2 to 5.9"; a dash for one seed, which has no interval."""
+    """For instance "1.2 to 5.9"; a dash for too few seeds to judge by."""
     found = " and ".join(f"{low:.1f} to {high:.1f}" for low, high in along.ranges) or NOWHERE
-    return found if along.end.num > 1 else "–"
+    return found if along.end.num >= FEWEST else UNJUDGED
 
 
 def headline(results: Results) -> str:
