@@ -41,7 +41,7 @@ PAGES = {
     "protocol": ("protocol.command", "table.csv"),
     "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
-    "recorded_surrogate": ("recorded_surrogate.command", "table.csv", "models.csv", "best_of_n.csv"),
+    "recorded_surrogate": ("recorded_surrogate.command", "table.csv", "best_of_n.csv"),
     "self_rewarding": ("self_rewarding.command", "table.csv"),
     "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
 }
