@@ -1,4 +1,4 @@
-"""The examples run as they are: in a short form always, in full (slow) with what they show."""
+"""The examples run as they are: notebooks in full, scripts in a short form and (slow) in full with what they show."""
 
 import re
 import runpy
@@ -70,7 +70,6 @@ def test_in_short(name, run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"results"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")  # of other libraries'
 def test_a_notebook_is_stored_without_outputs_and_ends_in_a_figure(path, monkeypatch, tmp_path):
