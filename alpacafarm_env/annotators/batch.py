@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from ..errors import ContentRefusedError, InvalidReplyError, ReplayMissError, TransientAPIError, UnparsableVerdictError
+from ..errors import (
+    BudgetExceededError,
+    ContentRefusedError,
+    InvalidReplyError,
+    ReplayMissError,
+    TransientAPIError,
+    UnparsableVerdictError,
+)
 from ..llm.client import Client
 from ..llm.ledger import operations as sql
 from ..llm.ledger.operations import Stored
@@ -154,6 +161,9 @@ class BatchRun:
                 tries = await self._read(mine)  # some may have been answered between the look and the claim
                 batches = self._batches([key for key in mine if key in self._open], tries)
                 await self._all(self._ask(client, batch, tried) for batch, tried in batches)
+            except BudgetExceededError as error:
+                kept = f"{len(self._answers)} of {len(self._questions)} questions are answered and kept"
+                raise BudgetExceededError(f"{error} {kept}: run again to go on from there.") from None
             finally:
                 # Also when the claim was cut short: it comes first in the ledger's queue.
                 await self._do(sql.release, wanted, owner)

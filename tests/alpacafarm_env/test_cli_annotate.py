@@ -189,10 +189,12 @@ def test_a_budget_ends_the_run_and_a_higher_one_goes_on(anyway, priced, tmp_path
     assert main([*args, "--budget-usd", "0.1"]) == 2
     some = anyway.stats()["answered"] - before
     assert 0 < some < 8
-    assert "$0.1000" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "$0.1000" in err
     assert not (tmp_path / "out.json").exists()
     assert main([*args, "--budget-usd", "10"]) == 0
     assert anyway.stats()["answered"] - before == math.ceil(36 / 5)
+    assert re.search(r" (\d+) of 36 ", err)[1] == re.search(r"(\d+) were answered before", capsys.readouterr().out)[1]
 
 
 def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from math import inf, nan
 from pathlib import Path
@@ -75,12 +76,15 @@ def test_attempts_and_leases_of_a_closed_ledger_are_ended(tmp_path):
 def test_the_budget_counts_reserves_to_the_nanodollar(ledger):
     for _ in range(10):
         begin(ledger, reserve_usd=0.1, budget_usd=1.0).result()
-    with pytest.raises(BudgetExceededError, match=r"\$1\.0000.*\$0\.0000"):
+    fail(ledger, 1, cost_usd=0.1).result()
+    with pytest.raises(BudgetExceededError) as caught:
         begin(ledger, reserve_usd=1e-9, budget_usd=1.0).result()
+    # The budget, what is spent, reserved, and asked for.
+    assert re.findall(r"\$(\d\.\d+)", str(caught.value)) == ["1.0000", "0.1000", "0.9000", "0.0000"]
     begin(ledger, reserve_usd=1e-9, budget_usd=1.1).result()
     with pytest.raises(PriceError, match="'m'"):
         begin(ledger, reserve_usd=None, budget_usd=5.0).result()
-    assert total(ledger).running == 11
+    assert total(ledger).running == 10
 
 
 @pytest.mark.parametrize("wrong", [-1.0, nan, inf, 1e12])

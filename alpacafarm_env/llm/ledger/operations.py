@@ -303,16 +303,17 @@ def nanodollars(usd: float | None) -> int | None:
 def _check_budget(conn: Connection, model: str, reserve: int | None, budget_usd: float) -> None:
     if reserve is None:
         raise PriceError(
-            f"There is a budget of ${budget_usd:.2f}, but no price is known for the model {model!r}, so nothing was "
-            "sent. Give its price (USD per million input and output tokens), or run without a budget."
+            f"There is a budget of ${budget_usd:.2f}, but no price of {model!r} is known, so nothing was sent. Give "
+            "its price (USD per million input and output tokens), or run without a budget."
         )
     check_budget(budget_usd)
     counted = conn.execute("SELECT counted FROM totals").fetchone()[0]
     if counted + reserve > math.floor(budget_usd * NANO * (1 + 1e-15)):
+        running = conn.execute("SELECT coalesce(sum(counted), 0) FROM attempts WHERE state = 'running'").fetchone()[0]
         raise BudgetExceededError(
-            f"The budget of ${budget_usd:.4f} would be passed: ${counted / NANO:.4f} are spent or reserved in this "
-            f"ledger, and this request to {model!r} could cost ${reserve / NANO:.4f}. It was not sent; all answers so "
-            "far are kept. Run again with a higher budget to go on from here."
+            f"The budget of ${budget_usd:.4f} could be passed: ${(counted - running) / NANO:.4f} are spent in this "
+            f"ledger, ${running / NANO:.4f} reserved for requests in flight, and one more to {model!r} could cost "
+            f"${reserve / NANO:.4f}. Give a higher budget, or fewer in flight (max_concurrency, --max-concurrency)."
         )
 
 
