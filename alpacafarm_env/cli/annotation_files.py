@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.dataset import Dataset, RowDataset, read_outputs
+from ..data.dataset import Dataset, RowDataset, join_outputs, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
 from ..data.load import load_dataset
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, Row, check_rows, is_text, raise_faults
@@ -83,16 +83,19 @@ def read_rows(path: Path, fields: Sequence[Field]) -> tuple[list[Row], list[dict
     return rows, kept
 
 
-def read_contest(outputs: Path, reference: Path | None, data: str | None) -> tuple[Pairs, str, str]:
+def read_contest(
+    outputs: Path, reference: Path | None, data: str | None, *, subset: bool = False
+) -> tuple[Pairs, str, str]:
     """References (output_1) and one generator's outputs (output_2), joined by their instructions' text.
 
     Args:
         outputs: A file of records with instruction, input (optional), output and generator (optional).
         reference: The same of the reference; or
         data: A dataset by name, see `load_dataset`: the references of its eval split.
+        subset: Leave out references without an output, instead of the error.
 
     Returns:
-        The pairs, the generator's name, the reference's name.
+        The pairs, the generator's name, the reference's name, of a subset with its size.
 
     Raises:
         DataError: A file cannot be read, a record is faulty, an instruction is missing, doubled or unknown, the outputs
@@ -105,8 +108,16 @@ def read_contest(outputs: Path, reference: Path | None, data: str | None) -> tup
     else:
         dataset = load_dataset(str(data))
         name, of = str(getattr(dataset, "reference", dataset.name)), f"the eval split of {data}"
-    instructions, references = dataset.instructions("eval"), dataset.references("eval")
-    found, generator = read_outputs(outputs, instructions, of=of), _generator(outputs)
+    instructions: Sequence[Instruction] = dataset.instructions("eval")
+    references: Sequence[str] = dataset.references("eval")
+    of_all = ""
+    if subset:
+        given, num = join_outputs(outputs, instructions, of=of), len(instructions)
+        references = [text for asked, text in zip(instructions, references, strict=True) if str(asked) in given]
+        instructions = [asked for asked in instructions if str(asked) in given]
+        of_all = f", {len(instructions)} of its {num} instructions"
+    hint = " Give --subset to judge the instructions of your file alone."
+    found, generator = read_outputs(outputs, instructions, of=of, hint=hint), _generator(outputs)
     records = [
         {
             **({"dataset": instruction.source} if instruction.source else {}),
@@ -119,7 +130,7 @@ def read_contest(outputs: Path, reference: Path | None, data: str | None) -> tup
         }
         for instruction, base, response in zip(instructions, references, found, strict=True)
     ]
-    return Pairs(records, instructions, references, found), generator, name
+    return Pairs(records, instructions, references, found), generator, name + of_all
 
 
 def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:

@@ -66,6 +66,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source.add_argument("--reference", metavar="FILE", type=Path, help="the same file of the reference")
     text = f"a data set with references: a folder or 'sandbox'; ${DATA_VARIABLE} if neither is given"
     source.add_argument("--data", metavar="NAME", help=text)
+    text = "judge the instructions of OUTPUTS alone; without it, each reference needs an output"
+    outputs.add_argument("--subset", action="store_true", help=text)
     outputs.add_argument("--out", metavar="FILE", type=Path, help="where the annotations go, as those of annotate")
     _add_pool_options(outputs)
     outputs.set_defaults(run=evaluate)
@@ -130,7 +132,7 @@ def evaluate(options: argparse.Namespace) -> Report:
         )
     if options.out:
         files.check_out(options.out, [path for path in (options.outputs, options.reference) if path])
-    pairs, generator, reference = files.read_contest(options.outputs, options.reference, data)
+    pairs, generator, reference = files.read_contest(options.outputs, options.reference, data, subset=options.subset)
     judged = _judge(options, pairs)
     if options.out:
         files.write_annotations(options.out, files.annotate(pairs, judged.verdicts))

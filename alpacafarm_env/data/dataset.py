@@ -189,10 +189,26 @@ def data_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval split") -> tuple[str, ...]:
-    """The outputs of a file, joined to `instructions` by their text; `of` says in errors where those are from.
+def read_outputs(
+    path: Path, instructions: Sequence[str], *, of: str = "the eval split", hint: str = ""
+) -> tuple[str, ...]:
+    """The outputs of a file, joined to `instructions` by their text; errors say that those are `of` there.
 
-    Raises DataError for a faulty row, or an instruction that is there twice, foreign or missing.
+    Raises DataError as `join_outputs` does, and for an instruction without an output, with a `hint`.
+    """
+    outputs = join_outputs(path, instructions, of=of)
+    if absent := [text for text in map(str, instructions) if text not in outputs]:
+        raise DataError(
+            f"{path}: expected an output for each of the {len(instructions)} instructions of {of}, got none for "
+            f"{len(absent)}: {', '.join(map(shown, absent[:5]))}{', ...' * (len(absent) > 5)}.{hint}"
+        )
+    return tuple(outputs[str(text)] for text in instructions)
+
+
+def join_outputs(path: Path, instructions: Sequence[str], *, of: str) -> dict[str, str]:
+    """The outputs of a file by their instructions' text.
+
+    Raises DataError for a faulty row, or an instruction that is there twice or not one of `instructions`.
     """
     rows = check_rows([as_row(record) for record in read_records(path)], DEMONSTRATION, str(path))
     known = set(map(str, instructions))
@@ -205,12 +221,7 @@ def read_outputs(path: Path, instructions: Sequence[str], *, of: str = "the eval
             faults.append(Fault(row.number, "instruction", shown(text), problem))
         outputs[text] = row["output"]
     raise_faults(faults, str(path))
-    if absent := [text for text in map(str, instructions) if text not in outputs]:
-        raise DataError(
-            f"{path}: expected an output for each of the {len(known)} instructions of {of}, got none for "
-            f"{len(absent)}: {', '.join(map(shown, absent[:5]))}{', ...' * (len(absent) > 5)}."
-        )
-    return tuple(outputs[str(text)] for text in instructions)
+    return outputs
 
 
 def _split_records(path: Path, files: Mapping[str, Path]) -> dict[str, tuple[str, Sequence[object]]]:

@@ -226,6 +226,24 @@ def test_the_sandbox_has_references(call, tmp_path, capsys):
     assert "--reference" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", ["--data", "--reference"])
+def test_a_subset_of_the_references_is_judged_where_that_is_asked_for(call, tmp_path, capsys, source):
+    asks = zip(SANDBOX.instructions("eval"), SANDBOX.references("eval"), strict=True)
+    same = [{"instruction": ask.instruction, "input": ask.input, "output": text} for ask, text in asks]
+    some = write(tmp_path / "some.json", same[700:660:-1])
+    args = ("evaluate", some, source, "sandbox" if source == "--data" else write(tmp_path / "all.json", same))
+    assert call(*args) == 2
+    assert "--subset" in capsys.readouterr().err
+    assert call(*args, "--subset", "--out", "out.json") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split()[:7] == ["some", "50.00", "0.00", "0", "0", "40", "40"]
+    assert "40 of its 805" in printed[2]
+    assert all(row["output_1"] == row["output_2"] for row in read(tmp_path / "out.json"))
+    write(some, [{**same[0], "instruction": "Another"}])
+    assert call(*args, "--subset") == 2
+    assert "'Another" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_instructions_that_the_sandboxs_annotators_do_not_understand_are_refused_unless_asked(
     call, tmp_path, capsys, own
