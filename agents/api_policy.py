@@ -26,7 +26,7 @@ from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import Endpoint
 from ..llm.replies import Reply
 from ..llm.requests import Request
-from ..oracles.base import shorten
+from ..oracles.base import check_batch, shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate
 from .settings import Settings
@@ -158,8 +158,7 @@ class APIPolicy:
         PolicyError if a request failed for good, or its reply has no text: the other requests are dropped, and what had
         arrived is in the error's `responses`.
         """
-        if isinstance(instructions, str):
-            raise TypeError(f"act expects a sequence of instructions, got the text {shorten(instructions)}")
+        check_batch(instructions)
         return run(self._answers(list(instructions))) if len(instructions) else ()
 
     def request(self, instruction: str, occurrence: int = 0) -> dict[str, Any]:

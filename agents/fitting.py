@@ -3,6 +3,7 @@
 A prompt is never cut. One that a policy is asked to answer, in `act` or in an evaluation, is refused instead.
 """
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,14 @@ from ..templates import PromptTemplate
 from .control_tokens import own_control_token
 from .language_model import LanguageModel
 from .prompts import encode_prompts
+
+
+def warn_caller(text: str) -> None:
+    """Warns at the line outside this package that led here, however many calls there are between."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:
@@ -70,7 +79,7 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
         found = f"{count} of {len(lengths)} prompts ({share:.1%}) have more than {limit} tokens, the longest {longest}"
         if not kept:
             raise DataError(f"{who}: {found}, so there is nothing to train on. A prompt is never cut: {advice}.")
-        warnings.warn(f"{who}: {found}, and are left out of training. To train on them, {advice}.", stacklevel=4)
+        warn_caller(f"{who}: {found}, and are left out of training. To train on them, {advice}.")
     return kept
 
 

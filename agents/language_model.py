@@ -28,7 +28,7 @@ from .control_tokens import control_tokens, extend, insert, own_control_token, p
 from .control_tokens import settings as control_settings
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
 from .merged import MergedCopy, make_copy
-from .prompts import encode_prompts, fit_limits
+from .prompts import encode_prompts, limit_file, read_limit, settle_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
@@ -48,8 +48,8 @@ class LanguageModel(NoCopy):
         tokenizer: Needs an end-of-sequence token. A padding token that it lacks, or that ends responses, is chosen.
         template: How an instruction becomes a prompt.
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
-        max_response_tokens: Longest response sampled. None: AlpacaFarm's 300, or what the longest prompt leaves of the
-            positions (64 for the sandbox's policy, which knows 256).
+        max_response_tokens: Longest response, sampled or trained on. None: the one it was saved with, else AlpacaFarm's
+            300, or what the longest prompt leaves of the positions (64 for the sandbox's policy, which knows 256).
         sample_merged: Whether responses are sampled from a copy of the weights into which LoRA adapters are merged:
             faster on a GPU, equal but for rounding. None: on a GPU, if the copy takes half of its free memory at most.
 
@@ -71,8 +71,8 @@ class LanguageModel(NoCopy):
         self.tokenizer = tokenizer
         self.template = template
         settle(self._base_model, tokenizer, template)
-        positions = num_positions(self._base_model.config) - (own_control_token(self._base_model) is not None)
-        self.max_prompt_tokens, self.max_response_tokens = fit_limits(max_prompt_tokens, max_response_tokens, positions)
+        limits = max_prompt_tokens, max_response_tokens
+        self.max_prompt_tokens, self.max_response_tokens = settle_limits(self._base_model, *limits)
         self._sample_merged = sample_merged
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
@@ -124,6 +124,7 @@ class LanguageModel(NoCopy):
         if is_adapter:
             with reading(path, "a LoRA adapter"):
                 prepare(model, Path(path), len(tokenizer))
+                read_limit(model, Path(path))
                 model = load_adapter(model, path, trains=True)
         elif lora is not None:
             model = with_adapter(model, lora, seed=seed)
@@ -355,8 +356,9 @@ class LanguageModel(NoCopy):
         return reward_oracle(self.model, folder, pad_token_id=cast(int, self.tokenizer.pad_token_id), **options)
 
     def save(self, folder: str | Path) -> None:
-        """Writes model (safetensors), tokenizer and template; of a LoRA model the adapter only."""
-        extra = control_settings(self._base_model) if isinstance(self.model, peft.PeftModel) else {}
+        """Writes model (safetensors), tokenizer, template and limit of responses; of a LoRA model the adapter only."""
+        base, adapted = self._base_model, isinstance(self.model, peft.PeftModel)
+        extra = control_settings(base) | limit_file(base) if adapted else {}
         save_files(folder, self.model, self.tokenizer, self.template, extra=extra)
 
     @property

@@ -1,18 +1,30 @@
-"""Prompts as token ids, and the limits that they keep to: no prompt is ever cut."""
+"""Prompts as token ids, and the limits of prompts and responses: no prompt is ever cut.
 
+The longest response travels with a model whose own is not the default: in its config.json, or beside a LoRA adapter in
+alpacafarm_limits.json, as `alpacafarm_max_response_tokens`.
+"""
+
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ..oracles.base import shorten
+from ..oracles.base import check_batch, shorten
+from ..oracles.reward_model import num_positions
 from ..pretrained import token_limits
 from ..templates import PromptTemplate
+from .control_tokens import own_control_token
+
+KEY = "alpacafarm_max_response_tokens"
+FILE = "alpacafarm_limits.json"
 
 
 def encode_prompts(
     tokenizer: Any, template: PromptTemplate, instructions: Sequence[str], *, max_tokens: int = sys.maxsize
 ) -> list[list[int]]:
     """Each instruction's prompt as token ids, with BOS if the tokenizer puts it there; errors as of the method."""
+    check_batch(instructions)
     prompts = template.encode_prompts(tokenizer, instructions)
     for instruction, tokens in zip(instructions, prompts, strict=True):
         if not 0 < len(tokens) <= max_tokens:
@@ -34,3 +46,31 @@ def fit_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, p
             f"the model has for them (a control token takes one), got {prompt} and {response}; None takes what fits"
         )
     return prompt, response
+
+
+def settle_limits(model: Any, max_prompt_tokens: int | None, max_response_tokens: int | None) -> tuple[int, int]:
+    """The limits of a policy; None takes the longest response that its config keeps. What is not default is kept there.
+
+    Raises:
+        ValueError: They do not fit the model's positions.
+    """
+    positions = num_positions(model.config) - (own_control_token(model) is not None)
+    kept, asked = getattr(model.config, KEY, None), max_response_tokens
+    if kept is not None and asked is None:
+        asked = kept if max_prompt_tokens is None else int(min(kept, max(positions - max_prompt_tokens, 1)))
+    prompt, response = fit_limits(max_prompt_tokens, asked, positions)
+    if kept is not None or response != token_limits(None, None, positions)[1]:
+        setattr(model.config, KEY, response)
+    return prompt, response
+
+
+def limit_file(model: Any) -> dict[str, Any]:
+    """What the folder of an adapter has in a file, by its name; nothing where the limit is the default."""
+    kept = getattr(model.config, KEY, None)
+    return {} if kept is None else {FILE: {KEY: kept}}
+
+
+def read_limit(model: Any, folder: Path) -> None:
+    """Gives a base model the longest response that the folder of its adapter keeps, if it does."""
+    if (folder / FILE).is_file():
+        setattr(model.config, KEY, json.loads((folder / FILE).read_text(encoding="utf-8"))[KEY])

@@ -16,7 +16,6 @@ Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; 
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import with_adapter
 from .checkpoints import fingerprint, load_weights
-from .fitting import check_budget, prompt_lengths, up_to
+from .fitting import check_budget, prompt_lengths, up_to, warn_caller
 from .language_model import turn_off_dropout
 from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator
 from .losses import pairwise_loss
@@ -338,9 +337,7 @@ class RewardModeling(Trainer):
         rows = self.template.encode_pairs(self.tokenizer, instructions, responses, eos=self.config.end_with_eos)
         limit = self._limit
         if num_cut := sum(len(row) > limit for row in rows):
-            warnings.warn(
-                f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.", stacklevel=4
-            )
+            warn_caller(f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.")
         return [cut_middle(row, limit) for row in rows]
 
 

@@ -11,7 +11,6 @@ released code. Deviations from that code:
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor
 from ..instructions import RATINGS, Demonstration, Preference, Rating
 from .checkpoints import fingerprint
 from .control_tokens import conditioned, unconditioned
-from .fitting import check_budget
+from .fitting import check_budget, warn_caller
 from .language_model import LanguageModel
 from .loop import Resume, Schedule, epoch_batch, keyed_generator
 from .losses import nll_loss
@@ -258,7 +257,10 @@ def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses
     data = policy.as_rollouts(instructions, responses)
     if num_cut := len(data) - int(data.finished.sum()):
         limit = policy.max_response_tokens
-        warnings.warn(f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}.", stacklevel=4)
+        warn_caller(
+            f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}. To keep them whole, load the "
+            "policy with more: LanguageModel.from_pretrained(folder, max_response_tokens=...)"
+        )
     return data
 
 

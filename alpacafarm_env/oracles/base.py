@@ -208,6 +208,17 @@ def unscored(verdicts: Verdicts, reasons: NDArray[Any]) -> Verdicts:
     return verdicts.with_detail(UNSCORED_REASON, np.where(np.isnan(verdicts.scores), reasons, ""))
 
 
+def check_batch(instructions: Sequence[str]) -> None:
+    """Refuses one text in the place of several: each of its letters would be an instruction.
+
+    Raises:
+        TypeError: It is a str.
+    """
+    if isinstance(instructions, str):
+        text = shorten(instructions)
+        raise TypeError(f"Expected a sequence of instructions, got one text, {text}; put it into a list: [{text}].")
+
+
 def shorten(text: str, length: int = 60) -> str:
     """The text's representation, cut to fit an error message."""
     return repr(text) if len(text) <= length else f"{text[:length]!r}... ({len(text)} characters)"

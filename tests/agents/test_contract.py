@@ -46,6 +46,8 @@ def test_a_response_an_instruction_which_the_seed_decides(name: str, policies: l
     assert agent.act(TEXTS) == answers == make(policy).act(list(TEXTS))
     assert make(policy, seed=1).act(TEXTS) != answers
     assert agent.act(()) == ()
+    with pytest.raises(TypeError, match=r"list"):
+        agent.act("Hi")  # not an answer to each letter
 
 
 @pytest.mark.parametrize("name", [*GREEDY, "best_of_n"])

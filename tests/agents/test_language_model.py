@@ -240,6 +240,19 @@ def test_saving_replaces_and_keeps_what_is_not_its_own(llama, policy_folder):
     assert (policy_folder / "notes.txt").read_text() == "mine"
 
 
+def test_the_longest_response_is_saved_and_an_argument_wins(policy_folder, tmp_path):
+    LanguageModel.from_pretrained(policy_folder, max_response_tokens=110).save(tmp_path / "longer")
+    for given, limits in (
+        ({}, (146, 110)),  # of 256 positions
+        ({"max_response_tokens": 20}, (192, 20)),
+        ({"max_prompt_tokens": 200}, (200, 56)),
+    ):
+        loaded = LanguageModel.from_pretrained(tmp_path / "longer", **given)
+        assert (loaded.max_prompt_tokens, loaded.max_response_tokens) == limits
+    LanguageModel.from_pretrained(tmp_path / "longer", max_response_tokens=64).save(tmp_path / "default")
+    assert LanguageModel.from_pretrained(tmp_path / "default").max_response_tokens == 64
+
+
 @BUILT_IN_MEMORY
 def test_adapter_folder_names_its_base(policy_folder, tmp_path):
     lm = LanguageModel.from_pretrained(policy_folder, lora=LORA, max_response_tokens=16)
@@ -248,7 +261,8 @@ def test_adapter_folder_names_its_base(policy_folder, tmp_path):
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(policy_folder)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    loaded = LanguageModel.from_pretrained(tmp_path / "adapter", max_response_tokens=16)
+    loaded = LanguageModel.from_pretrained(tmp_path / "adapter")
+    assert loaded.max_response_tokens == 16
     rollouts = lm.generate(INSTRUCTIONS, generator=generator())
     assert torch.equal(loaded.logprobs(rollouts), lm.logprobs(rollouts))
     assert any(parameter.requires_grad for parameter in loaded.model.parameters())

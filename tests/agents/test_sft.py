@@ -50,8 +50,9 @@ def test_steps_are_epochs_of_batches_and_the_last_may_be_small(llama: LanguageMo
 
 def test_responses_that_are_too_long_are_counted(policy_folder: Path) -> None:
     policy = load_policy(policy_folder, max_response_tokens=9)  # "answer 0" and EOS
-    with pytest.warns(UserWarning, match="4 of 5 .*max_response_tokens=9"):
+    with pytest.warns(UserWarning, match="4 of 5 .*max_response_tokens=9") as warned:
         SFT(policy, DEMONSTRATIONS)
+    assert warned[0].filename == __file__  # where the user made it
 
 
 def test_other_demonstrations_of_equal_size_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
