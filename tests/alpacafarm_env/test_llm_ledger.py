@@ -174,6 +174,7 @@ def test_replay_serves_what_is_stored_and_asks_nothing(ledger):
             succeed(replayed, 1).result()
         assert total(replayed).answered == 2
     assert ledger.path.read_bytes() == before
+    assert names(ledger.path.parent) == [ledger.path.name]
     with pytest.raises(LedgerError, match="none"):
         Ledger(ledger.path.with_name("none"), replay=True)
     assert not ledger.path.with_name("none").exists()
