@@ -7,16 +7,17 @@ SECONDS_IN_A_LOG = 15.0
 """Between two lines of a log file, which keeps them all."""
 
 
-def make_bar(total: int, name: str, *, show: bool = True, **shape: Any) -> Any:
+def make_bar(total: int, name: str, *, show: bool = True, log_s: float | None = None, **shape: Any) -> Any:
     """A tqdm bar on stderr: redrawn on a terminal and in a notebook, a line now and then in a log file.
 
-    `shape` holds more of tqdm's arguments; of several processes one shows the bar.
+    `log_s` are the seconds between such lines (None: `SECONDS_IN_A_LOG`), `shape` holds more of tqdm's arguments; of
+    several processes one shows the bar.
     """
     from tqdm.auto import tqdm
 
     in_a_notebook = type(sys.stderr).__module__.startswith("ipykernel.")  # which is no terminal, but redraws
     if not (sys.stderr.isatty() or in_a_notebook):
-        shape = {"file": _Lines(sys.stderr), "mininterval": SECONDS_IN_A_LOG, **shape}
+        shape = {"file": _Lines(sys.stderr), "mininterval": SECONDS_IN_A_LOG if log_s is None else log_s, **shape}
     # miniters: by itself a bar would wait for as many steps as an earlier call had left done at once.
     return tqdm(total=total, desc=name, disable=not show, miniters=0, dynamic_ncols=True, **shape)
 

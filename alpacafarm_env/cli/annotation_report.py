@@ -141,7 +141,7 @@ class AnnotationReport:
             each, share = 1000 * costs.sum() / num, float(judged.mean())
             # Pairs of which one order was answered before cost half.
             least = "at least " * ("orders_agree" in self.verdicts.details)
-            text = f"price: {least}${each:.4f} per 1,000 pairs asked"
+            text = f"price, by the {num} pairs asked in this run: {least}${each:.4f} per 1,000 pairs asked"
             if share < 1:
                 rest = f"{100 * share:.0f} % of them are asked, noise and identical outputs are free"
                 text += f", {least}${each * share:.4f} per 1,000 pairs ({rest})"

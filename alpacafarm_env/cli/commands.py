@@ -172,7 +172,10 @@ def ledger(options: argparse.Namespace) -> Report:
         for names, tally in [*spending.groups.items(), (("total", "", ""), total)]
     ]
     lines = [f"{path}", format_table(columns, rows, left=3)]
-    lines.append("Answered to running count attempts; questions count pairs, those asked in both orders twice.")
+    lines.append(
+        "answered, failed, unknown, running: attempts at a request; questions: pairs or responses judged in those "
+        "answered, a pair asked in both orders counted twice."
+    )
     if total.unknown or total.running:
         reserved = total.unknown_usd + total.running_usd
         lines.append(
@@ -256,7 +259,10 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
         "(default: eval)"
     )
     options.add_argument("--pool", default="eval", metavar="NAME", help=text)
-    text = "the server's address up to /v1 (default: $OPENAI_BASE_URL, or OpenAI's own)"
+    text = (
+        "the server's address up to /v1 (default: $OPENAI_BASE_URL, or OpenAI's own); what was answered at another "
+        "spelling or port of it is asked again"
+    )
     options.add_argument("--base-url", metavar="URL", help=text)
     played = options.add_mutually_exclusive_group()
     text = "take an http:// address of another machine, where anybody on the way can read the key and the texts"
@@ -274,11 +280,14 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
 
     spending = parser.add_argument_group("answers and money")
-    spending.add_argument("--ledger", type=Path, metavar="FILE", help="keeps answers and costs (default: your own)")
+    text = (
+        "keeps costs, and answers by server address (--base-url as given), model, prompt and seed (default: your own)"
+    )
+    spending.add_argument("--ledger", type=Path, metavar="FILE", help=text)
     text = "what the ledger may have spent in all, US dollars; a request that could pass it is not sent"
     spending.add_argument("--budget-usd", type=_dollars, metavar="X", help=text)
     spending.add_argument("--replay", action="store_true", help="answer from the ledger alone, ask nothing")
-    text = f"requests in flight at once; fewer when the server asks for it (default: {_DEFAULTS.max_concurrency})"
+    text = f"requests in flight at once, each reserving its highest price (default: {_DEFAULTS.max_concurrency})"
     spending.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help=text)
     text = "requests started in a minute at most (default: any number)"
     spending.add_argument("--requests-per-minute", type=positive_number, metavar="X", help=text)

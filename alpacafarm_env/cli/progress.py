@@ -10,6 +10,8 @@ from ..progress import make_bar
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"
 
+_LOG_S = 5.0
+
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[Progress], None]]:
@@ -18,7 +20,7 @@ def progress_bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
     def show(progress: Progress) -> None:
         if not bars:
-            bars.append(make_bar(progress.total, name, bar_format=_FORMAT))
+            bars.append(make_bar(progress.total, name, log_s=_LOG_S, bar_format=_FORMAT))
         bar = bars[0]
         cost = "price unknown" if math.isnan(progress.cost_usd) else f"${progress.cost_usd:.4f} so far"
         bar.set_postfix_str(cost, refresh=False)

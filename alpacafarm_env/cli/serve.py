@@ -26,7 +26,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     text = "speak OpenEnv's protocol too: a session each, steps of all sessions in one call (the extra openenv)"
     parser.add_argument("--openenv", action="store_true", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
-    text = "where to listen; 0 for any free port"
+    text = "where to listen (default: 0, any free port)"
     parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
     text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
     parser.add_argument("--allow-remote", action="store_true", help=text)

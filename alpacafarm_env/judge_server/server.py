@@ -182,7 +182,7 @@ def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `judge-server`: `run_server`'s arguments by name."""
-    text = "where to listen; 0 for any free port"
+    text = "where to listen (default: 0, any free port)"
     parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
     text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"

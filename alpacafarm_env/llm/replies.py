@@ -44,7 +44,8 @@ _MOVED: Final = (
 )
 _SETTINGS: Final = (
     "If it refused the request's settings: a file of models can leave out what the model does not take (omit: "
-    "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); see also the config"
+    "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); all that it may say is in "
+    "alpacafarm_env/annotators/config.py, of an APIPolicy in agents/api_policy.py"
 )
 
 # Servers share no codes for this, so that their words decide. A refusal missed here ends a whole call; one found by

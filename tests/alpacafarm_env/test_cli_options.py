@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import itertools
 import math
 import re
 import sys
@@ -144,18 +145,18 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def lines(monkeypatch):
-    """What is shown of a call that finds 48 answers in its ledger and waits for 12 more, 0.11 s each."""
+    """What is shown of a call that finds 48 answers in its ledger and waits for 12 more, `each_s` seconds each."""
     now = 1000.0
     monkeypatch.setattr("tqdm.std.time", lambda: now)
 
-    def show_all(file, costs):
+    def show_all(file, costs, each_s=0.11):
         nonlocal now
         monkeypatch.setattr("sys.stderr", file)
         with progress_bar("eval") as show:
             for done in range(1, STORED + 1):
                 show(Progress(done, TOTAL, 0.0, 0.0))
             for done, cost in enumerate(costs, STORED + 1):
-                now += 0.11
+                now += each_s
                 show(Progress(done, TOTAL, cost, 0.0))
         return [text for text in re.split("[\\r\\n]", file.getvalue()) if text.strip()]
 
@@ -178,6 +179,11 @@ def test_a_log_gets_the_start_and_the_end(lines, costs, end):
     shown = lines(io.StringIO(), costs)
     assert len(shown) == 2
     assert shown[-1].endswith(f" left, {end}")
+
+
+def test_a_log_of_a_slow_judge_gets_a_line_every_few_seconds(lines):
+    done = [int(re.search(r"(\d+)/60", text)[1]) for text in lines(io.StringIO(), COSTS, 2.0)]
+    assert max(now - before for before, now in itertools.pairwise(done) if before >= STORED) * 2.0 <= 6
 
 
 def test_nothing_is_shown_before_anything_is_known(monkeypatch):
