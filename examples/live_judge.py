@@ -5,9 +5,11 @@
 The pool of 13 annotators compares the sandbox policy's answers with the references. It asks a judge server on this
 machine, which judges as the sandbox's annotators do; the tokens are counted, and priced as those of the real models.
 Any OpenAI-compatible server takes its place by --base-url. Three calls: the first pays, the second finds all answers in
-the ledger, and the third, another opinion, is stopped by the budget, which keeps what was answered until then.
+the ledger, and the third, another opinion, is stopped by the budget, which keeps what was answered until then. With
+`--ledger FILE --port 8001` another run finds the answers too: they are kept by the server's address.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,8 @@ class Options:
     """Instructions of eval."""
     base_url: str | None = None
     """Of another server, up to /v1, which may cost money; its key is $OPENAI_API_KEY. None: a judge server here."""
+    port: int = 0
+    """Of the judge server here; 0 for any free one, where a --ledger of an earlier run has no answers."""
     models: str = "openai"
     """Who plays which role: "openai", "model=NAME", or a YAML file with models and prices."""
     budget_usd: float = 0.45
@@ -49,7 +53,11 @@ def address(options: Options) -> Iterator[str]:
     if options.base_url is not None:
         yield options.base_url
         return
-    with JudgeServer() as server:
+    try:
+        server = JudgeServer(port=options.port)
+    except OSError as error:
+        sys.exit(f"Cannot listen on --port {options.port}: {error.strerror}. Give another one.")
+    with server:
         yield server.base_url
 
 

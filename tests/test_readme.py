@@ -105,6 +105,14 @@ def test_a_page_lists_the_info_and_the_arguments_of_its_environment(name):
     assert all(repr(env.spec.kwargs[key]).replace("'", '"') in page for key in ("split", "oracle"))
 
 
+def test_the_page_of_annotators_lists_their_info(capsys):
+    page, names = DOCS["docs/oracles/annotators.md"], {}
+    exec(compile(next(block for block in BLOCKS if "JudgeServer" in block), "README.md", "exec"), names)
+    sections = [re.search(r"^## Info\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1] for text in (INDEX, page)]
+    listed = re.findall(r"^\| `(\w+)` \|", "".join(sections), re.MULTILINE)
+    assert sorted(key for key in names["infos"] if not key.startswith("_")) == sorted(listed)
+
+
 def test_every_command_exists():
     modules = set(re.findall(r"python -m ([\w.]+)", ALL))
     folder = ROOT / "benchmarks"
