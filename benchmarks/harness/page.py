@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from pandas.api.types import is_numeric_dtype
 
-from .plots import write_png
+from .plots import remove_drawn, write_png
 from .report import Figure, Table
 from .stored import MANIFEST, read_stored
 
@@ -43,8 +43,7 @@ class Page:
 
     def write_figures(self, folder: Path) -> dict[str, Figure]:
         """Writes the PNG files, removes those of an earlier page, and returns them for a report."""
-        for old in folder.glob("*.png"):
-            old.unlink()
+        remove_drawn(folder)
         return {
             name: Figure(write_png(folder / f"{name}.png", drawn.drawing), drawn.caption)
             for name, drawn in self.figures.items()

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
+from PIL import Image
 
 from ...data.files import write_atomic
 from ...statistics import UNBOUNDED, interval
@@ -26,6 +27,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """One a color, for those who cannot tell colors apart, and in print."""
 MOST_TICKS = 10
 LABEL_SIZE = 8.0
+SOURCE = "alpacafarm_env"
+"""The mark of the figures that are written here, among a PNG's texts."""
 DISTANCES = (7.0, 13.0, 20.0, 28.0, 38.0, 50.0, 64.0, 80.0)
 """Points between a mark and the nearest edge of its label, in the order in which they are tried."""
 ANGLES = [2 * math.pi * turn / 16 for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)]
@@ -111,18 +114,30 @@ def titled(figure: Figure, title: str = "", note: str = "") -> Figure:
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, **metadata: str) -> bytes:
     """The figure as the bytes of a PNG image, equal for equal figures (no date, no version inside)."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    figure.savefig(buffer, format="png", metadata={"Software": None, **metadata})
     return buffer.getvalue()
 
 
 def write_png(path: Path, figure: Figure) -> bytes:
-    """Writes the figure atomically and returns its bytes (for a report)."""
-    data = png(figure)
+    """Writes the figure atomically, marked for `remove_drawn`, and returns its bytes (for a report)."""
+    data = png(figure, Source=SOURCE, Title=path.stem)
     write_atomic(path, data)
     return data
+
+
+def remove_drawn(folder: Path) -> None:
+    """Removes the figures that `write_png` has written there; other files stay, and figures copied to other names."""
+    for path in folder.glob("*.png"):
+        try:
+            with Image.open(path) as image:
+                drawn = (image.info.get("Source"), image.info.get("Title")) == (SOURCE, path.stem)
+        except OSError:  # no image, so none of ours
+            continue
+        if drawn:
+            path.unlink()
 
 
 def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array, Array, Array]:

@@ -9,7 +9,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,12 @@ def interval_text(value: Interval, unit: str) -> str:
 def coefficient_text(value: Coefficient) -> str:
     """For instance "0.95 [0.90, 0.98]"; the value alone without an interval."""
     return interval_text(Interval(value.value, value.low, value.high, 1), "")
+
+
+def seeds_text(numbers: Iterable[int]) -> str:
+    """For instance "3 to 5 seeds"."""
+    found = sorted(set(numbers))
+    return f"{found[0]} to {found[-1]} seeds" if len(found) > 1 else f"{found[0]} seed{'s' if found[0] != 1 else ''}"
 
 
 _TEMPLATES = Environment(

@@ -4,7 +4,7 @@ Errors and intervals are over seeds. Source of the fits: Gao, Schulman and Hilto
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,12 +41,6 @@ def place_text(method: str, place: object) -> str:
 def position(method: str) -> str:
     """The column that says how far optimization has gone."""
     return "n" if method == "best_of_n" else "step"
-
-
-def seeds_text(numbers: Iterable[int]) -> str:
-    """For instance "3 to 5 seeds"."""
-    found = sorted(set(numbers))
-    return f"{found[0]} to {found[-1]} seeds" if len(found) > 1 else f"{found[0]} seed{'s' if found[0] != 1 else ''}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The figures of the over-optimization study: curves by treatment and method, drops, fits, reward models, warnings."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -11,9 +10,10 @@ from matplotlib.figure import Figure as Drawing
 
 from ..harness.estimates import Estimate, estimates
 from ..harness.plots import COLORS, MARKERS, Curve, Panel, band, draw, titled
+from ..harness.report import seeds_text
 from .analyse import FLIPS, NOISY, Results, warning_place
-from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, seeds_text, shared_distances
-from .ranges import distances
+from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, shared_distances
+from .ranges import FEWEST, distances
 
 GROUPS: Final = {
     "flips": ("Share of flipped labels", FLIPS),
@@ -24,11 +24,6 @@ GROUPS: Final = {
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 NOISE: Final = "overoptimization"
 """The figure of noisy against clean labels."""
-OURS: Final = re.compile(
-    rf"({'|'.join(GROUPS)}|own(_\d+)?)_against_kl_({'|'.join(METHOD_WORDS)})|methods_({'|'.join(FLIPS)})|{NOISE}"
-    rf"|disagreement_({'|'.join(METHOD_WORDS)})|fits|drop_against_flips|reward_models"
-)
-"""Names of the files that are drawn here."""
 FITTED = ("none", "ann", "gpt4", "human")  # treatments whose fits are drawn
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
@@ -101,8 +96,10 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
             x = distances(results.curves[key])
             gains = gain_at(results.curves[key], x, measure)
             mean, low, high = band(gains)
-            axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-            shown = (gains,) if len(gains) < 3 else (gains, low, high)  # bands of two seeds would flatten all lines
+            shown = [mean]
+            if len(gains) >= FEWEST:  # the band of two seeds would cover all lines
+                axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+                shown += [low, high]
             ends += [float(limit(each)) for each in shown for limit in (np.min, np.max)]
             look = {"color": color, "marker": marker, "linestyle": line, "markevery": len(x) // 8}
             axis.plot(x, mean, linewidth=3, markersize=9, label=words, **look)
@@ -114,7 +111,8 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
     figure.axes[0].legend(fontsize=15, frameon=False, loc="upper left")
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
     seeds = [len(results.curves[key].seeds) for key in keys.values()]
-    words = f"Sandbox (simulation). Lines: means of {seeds_text(seeds)}; shaded: their 95 % t-intervals."
+    shaded = "their 95 % t-intervals" + (f", from {FEWEST} seeds on" if min(seeds) < FEWEST else "")
+    words = f"Sandbox (simulation). Lines: means of {seeds_text(seeds)}; shaded: {shaded}."
     figure.supxlabel(words, fontsize=14, color="#555555", x=0.01, ha="left")
     return figure
 

@@ -6,22 +6,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.report import Table, interval_text, number, sentences
+from ..harness.report import Table, interval_text, number, seeds_text, sentences
 from .analyse import FLIPS, NOISY, Results
-from .curves import METHOD_WORDS, seeds_text
+from .curves import METHOD_WORDS
 from .figures import draw_compared
 from .plans import Sizes
-from .ranges import Along, cost, fall, peak
+from .ranges import FEWEST, Along, cost, fall, peak
 from .run import TEMPERATURE
 from .treatments import TREATMENTS
 
 NOWHERE: Final = "nowhere"
 UNJUDGED: Final = "–"
-FEWEST: Final = 3
-"""Seeds that ranges are judged by. Along a whole curve two are somewhere alike by chance, however far apart."""
 POINTWISE: Final = (
-    "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL at which the 95 % "
-    "t-interval over seeds is above 0, each of one KL and not of all of them together; a dash: fewer than three seeds."
+    "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL, from the first one "
+    "measured on, at which the 95 % t-interval over seeds is above 0, each of one KL and not of all of them together; "
+    "a dash: fewer than three seeds."
 )
 
 
@@ -47,8 +46,8 @@ class Measured:
         several = f"{seeds_text(ends)}, {'95 % t-intervals of the mean' if max(ends) > 1 else 'no interval'}"
         return (
             f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{several}. Proxy: each treatment's own reward (of one reward model 1 is the standard deviation of SFT's "
-            "answers to an instruction). Gold: the sandbox's true reward."
+            f"{several}. Proxy: each treatment's own reward; a single reward model's is in standard deviations of "
+            "SFT's scores within an instruction. Gold: the sandbox's true reward."
         )
 
 
@@ -120,8 +119,8 @@ def costs_table(results: Results, measured: Measured) -> Table:
 
 
 def nats(along: Along) -> str:
-    """For instance "1.2 to 5.9"; a dash for too few seeds to judge by."""
-    found = " and ".join(f"{low:.1f} to {high:.1f}" for low, high in along.ranges) or NOWHERE
+    """For instance "1.20 to 5.93"; a dash for too few seeds to judge by."""
+    found = " and ".join(f"{number(low)} to {number(high)}" for low, high in along.ranges) or NOWHERE
     return found if along.end.num >= FEWEST else UNJUDGED
 
 

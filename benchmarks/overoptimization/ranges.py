@@ -10,16 +10,28 @@ from ..harness.plots import band
 from .curves import Array, Curves, gain_at, other_peaks, root_kl
 
 NUM_DISTANCES: Final = 201
+FEWEST: Final = 3
+"""Seeds that ranges are judged by. Along a whole curve two are somewhere alike by chance, however far apart."""
 
 
 def distances(*curves: Curves) -> Array:
-    """[J] distances sqrt(KL), evenly from 0 to the farthest that every seed of all these curves reaches."""
-    return np.linspace(0, min(float(root_kl(each).max(axis=1).min()) for each in curves), NUM_DISTANCES)
+    """[J] distances sqrt(KL): evenly from 0 to the farthest that every seed of all these curves reaches; `nearest`."""
+    end = min(float(root_kl(each).max(axis=1).min()) for each in curves)
+    return np.union1d(np.linspace(0, end, NUM_DISTANCES), min(end, nearest(*curves)))
+
+
+def nearest(*curves: Curves) -> float:
+    """The distance sqrt(KL) from which on every seed of all these curves has been measured.
+
+    Between SFT, where every gain is 0, and the first evaluation all gains are interpolated, and so are their intervals.
+    """
+    found = [root_kl(each) for each in curves]
+    return max(float(each[np.arange(len(each)), (each > 0).argmax(axis=1)].max()) for each in found)
 
 
 @dataclass(frozen=True)
 class Along:
-    """A difference in gold at each of J distances from SFT.
+    """A difference in gold at each of J distances from SFT, from `nearest` on.
 
     Attributes:
         kl: [J] nats, ascending.
@@ -51,13 +63,19 @@ def fall(curves: Curves) -> Along:
     gold = gain_at(curves, at)
     peaks = other_peaks(gold)
     since = gold[np.arange(len(gold)), peaks][:, None] - gold
-    return Along(at**2, np.where(np.arange(len(at)) > peaks[:, None], since, 0.0))
+    return _along(at, np.where(np.arange(len(at)) > peaks[:, None], since, 0.0), curves)
 
 
 def cost(clean: Curves, noisy: Curves) -> Along:
     """Gold by clean labels less gold by noisy ones at equal KL; both are curves of the same seeds."""
     at = distances(clean, noisy)
-    return Along(at**2, gain_at(clean, at) - gain_at(noisy, at))
+    return _along(at, gain_at(clean, at) - gain_at(noisy, at), clean, noisy)
+
+
+def _along(at: Array, values: Array, *curves: Curves) -> Along:
+    """Of values [S, J] at distances [J] those where all curves have been measured."""
+    measured = at >= min(at[-1], nearest(*curves))
+    return Along(at[measured] ** 2, values[:, measured])
 
 
 def peak(curves: Curves) -> tuple[float, Estimate]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..harness.estimates import Estimate, estimates
-from ..harness.plots import write_png
+from ..harness.plots import remove_drawn, write_png
 from ..harness.report import (
     Figure,
     Table,
@@ -26,7 +26,7 @@ from ..harness.study import Row, Study, versions, write_csv
 from . import analyse
 from .analyse import Results
 from .curves import COLUMNS, METHOD_WORDS, Key, place_text, position
-from .figures import FRESH, OURS, draw_all
+from .figures import FRESH, draw_all
 from .page import Measured, costs_table, falls_table, measured_by
 from .plans import PARTS, Plan, Sizes
 from .run import read_evaluation, read_samples
@@ -123,11 +123,9 @@ def write_page(
 
 def remove_earlier(out: Path) -> None:
     """Removes what an earlier call has drawn and tabulated, perhaps of other treatments."""
-    if (out / "report.html").exists():  # else files of such names are somebody else's
+    if (out / "report.html").exists():  # else a file of that name is somebody else's
         (out / "reward_models.csv").unlink(missing_ok=True)
-        for file in out.glob("*.png"):
-            if OURS.fullmatch(file.stem):
-                file.unlink()
+    remove_drawn(out)
 
 
 def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:

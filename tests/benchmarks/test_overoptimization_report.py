@@ -20,6 +20,7 @@ from alpacafarm_env.benchmarks.overoptimization import analyse, figures
 from alpacafarm_env.benchmarks.overoptimization.analyse import Results
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS, gain_at
 from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, Measured, page
+from alpacafarm_env.benchmarks.overoptimization.ranges import Along, cost
 from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, remove_earlier, results_table, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -218,18 +219,25 @@ def test_what_is_drawn_follows_the_rows():
     assert "5 seeds" in note
 
 
-def test_figures_of_an_earlier_call_do_not_stay(tmp_path, results):
-    """Whatever is drawn of all that can be, is removed by a call after it; what is not ours stays."""
-    found = drawn(results, reward_models())
-    assert {"own_against_kl_ppo", "methods_ann", "disagreement_ppo", "reward_models", "fits"} <= {*found}
-    files = {f"{name}.png" for name in (*found, "own_1_against_kl_ppo", "mine")}  # of a fourth treatment of one's own
-    for name in files:
-        (tmp_path / name).write_bytes(b"earlier")
+def test_results_of_an_earlier_call_do_not_stay(tmp_path):
+    """Once there is a report; before that a table of that name is somebody else's."""
+    (tmp_path / "reward_models.csv").touch()
     remove_earlier(tmp_path)
-    assert files == {file.name for file in tmp_path.iterdir()}  # no report yet: somebody else's
+    assert (tmp_path / "reward_models.csv").exists()
     (tmp_path / "report.html").touch()
     remove_earlier(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"mine.png", "report.html"}
+    assert {file.name for file in tmp_path.iterdir()} == {"report.html"}
+
+
+def test_ranges_begin_where_it_was_measured():
+    """Nearer to SFT a gap is interpolated from the exact 0, with an interval that never holds it."""
+    rows = study({"none": 0.05, "ann": 0.47}, methods=("best_of_n",), noise=0)
+    curves = Results(rows, FACTS).curves
+    found = cost(curves["none", "best_of_n"], curves["ann", "best_of_n"])
+    first = curves["ann", "best_of_n"]["kl_exact"][:, 1].max()
+    assert found.kl[0] == pytest.approx(first)
+    worse = Along(found.kl, np.ones_like(found.values) + 0.1 * np.arange(len(found.values))[:, None])
+    assert worse.ranges == [(pytest.approx(first), found.kl[-1])]
 
 
 def test_methods_share_one_axis_as_far_as_all_their_seeds_reach(results):

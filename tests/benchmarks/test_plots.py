@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, write_png
+from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, remove_drawn, write_png
 from alpacafarm_env.benchmarks.recorded_surrogate.results import NEAR_REFERENCE, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
@@ -65,7 +65,15 @@ def test_x_may_differ_between_seeds():
 def test_png_is_reproducible(tmp_path):
     first, second = (png(draw([panel()], "t", "n")) for _ in range(2))
     assert first == second
-    assert write_png(tmp_path / "a.png", draw([panel()], "t", "n")) == (tmp_path / "a.png").read_bytes() == first
+
+
+def test_only_what_was_drawn_there_is_removed(tmp_path):
+    assert write_png(tmp_path / "a.png", draw([panel()], "t")) == (tmp_path / "a.png").read_bytes()
+    (tmp_path / "kept.png").write_bytes((tmp_path / "a.png").read_bytes())
+    (tmp_path / "mine.png").write_bytes(png(draw([panel()], "t")))
+    (tmp_path / "odd.png").write_bytes(b"no image")
+    remove_drawn(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept.png", "mine.png", "odd.png"}
 
 
 @pytest.mark.parametrize("every", [5, 1])
