@@ -37,7 +37,7 @@ from .harness.stored import ElapsedTime, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.dry_run import Machine, make_plan, report
 from .methods.job import Feedback, Job, ModelOptions, check_positive
-from .methods.methods import ABLATIONS, METHODS, find_method
+from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, find_method
 from .methods.own_reward_model import train_reward_model
 from .methods.presets import Dtype, PresetName
 from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
@@ -72,6 +72,9 @@ class TrainOptions(ModelOptions):
     max_prompt_tokens: int | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the model
     can. Default: AlpacaFarm's 192."""
+    max_response_tokens: int | None = None
+    """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
+    Default: the preset's, 64 of sandbox and 300 of all others."""
     steps: int | None = None
     """Of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
     epochs: int | None = None
@@ -90,7 +93,7 @@ class TrainOptions(ModelOptions):
     """Print what the run would take on this machine, memory by role and hours, and load no weights."""
 
     def __post_init__(self) -> None:
-        check_positive(self, ("num_eval", "max_prompt_tokens", *OPTIONS))
+        check_positive(self, ("num_eval", "max_prompt_tokens", "max_response_tokens", *OPTIONS))
         if self.lora is not None and self.lora < 0:
             raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
         if self.template and self.policy == "sandbox":
@@ -120,8 +123,9 @@ class TrainOptions(ModelOptions):
         return MethodPlan(out=self.folder, **options, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
-        same = ("feedback", "seed", "quick", "preset", "template", "max_prompt_tokens", "lora", "dtype", "reward_dtype")
-        options = {name: getattr(self, name) for name in (*same, "changed", "allow_overlap")}
+        same = ("feedback", "seed", "quick", "preset", "template", "lora", "dtype", "reward_dtype")
+        limits = ("max_prompt_tokens", "max_response_tokens")
+        options = {name: getattr(self, name) for name in (*same, *limits, "changed", "allow_overlap")}
         options["preset"] = options["preset"] or ("sandbox" if self.policy == "sandbox" else "paper")
         return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
@@ -211,7 +215,7 @@ def write_results(plan: MethodPlan, row: Row) -> None:
     answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:
         name, credits = judge_name(plan.judge, plan.data), answers["win_rate"]
-        print(f"  win_rate is in %, by {name} against the references of {plan.dataset}")
+        print(f"  win_rate and its standard_error are in %, by {name} against the references of {plan.dataset}")
         if missing := credits.count(None):
             print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
     write_outputs(plan, answers["responses"])
@@ -258,7 +262,8 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions:
     if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
         given = [*given, "--num-eval", "201"]
     names, variants = (", ".join(method.name for method in methods) for methods in (METHODS, ABLATIONS))
-    about = f"{__doc__}\nMethods: {names}, {REWARD_MODELING}. Variants for experiments: {variants}."
+    own = f"To train a model of your own before them: {FINE_TUNING.name}, {REWARD_MODELING}."
+    about = f"{__doc__}\nMethods: {names}. {own} Variants for experiments: {variants}."
     return tyro.cli(TrainOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=given, description=about)
 
 

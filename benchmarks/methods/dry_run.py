@@ -115,7 +115,7 @@ def make_plan(job: Job, method: str, machine: Machine) -> Plan:
     model = config_of(job.policy_folder)
     shape = Shape.of(model)
     positions = getattr(model.get_text_config(), "max_position_embeddings", None) or float("inf")
-    with naming(f"--max-prompt-tokens {job.max_prompt_tokens}, --preset {job.preset}, --policy {job.sft}"):
+    with naming(f"--policy {job.sft}, {job.limit_options}"):
         prompt, response = pretrained.token_limits(job.max_prompt_tokens, job.max_response_tokens, positions)
     rows, steps = (config.rollout_batch_size, config.total_steps) if "sample" in roles else _fixed(job, method, config)
     if method == "reward_modeling":

@@ -117,6 +117,8 @@ class Job:
     """Of the reward model's, where it only scores."""
     max_prompt_tokens: int | None = None
     """Longest prompt to train on; None for AlpacaFarm's 192."""
+    max_response_tokens: int | None = None
+    """Longest response; None for the preset's."""
     changed: tuple[tuple[str, Any], ...] = ()
     """(name, value) of the fields of the agent's config that differ from the preset."""
     allow_overlap: bool = False
@@ -127,6 +129,7 @@ class Job:
             "lora": 0 if is_adapter(self.sft) else named.lora,
             "dtype": named.dtype,
             "reward_dtype": named.reward_dtype,
+            "max_response_tokens": named.max_response_tokens,
         }
         for name, value in default.items():
             if getattr(self, name) is None:
@@ -149,6 +152,8 @@ class Job:
             raise DataError("--value adapter: expected a policy with LoRA, got none. Give --lora 8, or --value head.")
         if fields.get("value") == "adapter" and not self._trains_adapter:
             del fields["value"]  # there is no adapter that it could stand beside
+        if not self.has_presets_limit:
+            fields["max_response_tokens"] = self.max_response_tokens
         chosen: Any = with_defaults(getattr(preset, named.config)(), fields)
         config: Config = with_options(replace(chosen, **quick) if self.quick else chosen, self.changed)
         return config
@@ -159,9 +164,19 @@ class Job:
         return sandbox.POLICY if self.sft == "sandbox" else self.sft
 
     @property
-    def max_response_tokens(self) -> int:
-        """Longest response."""
-        return PRESETS[self.preset].max_response_tokens
+    def has_presets_limit(self) -> bool:
+        """Whether the longest response is the preset's."""
+        return self.max_response_tokens == PRESETS[self.preset].max_response_tokens
+
+    @property
+    def limit_options(self) -> str:
+        """The options that decide the longest prompt and response, for the error of a model without room for them."""
+        prompt = "" if self.max_prompt_tokens is None else f"--max-prompt-tokens {self.max_prompt_tokens}, "
+        response = f"{prompt}--max-response-tokens {self.max_response_tokens}"
+        if not self.has_presets_limit:
+            return response
+        small = "" if self.preset == "sandbox" else "; a small model takes fewer, or --preset sandbox"
+        return f"{response} (of --preset {self.preset}{small})"
 
     def policy(self, **limits: int) -> agents.LanguageModel:
         """A fresh copy of the SFT policy; `limits` replace its longest prompt or response."""
@@ -177,7 +192,7 @@ class Job:
         if self.lora:
             options |= {"lora": self.adapter("CAUSAL_LM"), "seed": self.seed}
         options |= {"device": default_device(), "dtype": getattr(torch, self.dtype or "float32")}
-        with naming(f"--max-prompt-tokens {self.max_prompt_tokens}, --preset {self.preset}"):
+        with naming(self.limit_options):
             return agents.LanguageModel.from_pretrained(self.policy_folder, **options)
 
     def adapter(self, task: Literal["CAUSAL_LM", "SEQ_CLS"]) -> Any:

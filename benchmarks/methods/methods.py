@@ -206,8 +206,8 @@ METHODS = (
 """The rows of the paper's Table 2, best first, and best-of-16."""
 
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
+FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True)
 ABLATIONS = (
-    Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True),
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
     Method("conditioning_coin", "Conditioning, coin-flip labels", CONDITIONING_COIN, "preferences", effort=80),
@@ -217,7 +217,7 @@ ABLATIONS = (
     Method("quark_fast", "Quark, PPO's rate", partial(make_quark, learning_rate=2e-4), effort=100),
     Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
 )
-BY_NAME = {method.name: method for method in (*METHODS, *ABLATIONS)}
+BY_NAME = {method.name: method for method in (*METHODS, FINE_TUNING, *ABLATIONS)}
 
 
 def find_method(name: str) -> Method:

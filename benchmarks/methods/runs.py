@@ -19,6 +19,7 @@ from ...folders import hash_model
 from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
+from ...statistics import win_rate
 from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, describe, evaluate, judges_of, subset
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
@@ -32,6 +33,8 @@ VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
 """What is measured of each answer."""
 COLUMNS = ("method", "feedback", "seed", "win_rate_simulated", "win_rate_human", "gold", "length", "seconds", "tokens")
 """Columns of table.csv: one row per method, feedback and seed."""
+OWN_COLUMNS = (OWN_WIN_RATE, "standard_error", "n_total")
+"""And by a judge of one's own: its win rate and the standard error, in percent, over so many verdicts."""
 FEEDBACKS = ("simulated", "human")
 """Whose labels a method was trained on; also the two columns of the paper's Table 2."""
 ANSWERED_AT_ONCE = 161
@@ -98,6 +101,8 @@ class MethodPlan(Job):
         from ...agents.loop import FREE_TO_CHANGE
 
         left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward"}
+        if self.has_presets_limit:
+            left_out.add("max_response_tokens")  # the preset says it
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         found["changed"] = {name: value for name, value in self.changed if name not in FREE_TO_CHANGE}
         found["judge"] = judge_settings(self.judge)
@@ -189,7 +194,10 @@ def _rows(plan: MethodPlan, found: Evaluation, costs: Row) -> list[Row]:
     """Stores the evaluation, and returns the cell's rows."""
     write_atomic(plan.evaluation_file, json.dumps(found.per_response()) + "\n")
     row = {"method": find_method(plan.method).name, "seed": plan.seed, **found.means(), **costs}
-    columns = COLUMNS if plan.judge is None else (*COLUMNS, OWN_WIN_RATE)
+    columns: tuple[str, ...] = COLUMNS
+    if plan.judge is not None:
+        own = win_rate(found.scores[OWN_WIN_RATE]).row()
+        columns, row = (*COLUMNS, *OWN_COLUMNS), row | {name: own[name] for name in OWN_COLUMNS}
     return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 
 

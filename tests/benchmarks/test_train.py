@@ -186,7 +186,8 @@ def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
     assert own("sft", "--judge", json.dumps({"name": "constant", "value": 1.0})) == 0
     assert "constant" in capsys.readouterr().out
     row = row_of(tmp_path / "out")
-    assert (row["win_rate"], row["feedback"]) == ("50.0", "own")
+    own_columns = ("win_rate", "standard_error", "n_total", "feedback")
+    assert [row[name] for name in own_columns] == ["50.0", "0.0", "5", "own"]
     with pytest.raises(CheckpointError, match="judge"):
         own("sft")
 
@@ -206,9 +207,12 @@ def test_the_reward_model_trained_on_is_not_held_out(own, own_models, tmp_path):
 def test_batch_sizes_and_steps_are_options_and_long_prompts_left_out_and_answered(own, tmp_path):
     sizes = ["--rollout-batch-size", 8, "--minibatch-size", 4, "--micro-batch-tokens", 512, "--learning-rate", 1e-4]
     with pytest.warns(UserWarning, match="left out of training"):
-        assert own("quark", *sizes, "--steps", 1, "--max-prompt-tokens", 40) == 0
+        assert own("quark", *sizes, "--steps", 1, "--max-prompt-tokens", 40, "--max-response-tokens", 7) == 0
     (metrics,) = (tmp_path / "out").rglob("metrics.jsonl")
-    assert len(metrics.read_text().splitlines()) == 1
+    (step,) = map(json.loads, metrics.read_text().splitlines())
+    assert step["tokens"] <= 8 * 7
+    (saved,) = (tmp_path / "out").glob("runs/*/policy")
+    assert LanguageModel.from_pretrained(saved).max_response_tokens == 7
     assert len(json.loads((tmp_path / "out" / "outputs.json").read_text())) == 5
 
 
@@ -233,6 +237,7 @@ def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_da
         ("quark", "--epochs", 100_000),
         ("best_of_n", "--learning-rate", 100_000),
         ("ppo", "--max-prompt-tokens", 5000),
+        ("quark", "--max-response-tokens", 5000),
     ],
 )
 def test_a_setting_that_a_method_cannot_have_is_named(own, method, option, value):
