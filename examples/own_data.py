@@ -1,11 +1,15 @@
 """From JSON files of one's own to a policy: SFT, DPO, and a win rate.
 
     python examples/own_data.py                                # writes some files first, as an example
-    python examples/own_data.py --data my_data --policy my_model
+    python examples/own_data.py --data my_data --policy my_model --sft-learning-rate 4e-4 --dpo-learning-rate 2e-4
 
 A folder of data has one file a split: here `sft.json` (demonstrations), `preference.json` (pairs with a choice) and
 `eval.json` (references to beat). Without --data they are written from the sandbox's texts, so that their fields can be
 seen, and the model starts from random weights. With files of your own, name your own judge: see `make_judge`.
+
+With --policy the settings are AlpacaFarm's for LLaMA 7B (learning rates of 2e-5 for SFT and 1e-5 for DPO); a model as
+small as the sandbox's needs higher ones, as above. Read its answers, in OUT/dpo.json: a win rate does not show that
+text falls apart; lower rates help. Responses of more than --max-response-tokens are cut, and counted in a warning.
 """
 
 import json
@@ -16,7 +20,7 @@ import torch
 import tyro
 
 from alpacafarm_env import Dataset, PreferenceOracle, load_dataset, make_oracle, sandbox
-from alpacafarm_env.agents import DPO, SFT, DPOConfig, LanguageModel, SFTConfig
+from alpacafarm_env.agents import DPO, SFT, DPOConfig, LanguageModel, PolicyActor, SFTConfig
 from alpacafarm_env.statistics import win_rate
 
 
@@ -34,6 +38,11 @@ class Options:
     num_eval: int = 805
     epochs: int = 2
     """Of SFT."""
+    sft_learning_rate: float | None = None
+    """None: the config's; of DPO too."""
+    dpo_learning_rate: float | None = None
+    max_response_tokens: int | None = None
+    """Longest response. None: the policy's own, 64 for the sandbox's and 300 for a larger one."""
     seed: int = 0
     out: Path = Path("results/own_data")
 
@@ -67,11 +76,13 @@ def fields(instruction) -> dict[str, str]:
     return {"instruction": instruction.instruction, "input": instruction.input}
 
 
-def random_policy(seed: int) -> LanguageModel:
-    """The sandbox's architecture and tokenizer, untrained."""
-    policy = LanguageModel.from_pretrained(sandbox.POLICY)
-    torch.manual_seed(seed)
-    policy.model.load_state_dict(type(policy.model)(policy.model.config).state_dict())
+def load_policy(options: Options) -> LanguageModel:
+    """That of --policy, or the sandbox's architecture and tokenizer, untrained."""
+    folder = sandbox.POLICY if options.policy is None else options.policy
+    policy = LanguageModel.from_pretrained(folder, max_response_tokens=options.max_response_tokens)
+    if options.policy is None:
+        torch.manual_seed(options.seed)
+        policy.model.load_state_dict(type(policy.model)(policy.model.config).state_dict())
     return policy
 
 
@@ -99,21 +110,26 @@ def main(options: Options) -> None:
     if options.data is None:
         write_example(folder, options)
     data = load_dataset(folder)  # a faulty row is an error that names file, record and field
-    policy = random_policy(options.seed) if options.policy is None else LanguageModel.from_pretrained(options.policy)
+    policy = load_policy(options)
     options.out.mkdir(parents=True, exist_ok=True)
 
     print(f"win rate against the references of eval (n = {len(data.instructions('eval'))}, standard error), characters")
     config = SFTConfig.sandbox() if options.policy is None else SFTConfig()
-    sft = SFT(policy, data.demonstrations("sft"), config=replace(config, epochs=options.epochs), seed=options.seed)
+    config = replace(config, epochs=options.epochs, learning_rate=options.sft_learning_rate or config.learning_rate)
+    sft = SFT(policy, data.demonstrations("sft"), config=config, seed=options.seed)
     evaluate("before", sft, data, options)
     sft.learn()
     evaluate("sft", sft, data, options)
     config = DPOConfig.sandbox() if options.policy is None else DPOConfig()
+    config = replace(config, learning_rate=options.dpo_learning_rate or config.learning_rate)
     dpo = DPO(sft.policy, data.preferences(), config=config, seed=options.seed)  # its reference is the policy as it is
     dpo.learn()
     evaluate("dpo", dpo, data, options)
     dpo.save(options.out / "policy")
     print(f"policy and answers: {options.out}")
+    question = data.instructions("eval")[0]
+    (answer,) = PolicyActor(options.out / "policy").act([question])  # as another script would load it
+    print(f"> {question}\n{answer}")
 
 
 if __name__ == "__main__":
