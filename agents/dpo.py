@@ -112,9 +112,9 @@ class DPO(PolicyAgent):
 
         Yields:
             step, learning_rate, grad_norm (before clipping) and means over the pairs of the batch before its update:
-            loss (nats); accuracy: share with the chosen response's implicit reward higher, ties half; margin: the
-            difference of implicit rewards, β times nats; reward/chosen, reward/rejected; logprob/chosen,
-            logprob/rejected: nats a response.
+                loss (nats); accuracy: share with the chosen response's implicit reward higher, ties half; margin: the
+                difference of implicit rewards, β times nats; reward/chosen, reward/rejected; logprob/chosen,
+                logprob/rejected: nats a response.
         """
         return super().updates()
 

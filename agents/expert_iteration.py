@@ -158,9 +158,9 @@ class ExpertIteration(PolicyAgent):
 
         Yields:
             step, round, and of a chunk of sampling, over all processes: reward/best, reward/mean: the mean reward of
-            the best and of all responses; reward/unscored: share of instructions left out; finished: share of best
-            responses that ended by themselves; tokens: how many were sampled; instructions: how many of the round's are
-            done. Of an update of fine-tuning: what `SFT.updates` yields.
+                the best and of all responses; reward/unscored: share of instructions left out; finished: share of best
+                responses that ended by themselves; tokens: how many were sampled; instructions: how many of the round's
+                are done. Of an update of fine-tuning: what `SFT.updates` yields.
 
         Raises:
             UnscoredError: No instruction of a round has a reward.

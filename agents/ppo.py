@@ -217,17 +217,19 @@ class PPO(OnlineAgent):
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one PPO step at a time.
 
-        Yields:
-            step, learning_rate, grad_norm (before clipping) and, over all processes:
-            score/mean, score/std: the environment's rewards; score/unscored: share of responses left out;
-            reward/mean: score (or the EOS penalty) minus the KL penalty, a response;
-            kl/k1, kl/k3: KL to the reference in nats a response, two unbiased estimates; kl/coef: β; kl/update: nats a
-            token by which the step's updates have moved the policy, averaged over them;
-            entropy: estimate in nats a token; tokens/mean: tokens a response; tokens: sampled in the step;
-            finished: share that ended with EOS;
-            loss, loss/policy, loss/value, clip/policy, clip/value: a token, averaged over the updates;
-            value/explained_variance of the old values; advantage/std before normalisation;
-            info/<key>: the mean of each float that the environment reports, such as info/gold_reward.
+        A step yields its metrics, over all processes. They are of the responses that it sampled at `temperature`, so of
+        the policy before its updates; `act` answers with the policy after them:
+
+        - `step`, `learning_rate`, `grad_norm` (before clipping);
+        - `score/mean`, `score/std`: the environment's rewards; `score/unscored`: share of responses left out;
+        - `reward/mean`: score (or the EOS penalty) minus the KL penalty, a response;
+        - `kl/k1`, `kl/k3`: KL to the reference in nats a response, two unbiased estimates; `kl/coef`: β; `kl/update`:
+          nats a token by which the step's updates have moved the policy, averaged over them;
+        - `entropy`: estimate in nats a token; `tokens/mean`: tokens a response; `tokens`: sampled in the step;
+        - `finished`: share that ended with EOS;
+        - `loss`, `loss/policy`, `loss/value`, `clip/policy`, `clip/value`: a token, averaged over the updates;
+        - `value/explained_variance` of the old values; `advantage/std` before normalisation;
+        - `info/<key>`: the mean of each float that the environment reports, such as `info/gold_reward`.
         """
         return super().updates()
 

@@ -173,9 +173,9 @@ class Quark(OnlineAgent):
 
         Yields:
             What `PPO.updates` does, without the reward, value, advantage and clip metrics, kl/coef and kl/update; and
-            score/best_quantile: the mean score of the best quantile;
-            loss/kl: the KL that is penalised, in nats a token of the responses trained on (kl/k1 and kl/k3 are of all
-            samples); averaged over the updates, as are loss and loss/nll (loss = loss/nll + β · loss/kl).
+                score/best_quantile: the mean score of the best quantile;
+                loss/kl: the KL that is penalised, in nats a token of the responses trained on (kl/k1 and kl/k3 are of
+                all samples); averaged over the updates, as are loss and loss/nll (loss = loss/nll + β · loss/kl).
         """
         return super().updates()
 

@@ -191,7 +191,7 @@ class RewardModeling(Trainer):
 
         Yields:
             step, loss (nats a pair), accuracy and margin on the batch before its update, grad_norm, learning_rate; and
-            eval/loss, eval/accuracy, eval/margin when the held-out preferences were evaluated.
+                eval/loss, eval/accuracy, eval/margin when the held-out preferences were evaluated.
         """
         return super().updates()
 

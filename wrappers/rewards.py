@@ -115,7 +115,7 @@ class SurrogateReward(_Single[ObsType, ActType]):
 class EnsembleReward(_Single[ObsType, ActType]):
     """Rewards by several oracles at once, such as reward models that differ in their seed (see `oracles.Ensemble`).
 
-    `info` also holds `disagreement`, the standard deviation over the members, and each member's score, "score:<name>".
+    `info` also holds `disagreement`, the standard deviation over the members, and each member's score, `score:<name>`.
     """
 
     def __init__(
