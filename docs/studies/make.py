@@ -1,10 +1,12 @@
 """Rewrites the generated parts of the studies' pages from the tables that are stored beside them.
 
-    python docs/studies/make.py [NAME ...] [--from FOLDER]
+    python docs/studies/make.py [NAME ...]
+    python docs/studies/make.py --from FOLDER [--changed]
 
 A study's stored files lie in docs/studies/NAME: its tables and what its manifest says of how they were made. `--from
-results/NAME` takes them from the folder of a finished study first. In docs/studies/NAME.md the text between such a
-comment and `<!-- end -->` is replaced:
+results/NAME` takes them from the folder of a finished study first. It must have the settings of the stored one, unless
+`--changed` says that they are meant to be others. In docs/studies/NAME.md the text between such a comment and
+`<!-- end -->` is replaced (where nothing is stored yet it is written by hand):
 
     <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
 
@@ -19,18 +21,21 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest
+from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest, read_table
 from alpacafarm_env.benchmarks.harness.plots import png
-from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_text
+from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_text, seeds_text
+from alpacafarm_env.benchmarks.harness.stored import MANIFEST, differences
+from alpacafarm_env.errors import AlpacaFarmError
 
 HERE = Path(__file__).parent
 PAGES = {
@@ -46,7 +51,9 @@ PAGES = {
     "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
-PART = re.compile(r"(<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->)(.*?)(<!-- end -->)", re.DOTALL)
+START = re.compile(r"<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->")
+END = "<!-- end -->"
+PART = re.compile(f"({START.pattern})(.*?)({END})", re.DOTALL)
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
 SHOWN_BY_README = ("overoptimization",)
@@ -63,11 +70,18 @@ def page_of(name: str, docs: Path) -> Page:
     return page(docs / name)
 
 
-def take(folder: Path, docs: Path) -> str:
+def take(folder: Path, docs: Path, *, changed: bool = False) -> str:
     """Copies the tables of a finished study, and its manifest without cells, and returns the study's name.
 
+    What is stored stays as it is until the page was made of all that is new.
+
+    Args:
+        folder: Of the study.
+        docs: Where the studies' pages lie.
+        changed: Take one of other settings than the stored study's.
+
     Raises:
-        SystemExit: It is not finished, or smaller than the study is.
+        SystemExit: It is not finished, smaller than the study is, of other settings, or without all of its table.
     """
     manifest = read_manifest(folder)
     name = manifest["name"]
@@ -75,35 +89,61 @@ def take(folder: Path, docs: Path) -> str:
         sys.exit(f"{folder}: expected one of the studies {', '.join(PAGES)}, got {name!r}.")
     if manifest["complete"] is not True or manifest.get("quick") is not False:
         sys.exit(f"{folder}: expected a study that was finished without --quick. Run its command to the end.")
-    (docs / name).mkdir(exist_ok=True)
-    for table in PAGES[name][1:]:
-        shutil.copyfile(folder / table, docs / name / table)
-    day = datetime.fromtimestamp(max(file.stat().st_mtime for file in folder.glob("cells/*.json")), UTC)
+    stored = read_manifest(docs / name)["config"] if (docs / name / MANIFEST).exists() and not changed else {}
+    if stored and (others := differences(stored, manifest["config"])):
+        sys.exit(f"{folder}: expected the stored study's settings, but {'; '.join(others)}. To take it: --changed.")
+    cells = [*folder.glob("cells/*.json")]
+    if not cells:
+        sys.exit(f"{folder}: expected the study's cells, which say when it was measured; found no cells/*.json.")
+    day = datetime.fromtimestamp(max(file.stat().st_mtime for file in cells), UTC)
     kept = {key: manifest[key] for key in KEPT} | {"date": day.date().isoformat()}
-    del kept["versions"]["platform"]  # says more of a machine than of its numbers
+    kept["versions"].pop("platform", None)  # says more of a machine than of its numbers
     kept["facts"].pop("findings", None)  # which the page makes
-    (docs / name / "manifest.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    with TemporaryDirectory() as made:
+        (new := Path(made) / name).mkdir()
+        (new / MANIFEST).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        for table in PAGES[name][1:]:
+            refuse_cut(folder / table, manifest["seeds"])
+            shutil.copyfile(folder / table, new / table)
+        page_of(name, Path(made))
+        shutil.copytree(new, docs / name, dirs_exist_ok=True)
     return name
 
 
+def refuse_cut(path: Path, seeds: Sequence[int]) -> None:
+    """Refuses a table that ends in the middle of a line, or has other seeds than these; SystemExit."""
+    if not path.read_bytes().endswith(b"\n"):
+        sys.exit(
+            f"{path}: expected a whole table, got one whose last line does not end. Run the study's command again."
+        )
+    table = read_table(path)
+    if "seed" in table and {*table.seed} != {*seeds}:
+        found = ", ".join(map(str, sorted({*table.seed})))
+        sys.exit(f"{path}: expected the manifest's seeds {', '.join(map(str, seeds))}, got {found}.")
+
+
 def write(name: str, docs: Path) -> None:
-    """Rewrites a study's page, its figures and its line in index.md."""
+    """Rewrites a study's page, its figures and its line in index.md; SystemExit, before any, if a page lacks a part."""
     page = page_of(name, docs)
-    parts = {f"headline: {name}": markdown_text(page.headline)}
-    fill(docs / "index.md", parts, ("headline",))
-    parts["measured"] = measured(docs / name)
+    headline = {f"headline: {name}": markdown_text(page.headline)}
+    parts = {"measured": measured(docs / name)}
     parts["findings"] = "".join(f"- {markdown_text(finding)}\n" for finding in page.findings)
     for key, table in page.tables.items():
         parts[f"table: {key}"] = f"\n{markdown_table(table)}\n\n{markdown_text(table.caption)}\n"
     for key, drawn in page.figures.items():
         parts[f"figure: {key}"] = f"\n![{markdown_text(drawn.caption)}]({place_of(name, key)})\n"
-    for key in fill(docs / f"{name}.md", parts):
-        if key.startswith("figure: "):
-            file = key.removeprefix("figure: ")
-            (docs / place_of(name, file)).write_bytes(small_png(page.figures[file]))
+    text, found = filled(docs / f"{name}.md", parts, needed=("measured", "findings"))
+    texts = {docs / f"{name}.md": text}
+    texts[docs / "index.md"], _ = filled(docs / "index.md", headline, needed=headline, others=("headline",))
     for file in page.figures.keys() & set(SHOWN_BY_README):
-        image = f"![{markdown_text(page.figures[file].caption)}](docs/{file}.png)"
-        fill(docs.parent.parent / "README.md", {f"figure: {file}": image})
+        image = {f"figure: {file}": f"![{markdown_text(page.figures[file].caption)}](docs/{file}.png)"}
+        readme = docs.parent.parent / "README.md"
+        texts[readme], _ = filled(readme, image, needed=image)
+    images = {place_of(name, key): small_png(page.figures[key]) for key in page.figures if f"figure: {key}" in found}
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    for place, data in images.items():
+        (docs / place).write_bytes(data)
 
 
 def place_of(name: str, figure: str) -> str:
@@ -111,10 +151,19 @@ def place_of(name: str, figure: str) -> str:
     return f"../{figure}.png" if figure in SHOWN_BY_README else f"{name}/{figure}.png"
 
 
-def fill(path: Path, parts: dict[str, str], others: tuple[str, ...] = ()) -> list[str]:
-    """Replaces the parts that a page has, and returns their names; SystemExit for a part that there is not.
+def filled(
+    path: Path, parts: Mapping[str, str], *, needed: Iterable[str], others: Collection[str] = ()
+) -> tuple[str, list[str]]:
+    """The text of a page with its parts replaced, and which it has.
 
-    `others`: kinds of parts that belong to other studies too.
+    Args:
+        path: Of the page.
+        parts: What there is to show; a page need not have all.
+        needed: Parts that it must have.
+        others: Kinds of parts that belong to other studies too.
+
+    Raises:
+        SystemExit: The page has a part that there is not, lacks a needed one, or a comment without its other end.
     """
     found: list[str] = []
 
@@ -129,8 +178,15 @@ def fill(path: Path, parts: dict[str, str], others: tuple[str, ...] = ()) -> lis
         text = parts[key] if kind == "headline" else f"\n{parts[key].rstrip()}\n"
         return f"{start}{text}{end}"
 
-    path.write_text(PART.sub(replaced, path.read_text(encoding="utf-8")), encoding="utf-8")
-    return found
+    text = path.read_text(encoding="utf-8")
+    if not len(PART.findall(text)) == len(START.findall(text)) == text.count(END):
+        sys.exit(
+            f"{path}: expected {END} after each comment that begins a part, and nowhere else. Put back what is lost."
+        )
+    text = PART.sub(replaced, text)
+    if missing := [key for key in needed if key not in found]:
+        sys.exit(f"{path}: expected the comment <!-- {missing[0]} --> and, after the text to replace, {END}; add them.")
+    return text, found
 
 
 def measured(folder: Path) -> str:
@@ -139,7 +195,11 @@ def measured(folder: Path) -> str:
     versions = manifest["versions"]
     which = ", ".join(f"{name} {versions[name]}" for name in ("alpacafarm-env", "torch", "numpy"))
     tables = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in sorted(folder.glob("*.csv")))
-    return f"Measured on {manifest['date']}, seeds: {len(manifest['seeds'])}, with {which}. Every number: {tables}."
+    table = read_table(folder / "table.csv")
+    groups = [table[name] for name in ("treatment", "method") if "seed" in table and name in table]
+    counts = table.groupby(groups).seed.nunique() if groups else [len(manifest["seeds"])]
+    seeds = f", {seeds_text(counts)}" if max(counts) > 1 else ""
+    return f"Measured on {manifest['date']}{seeds}, with {which}. Every number: {tables}."
 
 
 def small_png(drawn: Drawn) -> bytes:
@@ -165,14 +225,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PAGES))
     parser.add_argument("--from", dest="folder", type=Path, help="the folder of a finished study")
+    parser.add_argument("--changed", action="store_true", help="take a study of other settings than the stored one's")
     options = parser.parse_args()
     if unknown := set(options.names) - set(PAGES):
         parser.error(f"expected studies of {', '.join(PAGES)}, got {', '.join(sorted(unknown))}")
-    names = options.names or [name for name in PAGES if (HERE / name).is_dir()]
-    if options.folder:
-        names = [take(options.folder, HERE)]
-    for name in names:
-        write(name, HERE)
+    if options.names and options.folder:
+        parser.error("expected either names or --from, whose folder says which study it is; got both")
+    if options.changed and not options.folder:
+        parser.error("--changed: expected --from FOLDER beside it")
+    try:
+        names = options.names or [name for name in PAGES if (HERE / name).is_dir()]
+        if options.folder:
+            names = [take(options.folder, HERE, changed=options.changed)]
+        for name in names:
+            write(name, HERE)
+    except (AlpacaFarmError, OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -68,24 +68,55 @@ def test_a_page_is_made_from_the_folder_of_a_study(tmp_path, docs):
     assert (docs / "ratings.md").read_text() == page
 
 
-@pytest.mark.parametrize("spoil", ["quick", "unfinished", "unknown"])
-def test_only_finished_studies_are_taken(tmp_path, docs, spoil):
+@pytest.mark.parametrize("spoil", ["quick", "unfinished", "unknown", "seeds", "cut", "settings", "no cells", "gone"])
+def test_only_whole_studies_are_taken_and_else_what_is_stored_stays(tmp_path, docs, spoil):
+    ratings(tmp_path / "stored")
+    MAKE["take"](tmp_path / "stored", docs)
+    before = {path: path.read_bytes() for path in (docs / "ratings").iterdir()}
     ratings(tmp_path / "study", quick=spoil == "quick")
-    file = tmp_path / "study" / "manifest.json"
+    file, table = (tmp_path / "study" / name for name in ("manifest.json", "table.csv"))
     manifest = json.loads(file.read_text())
-    manifest |= {"unfinished": {"complete": False}, "unknown": {"name": "other"}}.get(spoil, {})
+    spoilt = {"unfinished": {"complete": False}, "unknown": {"name": "other"}, "seeds": {"seeds": [0, 1, 2]}}
+    manifest |= spoilt.get(spoil, {}) | ({"config": {"raters": "sim_eval"}} if spoil == "settings" else {})
     file.write_text(json.dumps(manifest))
-    with pytest.raises(SystemExit, match="expected"):
+    if spoil == "cut":
+        table.write_bytes(table.read_bytes()[:-1])
+    elif spoil == "gone":
+        table.unlink()
+    elif spoil == "no cells":
+        shutil.rmtree(tmp_path / "study" / "cells")
+    with pytest.raises((SystemExit, FileNotFoundError)):
         MAKE["take"](tmp_path / "study", docs)
-    assert not (docs / "ratings").exists()
+    assert {path: path.read_bytes() for path in (docs / "ratings").iterdir()} == before
+    if spoil == "settings":
+        MAKE["take"](tmp_path / "study", docs, changed=True)
+        assert json.loads((docs / "ratings" / "manifest.json").read_text())["config"] == {"raters": "sim_eval"}
 
 
-def test_a_part_that_the_study_has_not_is_refused(tmp_path, docs):
+@pytest.mark.parametrize(
+    ("page", "lost", "instead"),
+    [
+        ("ratings.md", "table: accuracy", "<!-- table: speed -->"),
+        ("ratings.md", "table: accuracy", ""),  # its end alone
+        ("ratings.md", "measured", "<!-- findings -->"),
+        ("index.md", "headline: ratings", "<!-- headline: other -->"),
+    ],
+)
+def test_a_page_without_its_parts_is_refused_before_anything_is_written(tmp_path, docs, page, lost, instead):
     ratings(tmp_path / "study")
     MAKE["take"](tmp_path / "study", docs)
-    (docs / "ratings.md").write_text("<!-- table: speed -->\n<!-- end -->\n")
-    with pytest.raises(SystemExit, match="table: accuracy"):
+    (docs / page).write_text((docs / page).read_text().replace(f"<!-- {lost} -->", instead))
+    before = {path: path.read_bytes() for path in docs.rglob("*.*")}
+    with pytest.raises(SystemExit, match=page):
         MAKE["write"]("ratings", docs)
+    assert {path: path.read_bytes() for path in docs.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize("name", sorted(MAKE["PAGES"]))
+def test_every_study_has_a_page_to_fill(name):
+    page, index = (DOCS / f"{name}.md").read_text(), (DOCS / "index.md").read_text()
+    assert {"measured", "findings"} <= {match[1] for match in MAKE["PART"].findall(page)}
+    assert name in [match[2] for match in MAKE["PART"].findall(index)]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -107,7 +138,6 @@ def test_markup_in_a_table_is_shown_as_it_is():
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_page_says_what_is_stored(name, tmp_path):
-    """Another version of matplotlib places texts a little differently."""
     docs = tmp_path / "docs" / "studies"
     shutil.copytree(DOCS, docs)
     shutil.copy(DOCS.parents[1] / "README.md", tmp_path)
@@ -118,10 +148,11 @@ def test_a_page_says_what_is_stored(name, tmp_path):
     assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}
     for figure in figures:
         before, after = (Image.open(folder / figure) for folder in (DOCS, docs))
-        assert np.abs(np.subtract(before.size, after.size)).max() <= 2
+        if before.text["Software"] != after.text["Software"]:
+            pytest.skip("another version of matplotlib places texts differently")
         small = (before.width // 8, before.height // 8)
         one, two = (
             np.asarray(each.convert("L").resize(small, Image.Resampling.BOX), dtype=float) for each in (before, after)
         )
-        same = before.text["Software"] == after.text["Software"]
-        assert np.abs(one - two).mean() < (0.1 if same else 6), figure
+        assert before.size == after.size
+        assert np.abs(one - two).mean() < 0.1, figure
