@@ -34,7 +34,7 @@ from ...statistics import PERCENT
 from ..harness.estimates import Estimate, pivot
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import draw_rows
-from ..harness.report import SIMULATION, Table, Verdict, interval_text, sentences, text_table, write_report
+from ..harness.report import SIMULATION, Table, Verdict, interval_text, seeds_text, sentences, text_table, write_report
 from ..harness.reward_models import against_gold, fresh_pairs
 from ..harness.runner import Cell, ProgressFn, ProgressUpdate, quiet, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
@@ -140,7 +140,8 @@ def page(folder: Path) -> Page:
     shown = {name: accuracy[name].to_numpy() for name in DATA}
     drawing = draw_rows(shown, "fresh pairs ordered as gold orders them (%)", title, note, PERCENT)
     figures = {"accuracy": Drawn(drawing, f"{title}: seeds, their mean and its interval. {note}")}
-    gain = f"ratings less their pairs: {lines[0][-1]} points of accuracy, {len(accuracy)} seeds of {rows.n.max()} pairs"
+    measured = f"{seeds_text([len(accuracy)])} of {rows.n.max()} pairs"
+    gain = f"ratings less their pairs: {lines[0][-1]} points of accuracy, {measured}"
     return Page({"accuracy": table}, findings(accuracy), figures, gain)
 
 

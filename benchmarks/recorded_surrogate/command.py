@@ -123,14 +123,14 @@ def page(folder: Path) -> Page:
     """What the study's stored files say."""
     quality, curves = (read_table(folder / f"{name}.csv") for name in ("table", "best_of_n"))
     facts, figures = read_manifest(folder)["facts"], {}
-    note = f"Level recorded: {facts['judge']}, {facts['counts']['verdicts']} verdicts."
+    note = f"Level: recorded; judge {facts['judge']}, n = {facts['counts']['verdicts']} verdicts in all."
     if (quality.group == NEAR_REFERENCE).any():
         caption = f"Accuracy on the left-out near-reference models, 95 % over models. {note}"
         figures["accuracy"] = Drawn(results.draw_accuracy(quality, note), caption)
     if len(curves):
         caption = f"Above the judge's verdicts, below the chooser's own score; bands: 95 % over instructions. {note}"
         figures["best_of_n"] = Drawn(results.draw_best_of_n(curves, note), caption)
-    tables = {**results.accuracy_tables(quality), "best_of_n": results.best_of_n_table(curves)}
+    tables = {**results.accuracy_tables(quality, note), "best_of_n": results.best_of_n_table(curves, note)}
     return Page(tables, results.findings(facts, quality, curves), figures, results.headline(quality))
 
 

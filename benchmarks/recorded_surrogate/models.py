@@ -106,17 +106,17 @@ _LENGTH_LIST: Final = _classifier(partial(_logistic, 1.0), "length_and_list")
 _WORDS, _CHARACTERS = _classifier(_sparse, "words"), _classifier(_sparse, "characters")
 _BAG, _TRANSFORMER = partial(_network, "bag"), partial(_network, "transformer")
 SURROGATES: Final = {
-    "majority": Surrogate("always the side that wins most often in training", _majority, True, False),
-    "longer": Surrogate("the longer response wins", _longer, True, False),
-    "length_list": Surrogate("logistic: length ratio, length difference, list", _LENGTH_LIST, True, False),
-    BASELINE: Surrogate("logistic: the same, training models weighted", _LENGTH_LIST, True),
-    "length_trees": Surrogate("boosted trees on lengths and lists alone", _classifier(_trees, "length_and_list_raw")),
-    "words": Surrogate("logistic: hashed word 1- and 2-grams, length, list", _WORDS, diagonal=True),
-    "characters": Surrogate("logistic: hashed character 3- to 5-grams, length, list", _CHARACTERS, diagonal=True),
-    "linear": Surrogate("logistic: all measures of both texts", _classifier(partial(_logistic, 0.1), "dense")),
-    CHOSEN: Surrogate("boosted trees: all measures of both texts", _classifier(_trees, "dense")),
-    "bag": Surrogate("small pairwise network over hashed words (torch)", _BAG, diagonal=True),
-    "transformer": Surrogate("tiny transformer reward model (torch)", _TRANSFORMER, diagonal=True),
+    "majority": Surrogate("always the usual winner", _majority, True, False),
+    "longer": Surrogate("the longer response", _longer, True, False),
+    "length_list": Surrogate("logistic on length and list", _LENGTH_LIST, True, False),
+    BASELINE: Surrogate("weighted logistic on length and list", _LENGTH_LIST, True),
+    "length_trees": Surrogate("boosted trees on length and list", _classifier(_trees, "length_and_list_raw")),
+    "words": Surrogate("logistic on word n-grams, length and list", _WORDS, diagonal=True),
+    "characters": Surrogate("logistic on character n-grams, length and list", _CHARACTERS, diagonal=True),
+    "linear": Surrogate("logistic on all measures of both texts", _classifier(partial(_logistic, 0.1), "dense")),
+    CHOSEN: Surrogate("boosted trees on all measures of both texts", _classifier(_trees, "dense")),
+    "bag": Surrogate("pairwise network on hashed words", _BAG, diagonal=True),
+    "transformer": Surrogate("tiny transformer", _TRANSFORMER, diagonal=True),
 }
 QUICK: Final = tuple(name for name in SURROGATES if name not in ("characters", "transformer"))
 BASELINES: Final = tuple(name for name, surrogate in SURROGATES.items() if surrogate.baseline)

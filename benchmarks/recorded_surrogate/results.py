@@ -33,15 +33,15 @@ LONGEST: Final = "longest"
 JUDGE: Final = "judge"
 CHOOSERS: Final = (CHOSEN, BASELINE)
 NEAR_REFERENCE: Final = POOLS[-1]
+WHO: Final = {name: surrogate.title for name, surrogate in SURROGATES.items()}
 TITLES: Final = {
-    CHOSEN: "surrogate (boosted trees)",
-    BASELINE: "logistic on length and list",
+    **{name: WHO[name] for name in CHOOSERS},
     LONGEST: "longest response",
     JUDGE: "the judge itself (the most there is)",
 }
 LEFT_OUT: Final = {"disjoint": "models and instructions left out", "models": "only models left out"}
 """What a protocol leaves out."""
-WHO: Final = {name: surrogate.title for name, surrogate in SURROGATES.items()}
+GAIN: Final = "over the baseline, points (standard error)"
 ENOUGH: Final = 2.0
 """Standard errors above the baseline that count as better."""
 
@@ -198,7 +198,7 @@ def texts(rows: pd.DataFrame) -> pd.DataFrame:
     def text(values: Any, form: str) -> Any:
         return values.map(form.format).where(values.notna())
 
-    error = text(100 * rows.standard_error, " ± {:.1f}").fillna("")
+    error = text(100 * rows.standard_error, " ({:.1f})").fillna("")
     found = {
         "who": rows.surrogate.map(WHO),
         "accuracy": text(rows.accuracy, "{:.1%}"),
@@ -206,7 +206,7 @@ def texts(rows: pd.DataFrame) -> pd.DataFrame:
         "AUC": text(rows.auc, "{:.3f}"),
         "95 % ": text(rows.auc_low, "{:.3f}").str.cat(text(rows.auc_high, "{:.3f}"), " to "),
         "AUC within a model": text(rows.auc_within_model, "{:.3f}"),
-        "over the baseline": text(100 * rows.difference, "{:+.1f}").str.cat(error),
+        GAIN: text(100 * rows.difference, "{:+.1f}").str.cat(error),
         "standard errors": text(rows.z, "{:+.1f}"),
         "models ahead": text(rows.models_ahead, "{:.0f}").str.cat(rows.num_models.astype(str), " of "),
         "pairs": rows.num_pairs.astype(str),
@@ -214,17 +214,18 @@ def texts(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).fillna("–")
 
 
-def accuracy_tables(rows: pd.DataFrame) -> dict[str, Table]:
+def accuracy_tables(rows: pd.DataFrame, level: str) -> dict[str, Table]:
     """A table for each protocol and group of models, "PROTOCOL-GROUP", a line for each surrogate."""
+    weighted = "Weighted: a model that wins a share p of its training pairs counts 4p(1 - p)"
     tables = {}
     for (protocol, group), own in rows.groupby(["protocol", "group"], sort=False):
         which, cells = "Near-reference" if group == NEAR_REFERENCE else "All", texts(own)
-        caption = f"{which} models, {LEFT_OUT[str(protocol)]}"
+        caption = f"{which} models, {LEFT_OUT[str(protocol)]}; 95 % intervals over models. {weighted}. {level}"
         tables[f"{protocol}-{group}"] = Table((*cells,), cells.to_numpy().tolist(), caption)
     return tables
 
 
-def best_of_n_table(rows: pd.DataFrame) -> Table:
+def best_of_n_table(rows: pd.DataFrame, level: str) -> Table:
     """Best-of-n at n of 1, 2, 4 ... and all."""
     header = ("pool", "chosen by", "n", "win rate, %", "95 %", "over the longest, points", "own score", "characters")
     lines = []
@@ -233,7 +234,8 @@ def best_of_n_table(rows: pd.DataFrame) -> Table:
         span, points = f"{row['low']:.1f} to {row['high']:.1f}", _points(row, "over_longest")
         words = (row["pool"], TITLES[row["chooser"]], str(row["n"]), f"{row['win_rate']:.1f}")
         lines.append((*words, span, points, f"{row['proxy']:.2f}", f"{row['length']:.0f}"))
-    return Table(header, lines, "Win rate by the recorded judge of the best of n responses by left-out models")
+    what = "Win rate by the recorded judge of the best of n responses by left-out models"
+    return Table(header, lines, f"{what}; 95 % intervals over instructions. {level}")
 
 
 def findings(facts: Mapping[str, Any], accuracy: pd.DataFrame, best_of_n: pd.DataFrame) -> list[str]:
@@ -254,7 +256,8 @@ def headline(accuracy: pd.DataFrame) -> str:
     told = [_compared(rows)["claims"] for _, rows in _near_reference(accuracy)][:1]
     found = [claim.numbers for claims in told for claim in claims]
     return "; ".join(
-        f"{row['who']}: {row['over the baseline']} points over {row['beside']}, ahead on {row['models ahead']} models"
+        f"{row['who']}: {row['gain']} over {row['beside']}, ahead on {row['models ahead']} models; "
+        f"n = {row['pairs']} verdicts"
         for row in found
     )
 
@@ -268,7 +271,10 @@ def _near_reference(accuracy: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
     """The strongest baseline of a protocol; each surrogate that beats it, or the one that comes nearest."""
     told = texts(rows)
-    lines: dict[Any, Any] = told.assign(beside=rows.beside.map(WHO)).to_dict("index")
+    gain = (
+        told[GAIN].str.replace(r"^\S+", r"\g<0> points", regex=True).str.replace("(", "(standard error ", regex=False)
+    )
+    lines: dict[Any, Any] = told.assign(beside=rows.beside.map(WHO), gain=gain).to_dict("index")
     baseline = rows.is_baseline.astype(bool)
     tried = rows[~baseline & rows.difference.notna()]
     better = tried.z > ENOUGH  # one model alone has no z

@@ -169,7 +169,11 @@ def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
     first = against[against.judge == against.judge.iloc[0]]
     header = [f"{row.subset} (n = {row.n}, mean {row.mean_gold_gap:.2f})" for row in first.itertuples()]
     lines = [(name, *cells.loc[name]) for name in MEANINGS]
-    return Table(("accuracy, %", *header), lines, f"{caption} mean: of |gold gap|.")
+    return Table(
+        ("accuracy, %", *header),
+        lines,
+        f"{caption} mean: of |gold gap|. Quartile: bands by quartiles of the gap; ties fall together.",
+    )
 
 
 def reliability_table(rows: pd.DataFrame, caption: str) -> Table:
@@ -235,7 +239,7 @@ def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
         _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, style, name)
     axis.axhline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_xticks([1, 2, 3, 4])
-    axis.set(xlabel="quartile of |gold gap|, smallest first", ylabel="pairs ordered as gold orders them (%)")
+    axis.set(xlabel="band by quartiles of |gold gap|, smallest first", ylabel="pairs ordered as gold orders them (%)")
 
 
 def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
