@@ -6,10 +6,12 @@ from html import unescape
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from method_worlds import Facts, study, summarize
 
 from alpacafarm_env.benchmarks.harness.estimates import Estimate, frame_of
 from alpacafarm_env.benchmarks.harness.page import Page
+from alpacafarm_env.benchmarks.harness.plots import write_png
 from alpacafarm_env.benchmarks.harness.report import Provenance, render, text_table
 from alpacafarm_env.benchmarks.method_ranking.figures import draw_figures
 from alpacafarm_env.benchmarks.method_ranking.report import report_values
@@ -242,7 +244,7 @@ def test_failed_cells_are_named():
 
 @pytest.mark.parametrize(("here", "other"), [("simulated", "human"), ("human", "simulated")])
 def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(tmp_path, here, other):
-    (tmp_path / "human_against_simulated.png").write_bytes(b"of an earlier call")
+    write_png(tmp_path / "human_against_simulated.png", Figure())  # of an earlier call
     chatgpt = Facts("chatgpt", (61.4, 52.9), "nothing", trained=False)
     wins = {**WINS, "chatgpt": [(70, 60)] * 3}
     values, page = page_of(summarize(wins, [*METHODS, chatgpt], only=of(here), feedbacks=(here,)), tmp_path)
