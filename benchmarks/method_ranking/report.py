@@ -6,7 +6,16 @@ import pandas as pd
 
 from ...statistics import Interval
 from ..harness.estimates import CLEAR, FEWEST, RESAMPLES, Estimate
-from ..harness.report import Provenance, Table, coefficient_text, interval_text, number, sentences, signed
+from ..harness.report import (
+    Provenance,
+    Table,
+    coefficient_text,
+    interval_text,
+    number,
+    seeds_text,
+    sentences,
+    signed,
+)
 from ..methods.methods import Method
 from ..methods.runs import FEEDBACKS
 from .summary import BASELINE, JUDGED_BY, Summary
@@ -57,7 +66,7 @@ def headline(summary: Summary) -> str:
         return ""
     found = summary.agreement
     spearman = f"Spearman {coefficient_text(found.spearman)} over {len(found.methods)} methods"
-    return f"simulated and human ranking: {spearman}, {summary.num_seeds} seeds"
+    return f"simulated and human ranking: {spearman}, {seeds_text([summary.num_seeds])}"
 
 
 def summary_table(summary: Summary) -> Table:

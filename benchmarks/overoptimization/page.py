@@ -132,5 +132,5 @@ def headline(results: Results) -> str:
     fallen = fall(results.curves[NOISY, methods[0]])
     return (
         f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.kl[-1]:.1f} nats gold falls by "
-        f"{interval_text(fallen.end.interval, '')}, {fallen.end.num} seeds"
+        f"{interval_text(fallen.end.interval, '')}, {seeds_text([fallen.end.num])}"
     )

@@ -48,10 +48,13 @@ class Along:
 
     @property
     def ranges(self) -> list[tuple[float, float]]:
-        """Ranges of KL, in nats, in which the pointwise 95 % t-interval of the mean is above 0; none of one seed."""
+        """Ranges of KL, in nats, in which the pointwise 95 % t-interval of the mean is above 0; none of one seed.
+
+        One distance alone is no range.
+        """
         above = np.r_[False, band(self.values)[1] > 0, False]
         first, beyond = (np.flatnonzero(each) for each in (above[1:] & ~above[:-1], above[:-1] & ~above[1:]))
-        return [(float(self.kl[i]), float(self.kl[j - 1])) for i, j in zip(first, beyond, strict=True)]
+        return [(float(self.kl[i]), float(self.kl[j - 1])) for i, j in zip(first, beyond, strict=True) if j - i > 1]
 
 
 def fall(curves: Curves) -> Along:

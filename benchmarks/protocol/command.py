@@ -50,16 +50,6 @@ TABLES: Final = {
     "held_out": "What the held-out users ask",
 }
 PRINTED: Final = ("agreement", "sources", "pairs")
-FIGURES: tuple[str, ...] = (
-    "sources_sandbox",
-    "sources_recorded",
-    "live",
-    "judges",
-    "pairs_sandbox",
-    "pairs_recorded",
-    "roots_sandbox",
-    "roots_recorded",
-)
 
 
 @dataclass(frozen=True)
@@ -119,17 +109,16 @@ def write_results(study: Study) -> None:
     values["settings"] = settings_table({**study.config, "seeds": len(study.seeds), **versions()})
     title = "The evaluation protocol, validated"
     write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(findings=found.findings, quick=study.quick, levels=levels)
+    study.note(findings=found.findings, levels=levels)
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say; of the root verbs nothing without roots.csv."""
+    """What the study's stored files say."""
     rows = read_table(folder / "table.csv")
     note = report.note(rows, len(read_manifest(folder)["seeds"]))
-    drawings = report.drawings(rows, note)
-    figures = {name: Drawn(drawings[name][1], f"{drawings[name][0]}. {note}") for name in FIGURES if name in drawings}
-    if (folder / "roots.csv").is_file():
-        figures |= roots.figures(read_table(folder / "roots.csv"))
+    drawings = report.drawings(rows, note).items()
+    figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in drawings}
+    figures |= roots.figures(read_table(folder / "roots.csv"))
     return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
 
 

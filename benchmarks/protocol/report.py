@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from ...statistics import Interval
 from ..harness.estimates import Estimate
 from ..harness.plots import COLORS, MARKERS, place_labels, titled
-from ..harness.report import Table, Verdict, sentences
+from ..harness.report import Table, Verdict, seeds_text, sentences
 from .analysis import ALL, BANDS, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .answers import RANKED
 from .held_out import EVAL, FRESH, LIVE
@@ -76,8 +76,8 @@ def tables(rows: pd.DataFrame) -> dict[str, Table]:
 
 def note(rows: pd.DataFrame, num_seeds: int) -> str:
     """The levels and the number of seeds."""
-    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} in the sandbox."
-    return f"Level: {', '.join(LEVELS[level] for level in rows.level.unique())}. {seeds}"
+    levels = ", ".join(LEVELS[level] for level in rows.level.unique())
+    return f"Level: {levels}. {seeds_text([num_seeds])} in the sandbox."
 
 
 def headline(rows: pd.DataFrame) -> str:

@@ -29,6 +29,7 @@ from ..harness.report import (
     Verdict,
     interval_text,
     number,
+    seeds_text,
     sentences,
     settings_table,
     signed,
@@ -114,7 +115,9 @@ def page(folder: Path) -> Page:
     title = "Gold and length of the policy's responses by round, for each judge"
     figures = {"gold": Drawn(draw(panels(frame), title, legend), f"{title}. {legend}")}
     gain = verdicts["raises_gold"].numbers["gain"]
-    headline = f"gold {_signed(gain)} after {frame['round'].max():.0f} rounds on its own ratings, {gain.num} seeds"
+    headline = (
+        f"gold {_signed(gain)} after {frame['round'].max():.0f} rounds on its own ratings, {seeds_text([gain.num])}"
+    )
     told = sentences(f"{NAME}/findings.txt.j2", verdicts=verdicts, rounds=int(frame["round"].max()))
     return Page({"gold": summary(frame, note)}, told, figures, headline)
 

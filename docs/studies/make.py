@@ -43,7 +43,7 @@ PAGES = {
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.command", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv"),
-    "protocol": ("protocol.command", "table.csv"),
+    "protocol": ("protocol.command", "table.csv", "roots.csv"),
     "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
     "recorded_surrogate": ("recorded_surrogate.command", "table.csv", "best_of_n.csv"),
