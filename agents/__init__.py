@@ -1,6 +1,7 @@
 """Agents: language models that learn in AlpacaFarm's environments.
 
-Every agent has `act(instructions)`, `updates()` (a generator of metrics), `learn()`, `save(folder)` and `load(folder)`.
+An agent that trains a policy has `act(instructions)`, `updates()` (a generator of metrics), `learn()`, `save(folder)`
+and `load(folder)`.
 Names are imported at first use, so that `import alpacafarm_env.agents` loads neither torch nor transformers.
 """
 

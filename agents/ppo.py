@@ -14,7 +14,7 @@ Deviations from AlpacaFarm's released code:
    (`kl_estimator="clamped_k1"`), which is no KL, and too large.
 2. Padding counts nowhere: not in advantages, losses, metrics or denominators. Theirs counts up to 300 slots a response.
 3. Whitened rewards are only scaled (`whiten_rewards`): without pads, a shifted mean would reward or punish length.
-4. Normalisation and metrics are over all processes instead of each one's share; each samples with a stream of its own.
+4. Normalisation and metrics are over all processes instead of each one's share; draws do not depend on their number.
 5. The first step's learning rate is not 0; checkpoint-k holds the policy after k steps; the last step is saved.
 6. A response that the environment could not score is left out of the step and counted (`score/unscored`).
 """

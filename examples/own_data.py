@@ -5,7 +5,8 @@
 
 A folder of data has one file a split: here `sft.json` (demonstrations), `preference.json` (pairs with a choice) and
 `eval.json` (references to beat). Without --data they are written from the sandbox's texts, so that their fields can be
-seen, and the model starts from random weights. With files of your own, name your own judge: see `make_judge`.
+seen, and the model starts from random weights. The second command stops at its first evaluation until there is a judge
+of your own in `make_judge`: the sandbox's refuses texts that are not the sandbox's.
 
 With --policy the settings are AlpacaFarm's for LLaMA 7B (learning rates of 2e-5 for SFT and 1e-5 for DPO); a model as
 small as the sandbox's needs higher ones, as above. Read its answers, in OUT/dpo.json: a win rate does not show that

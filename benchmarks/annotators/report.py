@@ -47,7 +47,9 @@ def in_order(rows: pd.DataFrame) -> pd.DataFrame:
 
 def figure_table(rows: pd.DataFrame) -> Table:
     """Rows in full, figure by figure, next to the published values."""
-    header = ("figure", "judge", "level", "paper", "value", "95 % interval", "seeds", "n", "tolerance", "within?")
+    # Recorded judges stand beside AlpacaEval's own table of evaluators.
+    source = "AlpacaEval" if (rows.level == "recorded").all() else "paper"
+    header = ("figure", "judge", "level", source, "value", "95 % interval", "seeds", "n", "tolerance", "within?")
     row: Any
     lines = []
     for row in in_order(rows).itertuples():

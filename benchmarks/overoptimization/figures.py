@@ -1,5 +1,6 @@
 """The figures of the over-optimization study: curves by treatment and method, drops, fits, reward models, warnings."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -9,17 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from ..harness.estimates import Estimate, estimates
-from ..harness.plots import COLORS, MARKERS, Curve, Panel, band, draw, titled
+from ..harness.plots import COLORS, MARKERS, band, titled
 from ..harness.report import seeds_text
 from .analyse import FLIPS, NOISY, Results, warning_place
-from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, root_kl, shared_distances
+from .curves import FORMS, METHOD_WORDS, Array, Curves, Key, gain_at, place_text, shared_distances
 from .ranges import FEWEST, distances
 
 GROUPS: Final = {
-    "flips": ("Share of flipped labels", FLIPS),
-    "labellers": ("Who labels", ("ann", "human", "none", "gpt4", "gpt4_utility")),
-    "sizes": ("Number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
-    "ensembles": ("Ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
+    "flips": ("share of flipped labels", FLIPS),
+    "labellers": ("who labels", ("ann", "human", "none", "gpt4", "gpt4_utility")),
+    "sizes": ("number of labels, size of the reward model", ("ann", "labels_10000", "layers_1")),
+    "ensembles": ("ensembles", ("ann", "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 NOISE: Final = "overoptimization"
@@ -46,10 +47,7 @@ def draw_all(results: Results, label: Callable[..., str], models: pd.DataFrame) 
     """
     yield from draw_compared(results, label)
     for method in results.methods:
-        for group, (group_title, names) in groups(results, method).items():
-            title, note = f"{group_title}: against the distance from SFT, {METHOD_WORDS[method]}", label(method)
-            panels = _panels(results, [(name, method) for name in names])
-            yield "against KL", f"{group}_against_kl_{method}", title, note, draw(panels, title, note)
+        yield from draw_groups(results, label, method)
     note = label(*results.methods)
     if fitted := [method for method in reversed(FORMS) if any((name, method) in results.curves for name in FITTED)]:
         methods = " and ".join(METHOD_WORDS[method] for method in fitted)
@@ -73,8 +71,7 @@ def draw_compared(results: Results, label: Callable[..., str]) -> Drawings:
     for method in ("best_of_n", "ppo"):
         keys = {results.title(name): (name, method) for name in (NOISY, FLIPS[0])}
         if all(key in results.curves for key in keys.values()):
-            words = METHOD_WORDS[method]
-            title = f"{words[0].upper()}{words[1:]} by a reward model of noisy and of clean labels"
+            title = f"{_capital(METHOD_WORDS[method])} by a reward model of noisy and of clean labels"
             yield "noise", NOISE, title, label(method), draw_gains(results, keys, title)
             break
     for name in (NOISY, FLIPS[0]):
@@ -82,6 +79,14 @@ def draw_compared(results: Results, label: Callable[..., str]) -> Drawings:
         if len(keys) > 1:
             title, methods = f"Every method against one KL: {results.title(name)}", [key[1] for key in keys.values()]
             yield "methods", f"methods_{name}", title, label(*methods), draw_gains(results, keys, title)
+
+
+def draw_groups(results: Results, label: Callable[..., str], method: str) -> Drawings:
+    """The treatments of each group under one method."""
+    for group, (group_title, names) in groups(results, method).items():
+        keys = {results.title(name): (name, method) for name in names}
+        title = f"{_capital(METHOD_WORDS[method])}: {group_title}"
+        yield "against KL", f"{group}_against_kl_{method}", title, label(method), draw_gains(results, keys, title)
 
 
 def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing:
@@ -101,14 +106,14 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
                 axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
                 shown += [low, high]
             ends += [float(limit(each)) for each in shown for limit in (np.min, np.max)]
-            look = {"color": color, "marker": marker, "linestyle": line, "markevery": len(x) // 8}
-            axis.plot(x, mean, linewidth=3, markersize=9, label=words, **look)
+            look = {"color": color, "marker": marker, "linestyle": line, "markevery": max(1, len(x) // 8)}
+            axis.plot(x, mean, linewidth=3, markersize=9, label=textwrap.fill(words, 24), **look)
         axis.set_ylim(min(ends) - (room := 0.08 * float(np.ptp(ends))), max(ends) + room)
         axis.set_title(ylabel, fontsize=16, loc="left")
         axis.set_xlabel(KL_LABEL, fontsize=16)
         axis.tick_params(labelsize=14)
         _grid(axis)
-    figure.axes[0].legend(fontsize=15, frameon=False, loc="upper left")
+    figure.axes[0].legend(fontsize=14, frameon=False, loc="upper left")
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
     seeds = [len(results.curves[key].seeds) for key in keys.values()]
     shaded = "their 95 % t-intervals" + (f", from {FEWEST} seeds on" if min(seeds) < FEWEST else "")
@@ -124,7 +129,7 @@ def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
     found: dict[str, tuple[str, Sequence[str]]] = dict(GROUPS)
     # Palettes end, and so does the eye: a few of one's own treatments in each figure.
     for number in range(0, len(rest), 3):
-        found[f"own_{number // 3}" if number else "own"] = ("Own treatments", (NOISY, *rest[number : number + 3]))
+        found[f"own_{number // 3}" if number else "own"] = ("own treatments", (NOISY, *rest[number : number + 3]))
     present = {key: [name for name in names if (name, method) in results.curves] for key, (_, names) in found.items()}
     # Of groups with the same treatments the first is drawn, and none that is a part of another.
     first = {frozenset(names): key for key, names in reversed(present.items()) if names}
@@ -133,15 +138,6 @@ def groups(results: Results, method: str) -> dict[str, tuple[str, list[str]]]:
         for key, names in present.items()
         if first.get(frozenset(names)) == key and not any(set(names) < others for others in first)
     }
-
-
-def _panels(results: Results, keys: Sequence[Key]) -> list[Panel]:
-    shown = {"gold reward (gold units)": "gold", "proxy reward (of reward models: SFT's std)": "proxy"}
-    curves = {results.title(key[0]): results.curves[key] for key in keys}
-    return [
-        Panel(KL_LABEL, ylabel, [Curve(title, root_kl(each), each[measure]) for title, each in curves.items()])
-        for ylabel, measure in shown.items()
-    ]
 
 
 def _along(key: Key, curves: Curves) -> tuple[str, Array]:
@@ -267,6 +263,10 @@ def _finish(figure: Drawing, title: str, note: str) -> Drawing:
         _grid(axis)
         axis.legend(fontsize=8, frameon=False)
     return titled(figure, title, note)
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _grid(axis: Axes) -> None:

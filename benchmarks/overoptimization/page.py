@@ -2,21 +2,24 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
 from .analyse import FLIPS, NOISY, Results
-from .curves import METHOD_WORDS
-from .figures import draw_compared
+from .curves import METHOD_WORDS, Key
+from .figures import draw_compared, draw_groups
 from .plans import Sizes
-from .ranges import FEWEST, Along, cost, fall, peak
+from .ranges import Along, cost, fall, peak
 from .run import TEMPERATURE
 from .treatments import TREATMENTS
 
 NOWHERE: Final = "nowhere"
 UNJUDGED: Final = "–"
+GROUPED: Final = ("best_of_n", "ppo")
+"""Methods under which the treatments are drawn beside each other."""
 POINTWISE: Final = (
     "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL, from the first one "
     "measured on, at which the 95 % t-interval over seeds is above 0, each of one KL and not of all of them together; "
@@ -67,40 +70,54 @@ def page(folder: Path) -> Page:
     }
     ends = {kind: (min(found), max(found)) for kind, found in counts.items()}
     measured = replace(measured_by(results.methods, sizes, max(map(max, counts.values()))), seeds=ends)
+    shown = [draw_compared(results, measured.label), *(draw_groups(results, measured.label, kind) for kind in GROUPED)]
     drawn = {
         name: Drawn(drawing, f"{title}: proxy and gold gained over SFT, against √KL. {note}")
-        for _, name, title, note, drawing in draw_compared(results, measured.label)
+        for _, name, title, note, drawing in chain(*shown)
     }
     tables = {"falls": falls_table(results, measured), "costs": costs_table(results, measured)}
-    return Page(tables, findings(tables), drawn, headline(results))
+    return Page(tables, findings(results), drawn, headline(results))
 
 
-def findings(tables: Mapping[str, Table]) -> list[str]:
-    """The tables' ranges in sentences."""
-    falls = []
-    for title in dict.fromkeys(row[0] for row in tables["falls"].rows):
-        rows = [row for row in tables["falls"].rows if row[0] == title]
-        clear = [f"{row[1]} at {row[-1]} nats ({row[2]} seeds)" for row in rows if row[-1] not in (NOWHERE, UNJUDGED)]
-        unclear = [f"{row[1]} (to {row[-3]} nats, {row[2]} seeds)" for row in rows if row[-1] == NOWHERE]
-        falls.append((title, clear, unclear, [row[1] for row in rows if row[-1] == UNJUDGED]))
-    costs = [
-        (title, method, num, less, to, "" if ranges == NOWHERE else ranges)
-        for method, title, num, to, less, ranges in tables["costs"].rows
-        if ranges != UNJUDGED
-    ]
-    return sentences("overoptimization/ranges.txt.j2", falls=falls, costs=costs)
+def falls(results: Results) -> dict[Key, Along]:
+    """How far gold has fallen, of each treatment and method, treatment by treatment."""
+    names = list(dict.fromkeys(name for name, _ in results.curves))
+    return {
+        (name, method): fall(results.curves[name, method])
+        for name in names
+        for method in results.methods
+        if (name, method) in results.curves
+    }
+
+
+def costs(results: Results) -> dict[Key, Along]:
+    """How much less gold there is than without flips, of each share of flips and method."""
+    pairs = {
+        (name, method): results.paired((FLIPS[0], method), (name, method))
+        for name in FLIPS[1:]
+        for method in results.methods
+    }
+    return {key: cost(*pair) for key, pair in pairs.items() if pair}
+
+
+def findings(results: Results) -> list[str]:
+    """Within which KL gold falls, and what flips cost, in sentences."""
+    by_treatment: dict[str, dict[str, Along]] = {}
+    for (name, method), fallen in falls(results).items():
+        by_treatment.setdefault(results.title(name), {})[method] = fallen
+    values = {"costs": costs(results), "title": results.title, "words": METHOD_WORDS, "nats": nats}
+    return sentences("overoptimization/ranges.txt.j2", falls=by_treatment, **values)
 
 
 def falls_table(results: Results, measured: Measured) -> Table:
     """A row a treatment and method: where gold peaks at equal KL, and within which KL it has fallen."""
     header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "measured to, nats", "fall there")
-    rows, names = [], [name for name, _ in results.curves]
-    for name, method in sorted(results.curves, key=lambda key: (names.index(key[0]), results.methods.index(key[1]))):
-        curves = results.curves[name, method]
-        (kl, gained), fallen = peak(curves), fall(curves)
-        cells = (interval_text(gained.interval, ""), number(kl), number(float(fallen.kl[-1])))
-        fell = interval_text(fallen.end.interval, "")
-        rows.append((results.title(name), METHOD_WORDS[method], str(len(curves.seeds)), *cells, fell, nats(fallen)))
+    rows = []
+    for (name, method), fallen in falls(results).items():
+        kl, gained = peak(results.curves[name, method])
+        cells = (interval_text(gained.interval, ""), number(kl), number(fallen.reached))
+        told = (interval_text(fallen.end.interval, ""), nats(fallen) or NOWHERE if fallen.judged else UNJUDGED)
+        rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *told))
     caption = f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} {measured.label(*results.methods)}"
     return Table((*header, "falls at, nats"), rows, caption)
 
@@ -108,20 +125,17 @@ def falls_table(results: Results, measured: Measured) -> Table:
 def costs_table(results: Results, measured: Measured) -> Table:
     """A row a share of flips and method: how much less gold there is than without flips, paired by seed."""
     rows = []
-    for name in FLIPS[1:]:
-        for method in results.methods:
-            if pair := results.paired((FLIPS[0], method), (name, method)):
-                less = cost(*pair)
-                cells = (str(less.end.num), number(float(less.kl[-1])), interval_text(less.end.interval, ""))
-                rows.append((METHOD_WORDS[method], results.title(name), *cells, nats(less)))
+    for (name, method), less in costs(results).items():
+        cells = (str(less.end.num), number(less.reached), interval_text(less.end.interval, ""))
+        at = nats(less) or NOWHERE if less.judged else UNJUDGED
+        rows.append((METHOD_WORDS[method], results.title(name), *cells, at))
     header = ("method", "labels", "n seeds", "compared to, nats", "gold less than without flips", "less at, nats")
     return Table(header, rows, f"Paired by seed. {POINTWISE} {measured.label(*results.methods)}")
 
 
 def nats(along: Along) -> str:
-    """For instance "1.20 to 5.93"; a dash for too few seeds to judge by."""
-    found = " and ".join(f"{number(low)} to {number(high)}" for low, high in along.ranges) or NOWHERE
-    return found if along.end.num >= FEWEST else UNJUDGED
+    """For instance "1.20 to 5.93"; nothing where there is no range."""
+    return " and ".join(f"{number(low)} to {number(high)}" for low, high in along.ranges)
 
 
 def headline(results: Results) -> str:
@@ -131,6 +145,6 @@ def headline(results: Results) -> str:
         return ""
     fallen = fall(results.curves[NOISY, methods[0]])
     return (
-        f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.kl[-1]:.1f} nats gold falls by "
+        f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.reached:.1f} nats gold falls by "
         f"{interval_text(fallen.end.interval, '')}, {seeds_text([fallen.end.num])}"
     )

@@ -47,6 +47,16 @@ class Along:
         return Estimate.of(self.values[:, -1])
 
     @property
+    def reached(self) -> float:
+        """The largest KL, in nats."""
+        return float(self.kl[-1])
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are seeds enough for ranges."""
+        return len(self.values) >= FEWEST
+
+    @property
     def ranges(self) -> list[tuple[float, float]]:
         """Ranges of KL, in nats, in which the pointwise 95 % t-interval of the mean is above 0; none of one seed.
 

@@ -50,7 +50,9 @@ def judge_name(judge: Any) -> str:
 
 def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
     """The figures in `NAMES` of some parts of the table."""
-    header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", "models", "paper")
+    # 300 instructions are AlpacaEval's own figure, of pairs of models.
+    counted = ("pairs or sets", "AlpacaEval") if parts == ("pairs",) else ("models", "paper")
+    header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", *counted)
     lines = []
     for row in _pick(rows[rows.part.isin(parts) & rows.figure.isin(NAMES)]):
         form, none = (".0f", "never") if row.figure == "needed_for_90" else (".3f", "–")

@@ -62,6 +62,8 @@ class RatingsOptions(StudyOptions):
         super().__post_init__()
         if not 10 <= self.num <= len(Sandbox().instructions("preference")):
             raise ValueError(f"--num: expected 10 to 10000 pairs, got {self.num!r}")
+        if self.data not in (None, "sandbox"):
+            raise ValueError(f"--data: expected none, since only the sandbox has a gold reward, got {self.data!r}.")
 
 
 def fitted_to(data: str, raters: str, num: int, seed: int) -> tuple[RewardModeling, int]:

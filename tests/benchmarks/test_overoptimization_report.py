@@ -256,7 +256,8 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     write_csv(tmp_path / "table.csv", [row for row in rows if row["seed"] < 3 or row["method"] == "ppo"], COLUMNS)
     (tmp_path / "manifest.json").write_text(json.dumps({"config": {"sizes": {}}, "seeds": [], "facts": {}}))
     found = page(tmp_path)
-    assert {*found.figures} == {figures.NOISE, "methods_ann", "methods_none"}
+    grouped = {f"{group}_against_kl_{method}" for group in ("flips", "own") for method in ("ppo", "best_of_n")}
+    assert {*found.figures} == {figures.NOISE, "methods_ann", "methods_none", *grouped}
     rows = {row[:2]: row for row in found.tables["falls"].rows}
     assert len(rows) == 6
     assert [rows["25 % flips (p_sim^ann)", method][2] for method in ("PPO", "best-of-n")] == ["5", "3"]

@@ -32,5 +32,9 @@ def test_a_small_study(tmp_path, capsys, monkeypatch):
     assert (table.n == 40).all()
     assert {"report.html", "manifest.json"} <= {path.name for path in tmp_path.iterdir()}
     assert "binarized   21 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--num", "5"], ["--data", "folder"]])
+def test_options_without_sense_are_refused(options):
     with pytest.raises(SystemExit):
-        main(["--num", "5"])
+        main(options)
