@@ -6,11 +6,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
+from ..harness.estimates import estimates
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
-from .analyse import FLIPS, NOISY, Results
-from .curves import METHOD_WORDS, Key
-from .figures import draw_compared, draw_groups
+from .analyse import FLIPS, NOISY, Results, reward_models
+from .curves import METHOD_WORDS, Curves, Key
+from .figures import FRESH, draw_compared, draw_groups
 from .plans import Sizes
 from .ranges import Along, cost, fall, peak
 from .run import TEMPERATURE
@@ -76,6 +79,8 @@ def page(folder: Path) -> Page:
         for _, name, title, note, drawing in chain(*shown)
     }
     tables = {"falls": falls_table(results, measured), "costs": costs_table(results, measured)}
+    trained: Any = read_table(folder / "reward_models.csv").to_dict("records")
+    tables["reward_models"] = reward_models_table(results, reward_models(trained))
     return Page(tables, findings(results), drawn, headline(results))
 
 
@@ -105,21 +110,27 @@ def findings(results: Results) -> list[str]:
     by_treatment: dict[str, dict[str, Along]] = {}
     for (name, method), fallen in falls(results).items():
         by_treatment.setdefault(results.title(name), {})[method] = fallen
-    values = {"costs": costs(results), "title": results.title, "words": METHOD_WORDS, "nats": nats}
+    later = {
+        (results.title(name), method): (ends(results.curves[name, method]), story.drop.interval)
+        for (name, method), story in results.stories.items()
+        if story.falls
+    }
+    values = {"later": later, "costs": costs(results), "title": results.title, "words": METHOD_WORDS, "nats": nats}
     return sentences("overoptimization/ranges.txt.j2", falls=by_treatment, **values)
 
 
 def falls_table(results: Results, measured: Measured) -> Table:
     """A row a treatment and method: where gold peaks at equal KL, and within which KL it has fallen."""
-    header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "measured to, nats", "fall there")
     rows = []
     for (name, method), fallen in falls(results).items():
         kl, gained = peak(results.curves[name, method])
         cells = (interval_text(gained.interval, ""), number(kl), number(fallen.reached))
         told = (interval_text(fallen.end.interval, ""), nats(fallen) or NOWHERE if fallen.judged else UNJUDGED)
-        rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *told))
+        last = (ends(results.curves[name, method]), interval_text(results.stories[name, method].drop.interval, ""))
+        rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *told, *last))
     caption = f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} {measured.label(*results.methods)}"
-    return Table((*header, "falls at, nats"), rows, caption)
+    header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "all seeds reach, nats", "fall there")
+    return Table((*header, "falls at, nats", "runs end at, nats", "fall to their ends"), rows, caption)
 
 
 def costs_table(results: Results, measured: Measured) -> Table:
@@ -133,9 +144,31 @@ def costs_table(results: Results, measured: Measured) -> Table:
     return Table(header, rows, f"Paired by seed. {POINTWISE} {measured.label(*results.methods)}")
 
 
+def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
+    """A row a treatment: how often its reward models are right, from `analyse.reward_models`."""
+    columns = {name: estimates(models, ["treatment"], name) for name in models.columns[2:]}
+    rows = [
+        (
+            *(results.title(name), f"{num.mean:,.0f}"),
+            *(interval_text(columns[measure][name,].interval, "%") for measure in models.columns[3:]),
+            str(num.num),
+        )
+        for (name,), num in columns["num_trained"].items()
+    ]
+    header = ("reward models of", "labels", "right about gold, %", "agree with their judge, %")
+    caption = f"Mean over seeds; labels: that they learn from, without the ties. {FRESH}"
+    return Table((*header, "calibration error, points", "n seeds"), rows, caption)
+
+
 def nats(along: Along) -> str:
     """For instance "1.20 to 5.93"; nothing where there is no range."""
     return " and ".join(f"{number(low)} to {number(high)}" for low, high in along.ranges)
+
+
+def ends(curves: Curves) -> str:
+    """Where the seeds' runs end: for instance "3.90 to 9.12", in nats."""
+    last = curves["kl_exact"][:, -1]
+    return " to ".join(dict.fromkeys([number(last.min()), number(last.max())]))
 
 
 def headline(results: Results) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..harness.estimates import Estimate, estimates
+from ..harness.estimates import Estimate
 from ..harness.plots import remove_drawn, write_png
 from ..harness.report import (
     Figure,
@@ -26,8 +26,8 @@ from ..harness.study import Row, Study, versions, write_csv
 from . import analyse
 from .analyse import Results
 from .curves import COLUMNS, METHOD_WORDS, Key, place_text, position
-from .figures import FRESH, draw_all
-from .page import Measured, costs_table, falls_table, measured_by
+from .figures import draw_all
+from .page import Measured, costs_table, falls_table, measured_by, reward_models_table
 from .plans import PARTS, Plan, Sizes
 from .run import read_evaluation, read_samples
 from .treatments import Labels
@@ -109,8 +109,7 @@ def write_page(
         **values,
         peaks=peaks,
         ranges=[falls_table(results, measured), costs_table(results, measured)],
-        models={name: estimates(trained, ["treatment"], name) for name in trained.columns[2:]} if models else {},
-        fresh=FRESH,
+        models=reward_models_table(results, trained),
         kls=[f"at {kl:g} nats" for kl in analyse.GAINED],
         figures=figures,
         length_slope=length_slope,

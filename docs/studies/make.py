@@ -42,7 +42,7 @@ PAGES = {
     "annotators": ("annotators.command", "table.csv"),
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.command", "table.csv"),
-    "overoptimization": ("overoptimization.page", "table.csv"),
+    "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.command", "table.csv", "roots.csv"),
     "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
@@ -60,7 +60,7 @@ SHOWN_BY_README = ("overoptimization",)
 """Figures that lie in docs/ itself."""
 DPI = 110
 NUM_COLORS = 96
-APART = 10
+APART = 8
 """Distance from which on colors count as two, of 0 to 255 for each of red, green and blue."""
 
 

@@ -254,8 +254,13 @@ def test_methods_share_one_axis_as_far_as_all_their_seeds_reach(results):
 def test_the_page_is_made_from_the_stored_table(tmp_path):
     rows = study({name: TRUTH[name] for name in ("none", "ann", "mine")}, noise=0.01)
     write_csv(tmp_path / "table.csv", [row for row in rows if row["seed"] < 3 or row["method"] == "ppo"], COLUMNS)
+    write_csv(tmp_path / "reward_models.csv", [row for row in reward_models() if row["treatment"] in ("none", "ann")])
     (tmp_path / "manifest.json").write_text(json.dumps({"config": {"sizes": {}}, "seeds": [], "facts": {}}))
     found = page(tmp_path)
+    assert [row[::5] for row in found.tables["reward_models"].rows] == [
+        ("no noise", "5"),
+        ("25 % flips (p_sim^ann)", "5"),
+    ]
     grouped = {f"{group}_against_kl_{method}" for group in ("flips", "own") for method in ("ppo", "best_of_n")}
     assert {*found.figures} == {figures.NOISE, "methods_ann", "methods_none", *grouped}
     rows = {row[:2]: row for row in found.tables["falls"].rows}
@@ -263,15 +268,17 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     assert [rows["25 % flips (p_sim^ann)", method][2] for method in ("PPO", "best-of-n")] == ["5", "3"]
     assert "3 to 5 seeds" in found.tables["falls"].caption
     # The truth: d(0.8 - 0.47 log d) is highest at d = exp(0.8 / 0.47 - 1), KL 4.1, and falls to the end, 20.
-    _, _, _, _, kl, end, fall, at = rows["25 % flips (p_sim^ann)", "PPO"]
+    _, _, _, _, kl, end, fall, at, last, fall_to_the_end = rows["25 % flips (p_sim^ann)", "PPO"]
     assert float(kl) == pytest.approx(4.1, abs=0.5)
     assert float(end) == pytest.approx(20, abs=0.2)
     truth = true_gain("ppo", 0.47)
-    assert float(fall.split()[0]) == pytest.approx(truth.max() - truth[-1], abs=0.03)
+    for each in (fall, fall_to_the_end):
+        assert float(each.split()[0]) == pytest.approx(truth.max() - truth[-1], abs=0.03)
+    assert float(last.split()[0]) == float(end)
     low, high = map(float, at.split(" to "))
     assert 4 < low < 8
     assert high == pytest.approx(20, abs=0.2)
-    assert rows["no noise", "PPO"][-1] == NOWHERE
+    assert rows["no noise", "PPO"][7] == NOWHERE
     (costs,) = (row for row in found.tables["costs"].rows if row[0] == "PPO")
     assert float(costs[4].split()[0]) == pytest.approx((true_gain("ppo", 0.05) - truth)[-1], abs=0.03)
     assert any("25 % flips" in finding for finding in found.findings)
