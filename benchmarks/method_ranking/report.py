@@ -1,5 +1,6 @@
 """The ranking of methods for people: tables and findings; their words are templates."""
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -51,12 +52,16 @@ def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[
         "gains": {feedback: gains(summary, feedback) for feedback in summary.feedbacks if summary.has_baseline},
         "best": {feedback: best_trained(summary, feedback) for feedback in summary.feedbacks},
         "lengths": lengths(summary) if summary.has_baseline else [],
+        "headline": headline(summary),
+    }
+    tables = {
         "ranking": summary_table(summary),
         "differences": difference_table(summary),
         "reversals": reversal_table(summary),
         "crossed": cross_table(summary),
-        "headline": headline(summary),
     }
+    captions = sentences("method_ranking/captions.txt.j2", **values)
+    values |= {key: replace(tables[key], caption=caption) for key, caption in zip(tables, captions, strict=True)}
     return {**values, "findings": sentences("method_ranking/findings.txt.j2", **values)}
 
 

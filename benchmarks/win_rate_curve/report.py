@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def page(folder: Path) -> Page:
     facts = read_manifest(folder)["facts"]
     where, comparisons = Provenance(**facts["provenance"]), compare(curves, choice)
     told = findings(comparisons, curves, choice, where, facts["unscored"])
-    tables = {"summary": summary_table(comparisons), "seeds": run_table(curves, val, choice)}
+    caption = f"Mean over seeds [95 % interval]; differences are paired by seed. {where.label()} {where.judges()}"
+    tables = {"summary": replace(summary_table(comparisons), caption=caption), "seeds": run_table(curves, val, choice)}
     return Page(tables, told, draw_figures(curves, val, choice, where), headline(comparisons))
 
 
