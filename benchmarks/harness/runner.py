@@ -108,14 +108,15 @@ class Progress:
 
     def __init__(self, units: Mapping[str, int]) -> None:
         self._bar = make_bar(sum(units.values()), "", bar_format=_FORMAT, smoothing=0, show=bool(units))
-        self._done: dict[str, float] = {}
+        self._units, self._done, self._began = units, dict[str, float](), False
         self._lock = threading.Lock()  # each running cell has a thread of its own
 
     def update(self, update: ProgressUpdate) -> None:
         """Records how far a cell is; its first update counts what an earlier call had done, at no pace."""
         with self._lock:
-            if not self._done:
-                self._bar.start_t = self._bar.last_print_t = time.time()  # what a cell loads says nothing of its pace
+            if not self._began:  # stored cells, and what a cell loads, say nothing of the pace
+                self._bar.start_t = self._bar.last_print_t = time.time()
+                self._began = update.done < self._units.get(update.cell, 0)
             if update.cell not in self._done:
                 self._bar.initial += update.done
             if update.state:
@@ -163,6 +164,8 @@ def run_cells(
     """
     found = {cell.key: cell for cell in sorted(cells, key=lambda cell: -cell.weight)}
     own = [found[key] for key in study.plan(list(found))]
+    stored = set(study.done)
+    own.sort(key=lambda cell: cell.key not in stored)  # these first, so that the bar shows what is left of the others
     joined = world if world is not None and world.count > 1 else None
     processes = 1 if joined else max(1, min(processes, len(own)))
     progress = Progress({cell.key: cell.weight for cell in own})
@@ -197,8 +200,8 @@ def run_cells(
         joined.from_main("")
     study.write_manifest()
     _meet_other_shards(study, list(found), last)
-    stored = (rows.get(key) or study.rows(key) for key in found if key not in study.failed)
-    return [row for each in stored for row in each]
+    kept = (rows.get(key) or study.rows(key) for key in found if key not in study.failed)
+    return [row for each in kept for row in each]
 
 
 def follow(world: Processes, cells: Iterable[Cell]) -> int:

@@ -53,6 +53,16 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
     assert "[100%" in told
 
 
+def test_what_is_stored_counts_before_the_first_cell_begins(tmp_path, capsys):
+    study = Study(tmp_path, "s", {})
+    run_cells(study, work(small=10))
+    capsys.readouterr()
+    begun = Cell("large", lambda tell: tell(ProgressUpdate("large", 0, "large begins")) or [], 30)
+    run_cells(study, [begun, *work(small=10)])
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "large begins" in line)
+    assert line.startswith("[ 25%, 00:00 passed")
+
+
 def test_a_killed_process_and_an_error_that_cannot_travel_are_reported_and_silence_no_other(tmp_path, capsys):
     study = Study(tmp_path, "s", {})
     rows = run_cells(study, [Cell("bad", die), Cell("worse", refuse), *work(good=200)], processes=2)
@@ -113,14 +123,15 @@ def test_what_an_earlier_call_left_done_does_not_count_as_speed(capsys, monkeypa
     now = [100.0]
     for name in ("time.time", "tqdm.std.time"):
         monkeypatch.setattr(name, lambda: now[0])
-    progress = Progress({"a": 10, "b": 0})
+    progress = Progress({"a": 10, "b": 5})
+    progress.update(ProgressUpdate("b", 5))  # stored
     now[0] += 30.0  # loading
     progress.update(ProgressUpdate("a", 8))
     now[0] += 4.0
     progress.update(ProgressUpdate("a", 9, "almost"))
     progress.end()
     lines = capsys.readouterr().err.splitlines()
-    assert "[ 90%, 00:04 passed, 00:04 left] almost" in lines
+    assert "[ 93%, 00:04 passed, 00:04 left] almost" in lines
     assert not any("\r" in line for line in lines)  # no terminal
 
 
