@@ -24,9 +24,6 @@ from .study import Row
 
 Array = NDArray[np.float64]
 
-CLEAR = 2.0
-"""A difference is called clear when it is more than this many standard errors."""
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -65,8 +62,8 @@ class Estimate:
 
     @property
     def clear(self) -> bool:
-        """Whether the mean is more than `CLEAR` standard errors from 0; never for fewer than two seeds."""
-        return abs(self.mean) > CLEAR * self.standard_error
+        """Whether the 95 % t-interval leaves 0 out; never for fewer than two seeds."""
+        return self.interval.low > 0 or self.interval.high < 0
 
 
 def frame_of(rows: Sequence[Row] | pd.DataFrame) -> pd.DataFrame:
@@ -87,10 +84,12 @@ def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values:
     return found.reindex(index=counts.index, columns=frame[columns].unique())
 
 
-def estimates(frame: pd.DataFrame, by: Sequence[str], measure: str) -> dict[tuple[Hashable, ...], Estimate]:
+def estimates(
+    frame: pd.DataFrame, by: Sequence[str], measure: str, bounds: tuple[float, float] = UNBOUNDED
+) -> dict[tuple[Hashable, ...], Estimate]:
     """`Estimate.of` a measure over the rows (one a seed) of each group."""
     groups = frame.groupby(list(by), sort=False, dropna=False)[measure]
-    return {key: Estimate.of(group.to_numpy(dtype=np.float64)) for key, group in groups}
+    return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
 
 
 RESAMPLES = 2_000

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from ...statistics import Interval
-from ..harness.estimates import CLEAR, FEWEST, RESAMPLES, Estimate
+from ..harness.estimates import FEWEST, RESAMPLES, Estimate
 from ..harness.report import (
     Provenance,
     Table,
@@ -44,7 +44,6 @@ def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[
         "where": where,
         "quick": quick,
         "columns": COLUMN_WORDS,
-        "clear": f"{CLEAR:g}",
         "fewest": FEWEST,
         "resamples": f"{RESAMPLES:,}",
         "agreements": {name: found for name, found in agreements.items() if found is not None},
@@ -156,7 +155,7 @@ def missing(summary: Summary) -> dict[str, list[str]]:
 def gains(summary: Summary, feedback: str) -> dict[str, list[tuple[str, Estimate]]]:
     """Whether clearly above SFT and so on -> (title, points over SFT) of the trained methods."""
     groups: dict[str, list[tuple[str, Estimate]]] = {
-        f"clearly above (more than {CLEAR:g} standard errors)": [],
+        "clearly above (by the 95 % t-interval)": [],
         "clearly below": [],
         "not clearly apart": [],
         "with one seed, so without an error": [],

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from ...statistics import PERCENT
 from ..harness.estimates import Estimate, estimates
 from ..harness.plots import COLORS, MARKERS, band, titled
 from ..harness.report import seeds_text
@@ -107,7 +108,7 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
                 shown += [low, high]
             ends += [float(limit(each)) for each in shown for limit in (np.min, np.max)]
             look = {"color": color, "marker": marker, "linestyle": line, "markevery": max(1, len(x) // 8)}
-            axis.plot(x, mean, linewidth=3, markersize=9, label=textwrap.fill(words, 24), **look)
+            axis.plot(x, mean, linewidth=3, markersize=9, label=_short(words), **look)
         axis.set_ylim(min(ends) - (room := 0.08 * float(np.ptp(ends))), max(ends) + room)
         axis.set_title(ylabel, fontsize=16, loc="left")
         axis.set_xlabel(KL_LABEL, fontsize=16)
@@ -178,7 +179,7 @@ def draw_reward_models(results: Results, models: pd.DataFrame, title: str, note:
         (right, 0.0, "calibration_error", "calibration error"),
     )
     for place, (axis, shift, measure, label) in enumerate(shown):
-        found = estimates(models, ["treatment"], measure)
+        found = estimates(models, ["treatment"], measure, PERCENT)
         _bars(axis, flips + shift, [found[name,] for name in names], place, label)
     left.set(xlabel="flipped labels (%)", ylabel="pairs ordered alike (%)")
     right.set(xlabel="flipped labels (%)", ylabel="mean |confidence − agreement| (points)")
@@ -263,6 +264,11 @@ def _finish(figure: Drawing, title: str, note: str) -> Drawing:
         _grid(axis)
         axis.legend(fontsize=8, frameon=False)
     return titled(figure, title, note)
+
+
+def _short(words: str) -> str:
+    """Two lines of a legend at the most."""
+    return textwrap.fill(words, 24, break_long_words=False, max_lines=2, placeholder=" …")
 
 
 def _capital(words: str) -> str:

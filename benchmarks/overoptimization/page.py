@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from ...statistics import PERCENT
 from ..harness.estimates import estimates
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
@@ -26,7 +27,7 @@ GROUPED: Final = ("best_of_n", "ppo")
 POINTWISE: Final = (
     "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL, from the first one "
     "measured on, at which the 95 % t-interval over seeds is above 0, each of one KL and not of all of them together; "
-    "a dash: fewer than three seeds."
+    "a dash: fewer than three seeds, or one that stayed at SFT."
 )
 
 
@@ -66,7 +67,7 @@ def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measure
 def page(folder: Path) -> Page:
     """What the study's stored files say."""
     rows: Any = read_table(folder / "table.csv").to_dict("records")
-    results = Results(rows, [each for each in TREATMENTS if each.name in {row["treatment"] for row in rows}])
+    results = Results(rows, TREATMENTS)
     sizes = Sizes(**read_manifest(folder)["config"]["sizes"])
     counts = {
         kind: [len(each.seeds) for (_, k), each in results.curves.items() if k == kind] for kind in results.methods
@@ -128,7 +129,11 @@ def falls_table(results: Results, measured: Measured) -> Table:
         told = (interval_text(fallen.end.interval, ""), nats(fallen) or NOWHERE if fallen.judged else UNJUDGED)
         last = (ends(results.curves[name, method]), interval_text(results.stories[name, method].drop.interval, ""))
         rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *told, *last))
-    caption = f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} {measured.label(*results.methods)}"
+    last_step = "Fall to their ends: by step, at each seed's own KL, which may have been higher before."
+    caption = (
+        f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} {last_step} "
+        f"{measured.label(*results.methods)}"
+    )
     header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "all seeds reach, nats", "fall there")
     return Table((*header, "falls at, nats", "runs end at, nats", "fall to their ends"), rows, caption)
 
@@ -146,17 +151,21 @@ def costs_table(results: Results, measured: Measured) -> Table:
 
 def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
     """A row a treatment: how often its reward models are right, from `analyse.reward_models`."""
-    columns = {name: estimates(models, ["treatment"], name) for name in models.columns[2:]}
+    columns = {"num_trained": estimates(models, ["treatment"], "num_trained")}
+    columns |= {name: estimates(models, ["treatment"], name, PERCENT) for name in models.columns[3:]}
     rows = [
         (
-            *(results.title(name), f"{num.mean:,.0f}"),
+            *(results.title(str(name)), f"{num.mean:,.0f}"),
             *(interval_text(columns[measure][name,].interval, "%") for measure in models.columns[3:]),
             str(num.num),
         )
         for (name,), num in columns["num_trained"].items()
     ]
     header = ("reward models of", "labels", "right about gold, %", "agree with their judge, %")
-    caption = f"Mean over seeds; labels: that they learn from, without the ties. {FRESH}"
+    caption = (
+        "Mean over seeds; labels: that they learn from, without the ties. Their judge's verdicts on the fresh pairs "
+        f"are as noisy as its labels. {FRESH}"
+    )
     return Table((*header, "calibration error, points", "n seeds"), rows, caption)
 
 

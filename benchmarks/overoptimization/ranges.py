@@ -53,8 +53,8 @@ class Along:
 
     @property
     def judged(self) -> bool:
-        """Whether there are seeds enough for ranges."""
-        return len(self.values) >= FEWEST
+        """Whether there are seeds enough for ranges, and all of them have left SFT."""
+        return len(self.values) >= FEWEST and self.reached > 0
 
     @property
     def ranges(self) -> list[tuple[float, float]]:

@@ -104,7 +104,7 @@ def _whole(values: "pd.Series[float]", bounds: tuple[float, float] = UNBOUNDED) 
 
 
 def over_optimization(comparisons: Mapping[str, Comparison], curves: pd.DataFrame, choice: Choice) -> Verdict | None:
-    """Whether the proxy rises after the chosen step while a truth falls, by more than two standard errors.
+    """Whether the proxy rises after the chosen step while a truth falls, both by their 95 % t-intervals.
 
     None where there is no truth; `holds` is None where nothing follows the choice, or one seed gives no error.
     """

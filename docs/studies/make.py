@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
+import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -209,14 +210,16 @@ def small_png(drawn: Drawn) -> bytes:
     for _, color in sorted(image.getcolors(image.width * image.height) or (), reverse=True):
         if len(colors) < NUM_COLORS and all(math.dist(color, other) > APART for other in colors):
             colors.append(color)
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([part for color in colors for part in color])
     scale = min(1.0, DPI / drawn.drawing.dpi)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+    # Image.quantize takes not the nearest color, but one of those near it: white turned blue.
+    pixels, places = np.unique(np.asarray(image, np.int32).reshape(-1, 3), axis=0, return_inverse=True)
+    nearest = ((pixels[:, None] - np.array(colors)) ** 2).sum(axis=2).argmin(axis=1)
+    indexed = Image.fromarray(nearest[places].reshape(image.height, image.width).astype(np.uint8)).convert("P")
+    indexed.putpalette([part for color in colors for part in color])
     drawn_by = PngInfo()
     drawn_by.add_text("Software", f"matplotlib {mpl.__version__}")
-    quantized = image.quantize(palette=palette, dither=Image.Dither.NONE)
-    quantized.save(buffer, "PNG", optimize=True, pnginfo=drawn_by)
+    indexed.save(buffer, "PNG", optimize=True, pnginfo=drawn_by)
     return buffer.getvalue()
 
 

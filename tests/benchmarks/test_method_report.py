@@ -61,12 +61,12 @@ def columns(table, *places):
 
 def test_an_estimate_is_mean_standard_error_and_t_interval():
     found = Estimate.of(np.array([1.0, np.nan, 2.0, 3.0]))
-    assert (found.mean, found.num, found.clear) == (2, 3, True)
+    assert (found.mean, found.num, found.clear) == (2, 3, False)
     assert found.standard_error == pytest.approx(1 / math.sqrt(3))
     assert found.interval.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)  # t(0.975, 2)
     assert found.ratio == pytest.approx(2 * math.sqrt(3))
-    # Mean 2 and standard error 1 are exactly at the bound, which is not more than two.
-    assert [Estimate.of(np.array([low, 3.0])).clear for low in (1.0, 1.01)] == [False, True]
+    # Of three seeds t(0.975, 2) = 4.30 standard errors are asked: sqrt(3) x for x - 1, x, x + 1.
+    assert [Estimate.of(np.array([x - 1, x, x + 1])).clear for x in (2.4, 2.6, -2.6)] == [False, True, True]
     one, none, equal = (Estimate.of(np.array(values)) for values in ([5.0, np.nan], [np.nan], [0.1] * 3))
     assert (one.mean, one.num, one.clear) == (5, 1, False)
     assert (none.num, none.clear) == (0, False)
@@ -201,11 +201,11 @@ def test_the_tables_stand_beside_the_papers(tmp_path):
     assert "PPO 2.30 [2.05, 2.55] and 2.30 [2.05, 2.55] (the paper's PPO: 2.3)" in " ".join(values["findings"])
 
 
-def test_methods_are_sorted_by_two_standard_errors_from_sft():
+def test_methods_are_sorted_by_how_clearly_they_differ_from_sft():
     sentences = report_values(summarize(WINS, METHODS), WHERE)["findings"]
     simulated, human = (line for line in sentences if line.startswith("Win rate in points over SFT"))
     # PPO +22 ± 1.2; DPO +5 ± 2.5 (10, 2, 3); QUARK -19 ± 0.6 (-20, -20, -17: ± 1.0).
-    above = "clearly above (more than 2 standard errors):"
+    above = "clearly above (by the 95 % t-interval):"
     assert f"{above} PPO (+22.0 ± 1.2); clearly below: QUARK (-19.0 ± 1.0)" in simulated
     assert simulated.endswith("not clearly apart: DPO (+5.0 ± 2.5).")
     # 11, 19, 15 and 6, 10, 8 over SFT; DPO -1, 0, -2.
@@ -225,8 +225,8 @@ def test_the_first_of_the_trained_ones_and_how_the_rankings_agree():
     assert "human, here and in the paper: Spearman 0.80 [" in text
     # PPO and DPO are equal there, 46.8: of the ten pairs nine have an order.
     assert "Order in the simulated column: 0 of 9 pairs of methods differ from the paper, 0 of them clearly" in text
-    human = "Order in the human column: 1 of 6 pairs of methods differ from the paper, 1 of them clearly (more than 2"
-    assert f"{human} standard errors): QUARK above SFT by 8.0 ± 1.2 points (there 34.3 below)." in text
+    human = "Order in the human column: 1 of 6 pairs of methods differ from the paper, 1 of them clearly"
+    assert f"{human} (by the 95 % t-interval): QUARK above SFT by 8.0 ± 1.2 points (there 34.3 below)." in text
 
 
 def test_failed_cells_are_named():

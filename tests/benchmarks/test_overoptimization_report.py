@@ -96,7 +96,7 @@ def test_a_report_of_everything(report):
     assert "my <b>own" not in page
     assert "my &lt;b&gt;own&lt;/b&gt; wrapper" in page
     # Reward models stand with the labels that they learn from.
-    for number in ("9,200", "81.8 [80.8, 82.8]", "1.8 [0.8, 2.8]", "9,201"):
+    for number in ("9,200", "81.8 [80.7, 82.8]", "1.8 [1.0, 3.2]", "9,201"):
         assert f'<td class="number">{number}</td>' in page
     assert page.count("data:image/png;base64,") == num_figures > 5
     assert "nan" not in " ".join(findings) + text_table(table)

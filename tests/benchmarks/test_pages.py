@@ -148,6 +148,7 @@ def test_a_page_says_what_is_stored(name, tmp_path):
     assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}
     for figure in figures:
         before, after = (Image.open(folder / figure) for folder in (DOCS, docs))
+        assert after.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
         if before.text["Software"] != after.text["Software"]:
             pytest.skip("another version of matplotlib places texts differently")
         small = (before.width // 8, before.height // 8)

@@ -34,7 +34,8 @@ def test_a_small_study(tmp_path, capsys, monkeypatch):
     assert "binarized   21 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [["--num", "5"], ["--data", "folder"]])
-def test_options_without_sense_are_refused(options):
+@pytest.mark.parametrize("option", ["--num=5", "--data=folder"])
+def test_options_without_sense_are_refused(tmp_path, capsys, option):
     with pytest.raises(SystemExit):
-        main(options)
+        main(["--quick", "--out", str(tmp_path), option])
+    assert f"{option.split('=')[0]}: expected" in capsys.readouterr().err
