@@ -87,7 +87,7 @@ def page(folder: Path) -> Page:
 
 def falls(results: Results) -> dict[Key, Along]:
     """How far gold has fallen, of each treatment and method, treatment by treatment."""
-    names = list(dict.fromkeys(name for name, _ in results.curves))
+    names = dict.fromkeys((*results.facts, *(name for name, _ in results.curves)))
     return {
         (name, method): fall(results.curves[name, method])
         for name in names
@@ -151,6 +151,8 @@ def costs_table(results: Results, measured: Measured) -> Table:
 
 def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
     """A row a treatment: how often its reward models are right, from `analyse.reward_models`."""
+    places = {name: place for place, name in enumerate(results.facts)}
+    models = models.sort_values("treatment", key=lambda names: names.map(places), kind="stable")
     columns = {"num_trained": estimates(models, ["treatment"], "num_trained")}
     columns |= {name: estimates(models, ["treatment"], name, PERCENT) for name in models.columns[3:]}
     rows = [
