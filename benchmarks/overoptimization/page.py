@@ -107,7 +107,7 @@ def costs(results: Results) -> dict[Key, Along]:
 
 
 def findings(results: Results) -> list[str]:
-    """Within which KL gold falls, and what flips cost, in sentences."""
+    """Within which KL gold falls, a sentence a treatment."""
     by_treatment: dict[str, dict[str, Along]] = {}
     for (name, method), fallen in falls(results).items():
         by_treatment.setdefault(results.title(name), {})[method] = fallen
@@ -116,8 +116,8 @@ def findings(results: Results) -> list[str]:
         for (name, method), story in results.stories.items()
         if story.falls
     }
-    values = {"later": later, "costs": costs(results), "title": results.title, "words": METHOD_WORDS, "nats": nats}
-    return sentences("overoptimization/ranges.txt.j2", falls=by_treatment, **values)
+    words = {"words": METHOD_WORDS, "nats": nats}
+    return sentences("overoptimization/ranges.txt.j2", falls=by_treatment, later=later, **words)
 
 
 def falls_table(results: Results, measured: Measured) -> Table:
