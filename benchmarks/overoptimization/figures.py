@@ -109,7 +109,8 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
             ends += [float(limit(each)) for each in shown for limit in (np.min, np.max)]
             look = {"color": color, "marker": marker, "linestyle": line, "markevery": max(1, len(x) // 8)}
             axis.plot(x, mean, linewidth=3, markersize=9, label=_short(words), **look)
-        axis.set_ylim(min(ends) - (room := 0.08 * float(np.ptp(ends))), max(ends) + room)
+        room = 0.08 * float(np.ptp(ends)) or 1.0  # of flat lines
+        axis.set_ylim(min(ends) - room, max(ends) + room)
         axis.set_title(ylabel, fontsize=16, loc="left")
         axis.set_xlabel(KL_LABEL, fontsize=16)
         axis.tick_params(labelsize=14)
