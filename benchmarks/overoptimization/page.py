@@ -72,8 +72,8 @@ def page(folder: Path) -> Page:
     counts = {
         kind: [len(each.seeds) for (_, k), each in results.curves.items() if k == kind] for kind in results.methods
     }
-    ends = {kind: (min(found), max(found)) for kind, found in counts.items()}
-    measured = replace(measured_by(results.methods, sizes, max(map(max, counts.values()))), seeds=ends)
+    spans = {kind: (min(found), max(found)) for kind, found in counts.items()}
+    measured = replace(measured_by(results.methods, sizes, max(map(max, counts.values()))), seeds=spans)
     shown = [draw_compared(results, measured.label), *(draw_groups(results, measured.label, kind) for kind in GROUPED)]
     drawn = {
         name: Drawn(drawing, f"{title}: proxy and gold gained over SFT, against √KL. {note}")

@@ -155,9 +155,8 @@ def _cells(own: pd.Series[Any], other: pd.Series[Any], name: str) -> tuple[str, 
 def findings(accuracy: pd.DataFrame) -> list[str]:
     """What the accuracies in percent say, a row for each seed."""
     gain = Estimate.of((accuracy.ratings - accuracy.binarized).to_numpy())
-    low, high = gain.interval.low, gain.interval.high
-    numbers = {"gain": gain.interval, "settled": low > 0 or high < 0}
-    beaten = Verdict("ratings_beat_their_pairs", low > 0, numbers)
+    numbers = {"gain": gain.interval, "settled": gain.clear}
+    beaten = Verdict("ratings_beat_their_pairs", gain.interval.low > 0, numbers)
     return sentences(f"{NAME}/findings.txt.j2", verdict=beaten)
 
 

@@ -132,8 +132,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Verdict]:
 
     def verdict(name: str, minuend: "pd.Series[Any]", subtrahend: "pd.Series[Any]") -> Verdict:
         gain = Estimate.of((minuend - subtrahend).to_numpy(dtype=np.float64))
-        decided = gain.interval.low > 0 or gain.interval.high < 0
-        return Verdict(name, gain.mean > 0 if decided else None, {"gain": gain})
+        return Verdict(name, gain.mean > 0 if gain.clear else None, {"gain": gain})
 
     gold = {judge: of("gold", judge, last) for judge in JUDGES}
     agreed = [100 * of("agreement_fixed", "self", number) for number in (last, 1)]

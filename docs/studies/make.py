@@ -6,7 +6,7 @@
 A study's stored files lie in docs/studies/NAME: its tables and what its manifest says of how they were made. `--from
 results/NAME` takes them from the folder of a finished study first. It must have the settings of the stored one, unless
 `--changed` says that they are meant to be others. In docs/studies/NAME.md the text between such a comment and
-`<!-- end -->` is replaced (where nothing is stored yet it is written by hand):
+`<!-- end -->` is replaced:
 
     <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
 

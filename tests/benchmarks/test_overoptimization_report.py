@@ -257,10 +257,12 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     write_csv(tmp_path / "reward_models.csv", [row for row in reward_models() if row["treatment"] in ("none", "ann")])
     (tmp_path / "manifest.json").write_text(json.dumps({"config": {"sizes": {}}, "seeds": [], "facts": {}}))
     found = page(tmp_path)
-    assert [row[::5] for row in found.tables["reward_models"].rows] == [
-        ("no noise", "5"),
-        ("25 % flips (p_sim^ann)", "5"),
-    ]
+    clean, noisy = found.tables["reward_models"].rows
+    assert [float(cell.split()[0]) for cell in clean[2:5]] == pytest.approx([81.8, 81.8, 1.8])
+    assert (clean[0], noisy[0], noisy[5]) == ("no noise", "25 % flips (p_sim^ann)", "5")
+    clean, noisy, _ = found.findings
+    assert "runs' ends" not in clean  # nothing falls
+    assert noisy.startswith("25 % flips (p_sim^ann): gold has clearly fallen from its peak under PPO")
     grouped = {f"{group}_against_kl_{method}" for group in ("flips", "own") for method in ("ppo", "best_of_n")}
     assert {*found.figures} == {figures.NOISE, "methods_ann", "methods_none", *grouped}
     rows = {row[:2]: row for row in found.tables["falls"].rows}
