@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .errors import DataError, did_you_mean
-from .templates import ALPACA, FILE_NAME, PromptTemplate, cut_anchor, tokens_of
+from .instructions import system_front
+from .templates import ALPACA, FILE_NAME, PromptTemplate, cut_anchor, tokens_of, warn_no_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAMED: Final = {"alpaca": ALPACA}
-_QUESTION, _ANSWER = "alpacafarm question", "alpacafarm answer"
+_SYSTEM, _QUESTION, _ANSWER = "alpacafarm system", "alpacafarm question", "alpacafarm answer"
+_ROLES: Final = ("system", "user", "assistant")
 _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
 
@@ -74,10 +76,11 @@ def missing(path: str | Path) -> DataError:
 class ChatTemplate(PromptTemplate):
     """A tokenizer's own chat template, for one user message and its answer.
 
-    The instruction, with its input after a blank line, is the user's message. Special tokens that the template writes
-    count, and the tokenizer adds none; those that an instruction or a response spells out are letters. For texts that
-    spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and pairs the conversation
-    of two messages, token for token; but today's date is always the same day.
+    The instruction, with its input after a blank line, is the user's message; its system text the system's, if the
+    template has a place for one, and else the message's beginning, with a warning. Special tokens that the template
+    writes count, and the tokenizer adds none; those that an instruction or a response spells out are letters. For texts
+    that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and pairs the
+    conversation, token for token; but today's date is always the same day.
     """
 
     between: str
@@ -88,13 +91,17 @@ class ChatTemplate(PromptTemplate):
     """Whether the template strips white space off the user's message, and off the answer."""
     end: int
     """The first token of `trail` that is no text, the tokenizer's EOS if it has none."""
+    system: tuple[str, str, bool] | None
+    """What is written before a system text, and from its end to the user's message, and whether white space is stripped
+    off it; None without a place for it.
+    """
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
         """Finds out what a chat template writes around two messages; DataError if that depends on the messages."""
 
-        def written(*contents: str, **options: Any) -> str:
-            turns = zip(("user", "assistant"), contents, strict=False)
+        def written(*contents: str, roles: Sequence[str] = _ROLES[1:], **options: Any) -> str:
+            turns = zip(roles, contents, strict=False)
             messages: Any = [{"role": role, "content": content} for role, content in turns]
             options["chat_template"] = _SAME_DAY + tokenizer.get_chat_template()
             return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
@@ -104,6 +111,18 @@ class ChatTemplate(PromptTemplate):
 
         def tell(answer: str) -> str:
             return written(_QUESTION, answer)
+
+        def place() -> tuple[str, str, bool] | None:
+            spaced, options = f" {_QUESTION}\n ", {"roles": _ROLES, "add_generation_prompt": True}
+            try:
+                before, rest = _split(written(_SYSTEM, _QUESTION, **options), _SYSTEM)
+                behind, end = _split(rest, _QUESTION)
+                strips = _is_trimmed(written(f" {_SYSTEM}\n ", _QUESTION, **options), before, _SYSTEM, rest)
+                whole = written(_SYSTEM, spaced, _ANSWER, roles=_ROLES)
+            except Exception:  # noqa: BLE001 -- a program of its own: Gemma's refuses, others leave the text out
+                return None
+            parts = (before, _SYSTEM, behind, _QUESTION if trims[0] else spaced, between, _ANSWER, trail)
+            return (before, behind, strips) if (end, whole) == (suffix, "".join(parts)) else None
 
         head, suffix = _split(ask(_QUESTION), _QUESTION)
         told_head, rest = _split(tell(_ANSWER), _QUESTION)
@@ -120,7 +139,7 @@ class ChatTemplate(PromptTemplate):
         end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
         with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
         _split(without_input, "{instruction}")  # it might write the placeholder itself
-        return cls(with_input, without_input, between, trail, trims, end)
+        return cls(with_input, without_input, between, trail, trims, end, place())
 
     def render(self, instruction: str) -> str:
         """The prompt as text, special tokens spelled out."""
@@ -148,7 +167,7 @@ class ChatTemplate(PromptTemplate):
         trail = self.trail if eos else ""
         answers = [y.strip() if self.trims[1] else y.removeprefix(self._lead) for y in responses]
         pairs = zip(instructions, answers, strict=True)
-        return _encode(tokenizer, [(*self._prompt(x)[:2], self.between, y, trail) for x, y in pairs])
+        return _encode(tokenizer, [(*self._prompt(x)[:-1], self.between, y, trail) for x, y in pairs])
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """The token that ends a response."""
@@ -164,10 +183,18 @@ class ChatTemplate(PromptTemplate):
         lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
         return "" if lead.strip() else lead
 
-    def _prompt(self, instruction: str) -> tuple[str, str, str]:
-        """The template's text before an instruction, the instruction, and the template's text behind it."""
-        head = self.without_input.split("{instruction}")[0]
-        return head, instruction.strip() if self.trims[0] else str(instruction), self.tail
+    def _prompt(self, instruction: str) -> tuple[str, ...]:
+        """The template's text before a message, the message (the system's, if any, and the user's), and so on."""
+        system = getattr(instruction, "system", "")
+        if system and self.system is None:
+            warn_no_place()
+            system = ""
+        message = instruction.removeprefix(system_front(system))
+        behind = (message.strip() if self.trims[0] else message, self.tail)
+        if not system or self.system is None:
+            return self.without_input.split("{instruction}")[0], *behind
+        before, between, strips = self.system
+        return before, system.strip() if strips else system, between, *behind
 
 
 def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, eos: bool = True) -> str | None:

@@ -11,7 +11,9 @@ class Instruction(str):
     r"""What the user asks: an immutable `str` that also remembers its two fields.
 
     The text is `instruction`, followed by a blank line and `input` when there is one. `id` is unique within a split, -1
-    if it has none; `split_name` and `source` (the evaluation set, "selfinstruct", ...) are "" if unknown.
+    if it has none; `split_name` and `source` (the evaluation set, "selfinstruct", ...) are "" if unknown. `system` is a
+    system text that `instruction` begins with, before a blank line, or "": a chat template with a place for it writes
+    it there, and all else reads it as part of the text.
 
     Example:
         >>> ask = Instruction("Translate to French.", "Good morning", id=7, split="eval")
@@ -21,18 +23,23 @@ class Instruction(str):
         ('Good morning', 7)
     """
 
-    __slots__ = ("id", "input", "instruction", "source", "split_name")
+    __slots__ = ("id", "input", "instruction", "source", "split_name", "system")
     instruction: str
     input: str
     id: int
     split_name: str
     source: str
+    system: str
 
-    def __new__(cls, instruction: str, input: str = "", *, id: int = -1, split: str = "", source: str = "") -> Self:
-        """The names `input` and `id` are AlpacaFarm's own."""
+    def __new__(
+        cls, instruction: str, input: str = "", *, id: int = -1, split: str = "", source: str = "", system: str = ""
+    ) -> Self:
+        """The names `input` and `id` are AlpacaFarm's own. ValueError if `instruction` does not begin with `system`."""
+        if not instruction.startswith(system_front(system)):
+            raise ValueError(f"Expected an instruction that begins with {system_front(system)!r}, got {instruction!r}.")
         self = super().__new__(cls, f"{instruction}\n\n{input}" if input else instruction)
         fields = {"instruction": instruction, "input": input, "id": id, "split_name": split, "source": source}
-        for name, value in fields.items():
+        for name, value in {**fields, "system": system}.items():
             object.__setattr__(self, name, value)
         return self
 
@@ -43,7 +50,8 @@ class Instruction(str):
         raise AttributeError(f"An Instruction is immutable: cannot delete {name!r}.")
 
     def __getnewargs_ex__(self) -> tuple[tuple[str, str], dict[str, Any]]:
-        return (self.instruction, self.input), {"id": self.id, "split": self.split_name, "source": self.source}
+        named = {"id": self.id, "split": self.split_name, "source": self.source, "system": self.system}
+        return (self.instruction, self.input), named
 
     def __getstate__(self) -> None:
         """Nothing beyond the constructor's arguments: the fields refuse to be set a second time."""
@@ -53,6 +61,11 @@ class Instruction(str):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+def system_front(system: str) -> str:
+    """A system text as an instruction begins with it; "" without one."""
+    return f"{system}\n\n" if system else ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,12 @@ class PromptTemplate:
     def render(self, instruction: str) -> str:
         """Returns the prompt; a str that is no `Instruction` has no input.
 
-        Fields are substituted in one pass: an instruction that itself contains "{input}" is left as it is.
+        Fields are substituted in one pass: an instruction that itself contains "{input}" is left as it is. A system
+        text stays in front of its instruction, with a warning.
         """
         ask = instruction if isinstance(instruction, Instruction) else Instruction(instruction)
+        if ask.system:
+            warn_no_place()
         fields = {"instruction": ask.instruction, "input": ask.input}
         text = self.with_input if fields["input"] else self.without_input
         return _PLACEHOLDER.sub(lambda match: fields[match[1]], text)
@@ -112,6 +116,15 @@ class PromptTemplate:
         Path(folder).mkdir(parents=True, exist_ok=True)
         content = {"prompt_inputs": self.with_input, "prompt_noinputs": self.without_input}
         write_atomic(Path(folder) / FILE_NAME, json.dumps(content, indent=2) + "\n")
+
+
+def warn_no_place() -> None:
+    """Says where a system text goes by a template that has no place for it."""
+    warnings.warn(
+        "The prompt template has no place for a system text, so it stands before the instruction. A tokenizer's "
+        "chat_template with the role system has one; else leave the text out of the data.",
+        stacklevel=3,
+    )
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False) -> list[list[int]]:

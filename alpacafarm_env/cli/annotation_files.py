@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.dataset import Dataset, RowDataset, join_outputs, read_outputs
+from ..data.dataset import Dataset, RowDataset, instruction_in, join_outputs, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
 from ..data.load import load_dataset
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, Row, check_rows, is_text, raise_faults
@@ -63,7 +63,7 @@ def read_pairs(path: Path) -> Pairs:
     replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
     return Pairs(
         [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
-        [Instruction(row["instruction"], row["input"]) for row in rows],
+        [instruction_in(row) for row in rows],
         [row["output_1"] for row in rows],
         [row["output_2"] for row in rows],
         replaced,

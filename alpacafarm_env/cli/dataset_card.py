@@ -89,7 +89,7 @@ def read_card(path: Path, dataset: Dataset) -> str:
 
 def name_of(dataset: Dataset) -> str:
     """The data set's name for others: of a folder, its last part."""
-    return Path(dataset.name).resolve().name if Path(dataset.name).is_dir() else dataset.name
+    return Path(dataset.name).resolve().name if Path(dataset.name).exists() else dataset.name
 
 
 def _about(dataset: Dataset, split: str, records: Sequence[Record], form: str) -> dict[str, list[Any]]:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..data.files import write_records
+from ..data.forms import messages_of
 from ..data.load import load_dataset
 from ..errors import DataError
+from ..instructions import Instruction
 from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
 
@@ -62,7 +64,7 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
     found = load_dataset(dataset)
     asked = found.instructions(split)
     make_oracle(oracle, dataset=found, seed=seed)  # what it lacks is told now, not by another framework
-    known = str(Path(dataset).resolve()) if Path(dataset).is_dir() else dataset
+    known = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     source = f"alpacafarm_env/{found.name}"
     names = ("prompts.parquet", "reward.py") if form == "verl" else ("prompts.jsonl",)
     paths = [out.absolute() / name for name in names]
@@ -81,10 +83,10 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
     return paths
 
 
-def _verl_row(instruction: str, index: int, source: str, split: str) -> dict[str, Any]:
+def _verl_row(instruction: Instruction, index: int, source: str, split: str) -> dict[str, Any]:
     return {
         "data_source": source,
-        "prompt": [{"role": "user", "content": str(instruction)}],
+        "prompt": messages_of(instruction),
         "ability": "instruction_following",
         # "rule": verl asks the reward function in validation too. There is no single right answer.
         "reward_model": {"style": "rule", "ground_truth": ""},

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from ..errors import DataError, did_you_mean
-from ..instructions import Demonstration, Instruction, Preference
+from ..instructions import Demonstration, Instruction, Preference, system_front
 from .files import SUFFIXES, read_records, stem_of
 from .forms import as_row
 from .schema import DEMONSTRATION, KINDS, Fault, Row, check_rows, kind_of, raise_faults, shown
 
 SPLITS = ("sft", "preference", "unlabeled", "val", "eval")
 PERMIT = "load_dataset(..., allow_overlap=True) permits it, and so does --allow-overlap of win_rate_curve and train"
-FILE_SPLITS = {**{split: split for split in SPLITS}, "eval_instructions": "eval"}
-"""File name without suffixes -> split. The last is the published evaluation bundle's name."""
+FILE_SPLITS = {**{split: split for split in SPLITS}, "eval_instructions": "eval", "test": "eval", "validation": "val"}
+"""Name of a file without suffixes, or of a split on the hub -> split; eval_instructions is the published bundle's."""
+KIND_SPLITS = {
+    "demonstration": "sft",
+    "preference": "preference",
+    "instruction": "unlabeled",
+    "multisample": "unlabeled",
+}
+"""Kind of the rows -> the split they are by another name, such as train."""
+TRAIN = "train"
 REFERENCE_FILE = "davinci003"
 """References of the eval split in a file of their own."""
 
@@ -65,7 +74,8 @@ class RowDataset:
 
     An instruction in two splits, or twice in one, is an error, as a policy would be evaluated on what it was trained
     on; `allow_overlap` permits it. Several demonstrations of sft, or several pairs, may share an instruction in any
-    case; the same one twice may not. One DataError counts all faulty or repeated records of one file.
+    case. The same pair may stand there again, as several annotators have judged it, or models gave the same texts: a
+    warning counts them. One DataError counts all faulty or repeated records of one file.
     """
 
     level = "live"
@@ -77,7 +87,10 @@ class RowDataset:
         self._splits = {split: build_split(split, source, found) for split, (source, found) in records.items()}
         if not allow_overlap:
             for name, split in self._splits.items():
-                _check_repeats(name, split)
+                if split.kind == "preference":
+                    _count_repeats(split)
+                else:
+                    _check_repeats(name, split)
             _check_overlap(self._splits)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -129,7 +142,8 @@ class RowDataset:
     def _rows(self, split: str, kind: str, what: str) -> tuple[Mapping[str, Any], ...]:
         found = self._split(split)
         if found.kind != kind:
-            fields = ", ".join(field.name for field in KINDS[kind] if field.name not in ("generator", "dataset"))
+            left_out = ("system", "generator", "dataset")
+            fields = ", ".join(field.name for field in KINDS[kind] if field.name not in left_out)
             text = f"{what} need {kind} rows ({fields}), got {found.kind} rows"
             raise DataError(f"{found.source}: {text}. Add those fields or use another split.")
         return found.rows
@@ -141,22 +155,28 @@ def build_split(name: str, source: str, records: Sequence[object]) -> Split:
     kind = kind_of(found)
     rows = tuple(check_rows(found, KINDS[kind], source))
     instructions = tuple(
-        Instruction(row["instruction"], row["input"], id=index, split=name, source=row.get("dataset", ""))
+        instruction_in(row, id=index, split=name, source=row.get("dataset", ""))
         for index, row in enumerate(_firsts(rows) if kind == "preference" else rows)
     )
     return Split(source, kind, rows, instructions)
 
 
+def instruction_in(row: Mapping[str, Any], **place: Any) -> Instruction:
+    """The instruction of a checked row; `place` is its id, split and source."""
+    return Instruction(system_front(row["system"]) + row["instruction"], row["input"], system=row["system"], **place)
+
+
 def merged(row: Mapping[str, Any]) -> str:
     """A row's instruction as one text, the input after a blank line: what identifies it everywhere."""
-    return str(Instruction(row["instruction"], row["input"]))
+    return str(instruction_in(row))
 
 
 class FolderDataset(RowDataset):
     """A folder of data files named by split: sft, preference, unlabeled, val, eval (or eval_instructions).
 
-    A file `davinci003` holds the references of eval, joined by instruction, never by position. Other files are left
-    alone. Raises DataError for no folder, no split, two files for one split, faulty rows, references that do not match.
+    `train` is sft, preference or unlabeled, as its rows are, `validation` is val, and `test` is eval. A file
+    `davinci003` holds the references of eval, joined by instruction, never by position. Other files are left alone.
+    Raises DataError for no folder, no split, two files for one split, faulty rows, references that do not match.
     """
 
     def __init__(self, path: str | Path, *, allow_overlap: bool = False) -> None:
@@ -225,31 +245,52 @@ def join_outputs(path: Path, instructions: Sequence[str], *, of: str) -> dict[st
 
 
 def _split_records(path: Path, files: Mapping[str, Path]) -> dict[str, tuple[str, Sequence[object]]]:
-    records: dict[str, tuple[str, Sequence[object]]] = {}
-    for stem in filter(files.__contains__, FILE_SPLITS):
-        split, file = FILE_SPLITS[stem], files[stem]
-        if split in records:
-            raise DataError(f"{path}: expected one file for the split {split!r}, got {records[split][0]} and {file}.")
-        records[split] = (str(file), read_records(file))
-    if not records:
-        wanted = f"a file named {', '.join(FILE_SPLITS)} with one of the suffixes {', '.join(SUFFIXES)}"
+    named = [files[stem] for stem in (*FILE_SPLITS, TRAIN) if stem in files]
+    if not named:
+        wanted = f"a file named {', '.join((*FILE_SPLITS, TRAIN))} with one of the suffixes {', '.join(SUFFIXES)}"
         raise DataError(f"{path}: expected {wanted}, got {sorted(file.name for file in path.iterdir())[:10]}.")
-    return records
+    return by_split(str(path), [(str(stem_of(file)), str(file), read_records(file)) for file in named])
+
+
+def by_split(name: str, parts: Iterable[tuple[str, str, Sequence[object]]]) -> dict[str, tuple[str, Sequence[object]]]:
+    """Split -> where its records come from, and the records, of parts with a name, a source and records.
+
+    A name that is none of `FILE_SPLITS` leaves it to the kind of the rows. DataError for two parts of one split.
+    """
+    found: dict[str, tuple[str, Sequence[object]]] = {}
+    for stem, source, records in parts:
+        split = FILE_SPLITS.get(stem) or KIND_SPLITS[kind_of(map(as_row, records))]
+        if split in found:
+            raise DataError(f"{name}: expected one source of the split {split!r}, got {found[split][0]} and {source}.")
+        found[split] = source, records
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def _check_repeats(name: str, split: Split) -> None:
-    """A repeated row counts twice in every mean; several pairs or SFT's demonstrations of an instruction do not."""
-    told_apart = {"preference": ("output_1", "output_2"), "demonstration": ("output",) if name == "sft" else ()}
-    outputs = told_apart.get(split.kind, ())
+    """A repeated instruction counts twice in every mean; several pairs or demonstrations of sft may share one."""
+    outputs = ("output",) if (name, split.kind) == ("sft", "demonstration") else ()
     seen: dict[tuple[str, ...], int] = {}
     faults = []
     for row in split.rows:
         first = seen.setdefault((merged(row), *(row[field] for field in outputs)), row.number)
         if first != row.number:
-            what = "pair" if len(outputs) > 1 else "demonstration" if outputs else "instruction"
-            text = f"the same {what} as record {first}: {shown(merged(row))}"
+            text = f"the same {'demonstration' if outputs else 'instruction'} as record {first}: {shown(merged(row))}"
             faults.append(Fault(row.number, "instruction", text, f"no repetition ({PERMIT})"))
     raise_faults(faults, split.source)
+
+
+def _count_repeats(split: Split) -> None:
+    """Warns of pairs, in either order, that several rows judge: each row is a label of its own."""
+    preferred: dict[tuple[str, ...], set[str]] = {}
+    for row in split.rows:
+        texts = row["output_1"], row["output_2"]
+        preferred.setdefault((merged(row), *sorted(texts)), set()).add(texts[int(row["preference"]) - 1])
+    if repeated := len(split.rows) - len(preferred):
+        both = sum(len(texts) > 1 for texts in preferred.values())
+        text = (
+            f"{repeated} of {len(split.rows)} rows judge a pair again that stands above; {both} pairs have both labels"
+        )
+        warnings.warn(f"{split.source}: {text}. Each row counts as a label of its own.", stacklevel=4)
 
 
 def _check_overlap(splits: Mapping[str, Split]) -> None:

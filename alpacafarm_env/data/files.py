@@ -66,7 +66,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows of equal fields as JSON Lines, in ASCII, or as Parquet, by the file's name; DataError for another."""
+    """Writes rows as JSON Lines, in ASCII, or as Parquet, by the file's name; DataError for another name."""
     if path.suffix == ".jsonl":
         # ASCII: a reader that splits at U+2028 as Python's splitlines() does finds one row a line all the same.
         write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -80,7 +80,8 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         text = "writing Parquet needs the package pyarrow. Install it (pip install 'alpacafarm-env[data]')"
         raise DataError(f"{path}: {text}.") from error
     content = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(rows)), content)
+    fields = dict.fromkeys(name for row in rows for name in row)  # Arrow takes those of the first row
+    parquet.write_table(pa.Table.from_pylist([dict.fromkeys(fields) | row for row in rows]), content)
     write_atomic(path, content.getvalue())
 
 

@@ -1,9 +1,9 @@
-"""Other libraries' rows: prompt and completion, chosen and rejected, chat messages. Read, and written, as AlpacaFarm's.
+"""Other libraries' rows: prompt and completion, chosen and rejected, messages. Read, and written, as AlpacaFarm's.
 
 A text stays what it is, character for character. TRL's rows are written as lists of messages, so that the trained
 model's own chat template makes the prompt, and ends the response, as it does here. They carry what TRL has no field
 for, and does not mind: `input` (the end of the user's message that is one), `preference` (1: the chosen response came
-first) and `dataset`. Rows of others do without.
+first) and `dataset`. Rows of others do without. A system message is the field `system`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..instructions import Demonstration, Instruction, Preference
+from ..instructions import Demonstration, Instruction, Preference, system_front
 from .schema import KINDS, MISSING, TEXT, Fault, is_text, shown
 
 FORMATS = ("trl", "alpacafarm")
 _OWN = frozenset(field.name for fields in KINDS.values() for field in fields)
-_KEPT = ("input", "dataset", "generator")
+_KEPT = ("input", "system", "dataset", "generator")
+_PAIR = ("chosen", "rejected")
+_CONVERSATIONS = ("messages", "conversations")
+_ANSWERS = frozenset(("output", "completion", *_CONVERSATIONS))
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names, whose messages have `from` and `value`."""
+_TAGS = ("label", "kto_tag")
+"""Whether a response is one to imitate, in rows of KTO."""
 _MESSAGES = "a string, or a list of messages such as {'role': 'user', 'content': 'Hi'}"
-_TURNS = "one message of the user's and one answer of the assistant's at most"
+_TURNS = (
+    "a system message or none, one message of the user's and one answer of the assistant's at most (until whole "
+    "conversations are read: split them into single turns, what was said before written into the user's message)"
+)
+_IMITATED = (
+    "true, or no such field: SFT would imitate this response (KTO's rows are read where all are true; leave the others "
+    "out, or make pairs of both: prompt, chosen and rejected)"
+)
 _SCHEMAS = (
     "the fields of one kind of row (instruction, input and output; instruction, input, output_1, output_2 and "
-    "preference; messages; prompt and completion; prompt, chosen and rejected)"
+    "preference; messages or conversations; prompt and completion; prompt, chosen and rejected)"
 )
 
 
@@ -37,18 +51,23 @@ def as_row(record: object) -> object:
     """A record in AlpacaFarm's fields, or the `Fault` that keeps it from that; what has them already, as it is.
 
     The user's message is the instruction. Where a field `input` is there too, it is the message's end, after a blank
-    line. Conversations of more than two messages, or with a system message, are no single instruction: a fault.
+    line. A system message is `system`. Conversations of several turns are no single instruction: a fault, as is a
+    response that the row says not to imitate.
     """
     if not isinstance(record, Mapping):
         return record
-    given = {name: value for name, value in record.items() if value is not None}
+    given = {name: value for name, value in record.items() if value is not None or name in _PAIR}
     try:
-        if "chosen" in given or "rejected" in given:
+        if any(given.get(name) is not None for name in _PAIR):
             return _preference(given)
+        for name in _TAGS:
+            if not _ANSWERS.isdisjoint(given) and str(given.get(name)).lower() in ("false", "0"):
+                raise _MisfitError(name, given[name], _IMITATED)
         if "instruction" in given:
             return record
-        if "messages" in given:
-            return _answered(given, *_turns(given, "messages", "user"))
+        for name in _CONVERSATIONS:
+            if name in given:
+                return _answered(given, *_turns(given, name, "user"))
         if "prompt" in given:
             answer = _turns(given, "completion", "assistant") if "completion" in given else []
             return _answered(given, *_joined(_turns(given, "prompt", "user"), answer, "completion"))
@@ -64,13 +83,25 @@ def row_of(record: Instruction | Demonstration | Preference, form: str) -> dict[
     ask = record if isinstance(record, Instruction) else record.instruction
     source = {"dataset": ask.source} if isinstance(record, Demonstration) else {}
     if form == "alpacafarm":
-        return {"instruction": ask.instruction, "input": ask.input, **_outputs(record), **source}
-    prompt, rest = _message("user", str(ask)), {"input": ask.input, **source}
+        return {**fields_of(ask), **_outputs(record), **source}
+    prompt, rest = messages_of(ask), {"input": ask.input, **source}
     if isinstance(record, Preference):
-        pair = {name: _message("assistant", getattr(record, name)) for name in ("chosen", "rejected")}
+        pair = {name: _message("assistant", getattr(record, name)) for name in _PAIR}
         return {"prompt": prompt, **pair, **rest, "preference": record.preference}
     answer = {"completion": _message("assistant", record.response)} if isinstance(record, Demonstration) else {}
     return {"prompt": prompt, **answer, **rest}
+
+
+def fields_of(ask: Instruction) -> dict[str, str]:
+    """An instruction in AlpacaFarm's fields; a system text, if it has one, in `system`."""
+    fields = {"instruction": ask.instruction.removeprefix(system_front(ask.system)), "input": ask.input}
+    return {**fields, "system": ask.system} if ask.system else fields
+
+
+def messages_of(ask: Instruction) -> list[dict[str, str]]:
+    """An instruction as messages: the system's, if it has one, and the user's."""
+    system = _message("system", ask.system) if ask.system else []
+    return [*system, *_message("user", ask.removeprefix(system_front(ask.system)))]
 
 
 def _outputs(record: Instruction | Demonstration | Preference) -> dict[str, Any]:
@@ -84,17 +115,17 @@ def _message(role: str, content: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content}]
 
 
-def _preference(given: Mapping[str, Any]) -> dict[str, Any]:
+def _preference(given: dict[str, Any]) -> dict[str, Any]:
     """The prompt may be in a field of its own, in front of both responses, or both."""
-    responses = [_turns(given, name, "assistant") for name in ("chosen", "rejected")]
+    responses = [_turns(given, name, "assistant") for name in _PAIR]
     if "instruction" in given:
         asked = list[tuple[str, str]]()
     elif "prompt" in given or any(len(turns) < 2 for turns in responses):
-        asked = _turns(given, "prompt", "user")
+        asked = _turns(given, next(filter(given.__contains__, ("prompt", "conversations")), "prompt"), "user")
     else:
         asked = responses[0][:1]
     rows = []
-    for name, turns in zip(("chosen", "rejected"), responses, strict=True):
+    for name, turns in zip(_PAIR, responses, strict=True):
         if "instruction" in given:
             rows.append({**given, "output": _only(turns, name, "assistant")})
         else:
@@ -108,18 +139,28 @@ def _preference(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**question, "output_1": first, "output_2": second, "preference": label}
 
 
-def _turns(given: Mapping[str, Any], field: str, role: str) -> list[tuple[str, str]]:
-    """Roles and texts of a field that holds messages, or the text of one."""
+def _turns(given: dict[str, Any], field: str, role: str) -> list[tuple[str, str]]:
+    """Roles and texts of a field that holds messages, or the text of one; a system message goes to `given`."""
     value = given.get(field, MISSING)
     if is_text(value):
         return [(role, value)]
-    messages: list[Any] = list(value) if isinstance(value, list | tuple) and value else [None]
-    if not all(isinstance(each, Mapping) and is_text(each.get("content")) for each in messages):
+    turns = [_turn(each) for each in (value if isinstance(value, list | tuple) and value else [value])]
+    if not all(is_text(text) for _, text in turns):
         raise _MisfitError(field, value, TEXT if field == "completion" and value is MISSING else _MESSAGES)
-    turns = [(str(each.get("role")), each["content"]) for each in messages]
+    if len(turns) > 1 and turns[0][0] == "system" and given.setdefault("system", turns[0][1]) == turns[0][1]:
+        turns = turns[1:]
     if [name for name, _ in turns] not in (["user"], ["assistant"], ["user", "assistant"]):
         raise _MisfitError(field, [name for name, _ in turns], _TURNS)
     return turns
+
+
+def _turn(message: object) -> tuple[str, Any]:
+    """Role and text of a message; no text if it is none."""
+    if not isinstance(message, Mapping):
+        return "", None
+    if "from" in message:
+        return _ROLES.get(str(message["from"]), str(message["from"])), message.get("value")
+    return str(message.get("role")), message.get("content")
 
 
 def _joined(asked: list[tuple[str, str]], turns: list[tuple[str, str]], field: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Any dataset by its name: the sandbox, a folder, recorded or not, the hub."""
+"""Any dataset by its name: the sandbox, a folder, recorded or not, a file, the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import DataError, UnknownNameError, did_you_mean
-from .dataset import SPLITS, Dataset, FolderDataset, RowDataset
+from .dataset import FILE_SPLITS, SPLITS, TRAIN, Dataset, FolderDataset, RowDataset, by_split
+from .files import read_records, stem_of
 from .recorded import RecordedDataset, is_recorded
 
 DATA_VARIABLE = "ALPACAFARM_DATA"
@@ -22,14 +23,16 @@ ALPACA_FARM_FILES = {
     "eval": "alpaca_farm_evaluation/eval",
 }
 """Split -> configuration/split of AlpacaFarm's hub dataset; preferences are the simulated ones, its own default."""
+_LOCAL = re.compile(r"^[./~\\]|\\|\.(jsonl?|parquet|csv|tsv|txt)(\.gz)?$", re.IGNORECASE)
+"""Names that are looked for on this machine only."""
 
 
 class HubDataset(RowDataset):
     """A dataset of the Hugging Face hub ("owner/name"), through the optional package `datasets`.
 
     `tatsu-lab/alpaca_farm` is read from the hub's own Parquet copy, since `datasets` no longer runs loading scripts.
-    Any other dataset has to name its splits sft, preference, unlabeled, val or eval. `revision` is a branch, tag or
-    commit: pin a commit for a result that is to be repeated.
+    Any other dataset has to name its splits as `FolderDataset` has its files. `revision` is a branch, tag or commit:
+    pin a commit for a result that is to be repeated.
     """
 
     def __init__(self, name: str, *, revision: str | None = None, allow_overlap: bool = False) -> None:
@@ -58,17 +61,19 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
                 found |= datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
         raise DataError(f"{name}: expected a dataset from the hub, got {type(error).__name__}: {error}") from error
-    usable = {split: rows for split, rows in found.items() if split in SPLITS}
+    usable = [split for split in (*FILE_SPLITS, TRAIN) if split in found]
     if not usable:
-        raise DataError(f"{name}: expected splits among {', '.join(SPLITS)}, got {sorted(found)}.")
-    return {split: (f"{name} ({split})", list(usable[split])) for split in SPLITS if split in usable}
+        raise DataError(f"{name}: expected splits among {', '.join((*FILE_SPLITS, TRAIN))}, got {sorted(found)}.")
+    return by_split(name, [(split, f"{name} ({split})", list(found[split])) for split in usable])
 
 
 def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
-    """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), or a hub name "owner/name".
+    """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), a file, or a hub name "owner/name".
 
-    Each is read once a process; a dataset is returned as it is. Build `HubDataset` yourself to give a revision.
-    `allow_overlap` is that of `RowDataset`. Raises DataError or UnknownNameError if the name is none of the three.
+    A single file is the split of its name, as in a folder, or else that of its rows: demonstrations are sft, pairs
+    preference, instructions unlabeled. Each is read once a process; a dataset is returned as it is. Build `HubDataset`
+    yourself to give a revision. `allow_overlap` is that of `RowDataset`. Raises DataError or UnknownNameError if the
+    name is none of the four.
     """
     if not isinstance(name, str | os.PathLike):
         if isinstance(name, Dataset):
@@ -79,17 +84,23 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
         from ..sandbox import SANDBOX
 
         return SANDBOX
-    if Path(text).expanduser().is_dir():
-        return _load_folder(Path(text).expanduser().resolve(), allow_overlap)
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
+    if Path(text).expanduser().exists():
+        return _load_local(Path(text).expanduser().resolve(), allow_overlap)
+    inside = "/" in text and Path(text).parent.is_dir()
+    local = inside or not isinstance(name, str) or _LOCAL.search(text)
+    if not local and re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
         return _load_hub(text, allow_overlap)
-    if re.search(r"[/\\~]|^\.", text):
-        raise DataError(f"{text}: expected a folder with data files, got no such folder.")
+    if local or "/" in text:
+        layout = f"{', '.join(SPLITS)} (.json, .jsonl or .parquet)"
+        raise DataError(f"{text}: expected a data file, or a folder with files named {layout}, got neither.")
     raise UnknownNameError(f"{did_you_mean('dataset', text, ['sandbox'])} There is no folder of that name either.")
 
 
 @cache
-def _load_folder(path: Path, allow_overlap: bool) -> Dataset:
+def _load_local(path: Path, allow_overlap: bool) -> Dataset:
+    if path.is_file():
+        parts = [(str(stem_of(path)), str(path), read_records(path))]
+        return RowDataset(str(path), by_split(str(path), parts), allow_overlap=allow_overlap)
     return RecordedDataset(path) if is_recorded(path) else FolderDataset(path, allow_overlap=allow_overlap)
 
 

@@ -17,8 +17,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Final
 
-from ..instructions import RATINGS, Critique, Instruction, Rating
+from ..instructions import RATINGS, Critique, Rating
+from .dataset import instruction_in
 from .files import read_records, write_atomic
+from .forms import fields_of
 from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
 
 
@@ -41,12 +43,12 @@ def read_ratings(path: str | PathLike[str]) -> list[Rating]:
         DataError: The file cannot be read, or records are faulty; names them.
     """
     rows = [row for row in _rows(path) if row["rating"] is not None]
-    return [Rating(_instruction(row), row["output"], int(row["rating"])) for row in rows]
+    return [Rating(instruction_in(row), row["output"], int(row["rating"])) for row in rows]
 
 
 def read_critiques(path: str | PathLike[str]) -> list[Critique]:
     """The critiques of a file, in its order; records without one are passed over. Errors as of `read_ratings`."""
-    return [Critique(_instruction(row), row["output"], row["critique"]) for row in _rows(path) if row["critique"]]
+    return [Critique(instruction_in(row), row["output"], row["critique"]) for row in _rows(path) if row["critique"]]
 
 
 def write_ratings(path: str | PathLike[str], ratings: Sequence[Rating], critiques: Sequence[Critique] = ()) -> None:
@@ -54,8 +56,8 @@ def write_ratings(path: str | PathLike[str], ratings: Sequence[Rating], critique
     said = {(str(each.instruction), each.response): each.critique for each in critiques}
     lines = []
     for each in ratings:
-        ask, words = each.instruction, said.get((str(each.instruction), each.response))
-        record = {"instruction": ask.instruction, "input": ask.input, "output": each.response, "rating": each.rating}
+        words = said.get((str(each.instruction), each.response))
+        record = {**fields_of(each.instruction), "output": each.response, "rating": each.rating}
         lines.append(json.dumps(record | ({"critique": words} if words else {}), ensure_ascii=False) + "\n")
     write_atomic(Path(path).expanduser(), "".join(lines))
 
@@ -63,7 +65,3 @@ def write_ratings(path: str | PathLike[str], ratings: Sequence[Rating], critique
 def _rows(path: str | PathLike[str]) -> list[Row]:
     place = Path(path).expanduser()
     return check_rows(read_records(place), RATED, str(place))
-
-
-def _instruction(row: Row) -> Instruction:
-    return Instruction(row["instruction"], row["input"])

@@ -69,7 +69,11 @@ def _is_choice(value: object) -> bool:
 TEXT = "a string (Unicode without lone surrogates)"
 """What a field with the check `is_text` expects."""
 # AlpacaEval merges the input into the instruction. Further fields are ignored.
-INSTRUCTION = (Field("instruction", "a non-empty string", _is_filled_text), Field("input", TEXT, is_text, ""))
+INSTRUCTION = (
+    Field("instruction", "a non-empty string", _is_filled_text),
+    Field("input", TEXT, is_text, ""),
+    Field("system", TEXT, is_text, ""),
+)
 DEMONSTRATION = (
     *INSTRUCTION,
     Field("output", TEXT, is_text),

@@ -8,8 +8,8 @@ from typing import Final
 
 from ..cli.annotation_files import FIELDS as ANNOTATION
 from ..cli.annotation_files import PAIR, read_rows
+from ..data.dataset import instruction_in
 from ..data.schema import Fault, Field, raise_faults, shown
-from ..instructions import Instruction
 from .task import Task
 
 FIELDS: Final = ("preference", "raw_preference", "annotator", "shown_first", "seconds", "answered_at")
@@ -65,7 +65,7 @@ def _read(path: Path, verdict: Field) -> list[tuple[int, Pair]]:
     """The pairs of a file and their records' numbers."""
     found, seen, faults = [], dict[tuple[str, ...], int](), []
     for row, record in zip(*read_rows(path, (*PAIR, verdict, JUDGE)), strict=True):
-        ask, outputs = Instruction(row["instruction"], row["input"]), (row["output_1"], row["output_2"])
+        ask, outputs = instruction_in(row), (row["output_1"], row["output_2"])
         first = seen.setdefault((ask, *sorted(outputs)), row.number)
         if first != row.number:
             told = f"the pair of record {first}: {shown(ask)}"

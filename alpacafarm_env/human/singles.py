@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from ..cli.annotation_files import read_rows
+from ..data.dataset import instruction_in
 from ..data.files import read_records
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, is_text, raise_faults
-from ..instructions import RATINGS, Instruction
+from ..instructions import RATINGS
 from .pairs import JUDGE
 from .task import Task
 
@@ -70,7 +71,7 @@ def _read(path: Path, rating: Field) -> list[Single]:
     fields = (*INSTRUCTION, Field("output", TEXT, is_text), rating, JUDGE)
     found, seen, faults = [], dict[tuple[str, str], int](), []
     for row, record in zip(*read_rows(path, fields), strict=True):
-        ask = Instruction(row["instruction"], row["input"])
+        ask = instruction_in(row)
         first = seen.setdefault((ask, row["output"]), row.number)
         if first != row.number:
             faults.append(Fault(row.number, "output", f"the response of record {first}", "each response once"))

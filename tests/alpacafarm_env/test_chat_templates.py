@@ -47,6 +47,21 @@ def test_prompts_and_pairs_are_the_librarys(tokenizer):
     assert template.encode_pairs(tokenizer, TEXTS, answers, eos=True) == expected
 
 
+def test_a_system_text_is_where_the_library_has_it_or_stays_in_front_with_a_warning(tokenizer):
+    template, text = ChatTemplate.of(tokenizer), " Be brief.\n"
+    ask = Instruction(f"{text}\n\nSum up.", "It sings.", system=text)
+    if tokenizer.family == "gemma":
+        with pytest.warns(UserWarning, match="system"):
+            assert template.encode_prompts(tokenizer, [ask]) == template.encode_prompts(tokenizer, [str(ask)])
+        return
+    messages = [{"role": "system", "content": text}, *conversation("Sum up.\n\nIt sings.", "The robin.")]
+    expected = library_ids(tokenizer, messages[:2], add_generation_prompt=True)
+    assert template.encode_prompts(tokenizer, [ask, "x"])[0] == expected
+    assert template.encode_pairs(tokenizer, [ask], ["The robin."], eos=True) == [library_ids(tokenizer, messages)]
+    with pytest.warns(UserWarning, match="system"):
+        assert ALPACA.render(ask) == ALPACA.render(Instruction(f"{text}\n\nSum up.", "It sings."))
+
+
 def test_prompt_response_and_end_are_the_conversation(tokenizer):
     template = ChatTemplate.of(tokenizer)
     (prompt,) = template.encode_prompts(tokenizer, ["List two birds."])
