@@ -37,13 +37,12 @@ from .harness.stored import ElapsedTime, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.dry_run import Machine, make_plan, report
 from .methods.job import Feedback, Job, ModelOptions, check_positive
-from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, find_method
+from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.own_reward_model import train_reward_model
 from .methods.presets import Dtype, PresetName
 from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
-REWARD_MODELING = "reward_modeling"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,8 @@ class TrainOptions(ModelOptions):
 
     def plan(self, reward: str | None) -> MethodPlan:
         """The cell of the ranking that this run is."""
-        known = len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
+        data = load_dataset(self.data, allow_overlap=self.allow_overlap)
+        known = len(data.instructions("eval")) if "eval" in data.splits else 0
         options: dict[str, Any] = {"method": self.method, "judge": self.judge, "num_eval": min(self.num_eval, known)}
         return MethodPlan(out=self.folder, **options, **self._for_job(reward))
 
@@ -135,6 +135,8 @@ def run(options: TrainOptions) -> int:
 
     Processes that torchrun has started do it together; only the main one judges, writes and prints.
     """
+    data = load_dataset(options.data, allow_overlap=options.allow_overlap)
+    check_splits(options.method, data, judged=options.judge is not None and options.method != REWARD_MODELING)
     if options.dry_run:
         return dry_run(options)
     refuse_taken(options.folder)
@@ -218,12 +220,16 @@ def write_results(plan: MethodPlan, row: Row) -> None:
         print(f"  win_rate and its standard_error are in %, by {name} against the references of {plan.dataset}")
         if missing := credits.count(None):
             print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
-    write_outputs(plan, answers["responses"])
+    if answers["responses"]:
+        write_outputs(plan, answers["responses"])
+    else:
+        print(f"  nothing was evaluated: {plan.dataset} has no split eval")
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")
     saved = plan.folder / "policy"
     where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
-    print(f"\n{where}Answers (outputs.json), verdicts, metrics and table.csv: {out}.")
+    evaluated = "Answers (outputs.json), verdicts, metrics" if answers["responses"] else "Metrics"
+    print(f"\n{where}{evaluated} and table.csv: {out}.")
 
 
 def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:

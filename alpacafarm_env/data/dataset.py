@@ -287,9 +287,7 @@ def _count_repeats(split: Split) -> None:
         preferred.setdefault((merged(row), *sorted(texts)), set()).add(texts[int(row["preference"]) - 1])
     if repeated := len(split.rows) - len(preferred):
         both = sum(len(texts) > 1 for texts in preferred.values())
-        text = (
-            f"{repeated} of {len(split.rows)} rows judge a pair again that stands above; {both} pairs have both labels"
-        )
+        text = f"{repeated} of {len(split.rows)} rows judge a pair that stands above; pairs with both labels: {both}"
         warnings.warn(f"{split.source}: {text}. Each row counts as a label of its own.", stacklevel=4)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from ... import agents
+from ...data import Dataset
 from ...errors import DataError, UnknownNameError, did_you_mean
 from ...instructions import Demonstration, Instruction, Preference
 from ...oracles.registry import make_oracle
@@ -52,6 +53,14 @@ class Method:
     """Whether adapters are merged into the policy that is saved: other methods start from a whole model."""
     effort: int = 60
     """Seconds it takes on one core, roughly: its weight in the progress report."""
+    split: str | None = None
+    """The split of one's own data that it learns from, "" if it only answers; None for the one that `needs` says."""
+
+    @property
+    def learns_from(self) -> str:
+        """The split that it learns from; "" for none: it only answers, so it needs eval."""
+        by_needs = {"nothing": "", "preferences": "preference", "reward": "unlabeled"}
+        return by_needs[self.needs] if self.split is None else self.split
 
 
 def make_sft(job: Job) -> Actor:
@@ -189,8 +198,8 @@ METHODS = (
     _stand_in("chatgpt", "ChatGPT", (61.4, 52.9)),
     Method("ppo", "PPO", make_ppo, "reward", (46.8, 55.1), effort=130),
     Method("dpo", "DPO", make_dpo, "preferences", (46.8, None), effort=60),
-    Method("best_of_n", "Best-of-n", make_best_of_n, "reward", (45.0, 50.7), "n = 1024 there", effort=80),
-    Method("best_of_16", "Best-of-16", partial(make_best_of_n, num_samples=16), "reward", effort=30),
+    Method("best_of_n", "Best-of-n", make_best_of_n, "reward", (45.0, 50.7), "n = 1024 there", effort=80, split=""),
+    Method("best_of_16", "Best-of-16", partial(make_best_of_n, num_samples=16), "reward", effort=30, split=""),
     Method("expert_iteration", "Expert iteration", make_expert_iteration, "reward", (41.9, 45.7), effort=120),
     Method("sft_52k", "SFT 52k", make_sft_52k, "nothing", (39.2, 40.7), "42k demonstrations here", False, effort=180),
     Method("sft", "SFT 10k", make_sft, "nothing", (36.7, 44.3), "", False, effort=5),
@@ -205,8 +214,12 @@ METHODS = (
 )  # fmt: skip
 """The rows of the paper's Table 2, best first, and best-of-16."""
 
+REWARD_MODELING = "reward_modeling"
+"""Trains no policy, so it is no `Method`; it learns from preference."""
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
-FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True)
+FINE_TUNING = Method(
+    "fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True, split="sft"
+)
 ABLATIONS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
@@ -218,6 +231,22 @@ ABLATIONS = (
     Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
 )
 BY_NAME = {method.name: method for method in (*METHODS, FINE_TUNING, *ABLATIONS)}
+
+
+def check_splits(method: str, data: Dataset, *, judged: bool) -> None:
+    """Refuses data without a split that a method uses. Only eval may be missing: then nothing is evaluated.
+
+    Raises:
+        DataError: There is no split to learn from; or no eval, and the method only answers, or a judge is to judge.
+        UnknownNameError: As of `find_method`.
+    """
+    split = "preference" if method == REWARD_MODELING else find_method(method).learns_from
+    uses = {split: f"{method} learns from it"} if split else {"eval": f"{method} answers it"}
+    if judged:
+        uses.setdefault("eval", "--judge compares with its references")
+    for name, use in uses.items():
+        if name not in data.splits:
+            raise DataError(f"{data.name}: expected the split {name!r} ({use}), got {', '.join(data.splits)}.")
 
 
 def find_method(name: str) -> Method:

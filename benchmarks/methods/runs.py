@@ -92,7 +92,9 @@ class MethodPlan(Job):
 
     @property
     def instructions(self) -> list[Instruction]:
-        """Those of eval that every method answers."""
+        """Those of eval that every method answers; none where the data has no eval."""
+        if "eval" not in self.data.splits:
+            return []
         found = self.data.instructions("eval")
         return [found[index] for index in subset(len(found), self.num_eval)]
 
@@ -239,7 +241,7 @@ def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
             f"tokens: the longest has {max(too_long)}, and there is room for {room:g}. Leave them out of the data (a "
             "prompt is never cut)."
         )
-    return max(lengths)
+    return max(lengths, default=0)
 
 
 def answer(

@@ -5,10 +5,12 @@ import json
 import math
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from alpacafarm_env import data
 from alpacafarm_env.data import Dataset, FolderDataset, HubDataset, RecordedDataset, load_dataset
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError, UnknownNameError
@@ -87,14 +89,43 @@ def test_an_instruction_in_two_splits_is_an_error_that_names_both_records_unless
         assert load(folder, allow_overlap=True).instructions("eval") == ("New.", "Say b.\n\nx")
 
 
-def test_an_instruction_or_pair_twice_in_a_split_is_an_error(tmp_path):
+def test_an_instruction_twice_in_a_split_is_an_error(tmp_path):
     folder = make_folder(tmp_path, unlabeled=[{"instruction": "x"}, {"instruction": "y"}, {"instruction": "x"}])
     with pytest.raises(DataError, match=r"record 3 field 'instruction': .* record 1: 'x'"):
         FolderDataset(folder)
-    make_folder(tmp_path, unlabeled=None, preference=[FILES["preference"][0]] * 2)
-    with pytest.raises(DataError, match=r"record 2 .*pair as record 1"):
-        FolderDataset(folder)
-    assert len(FolderDataset(folder, allow_overlap=True).preferences()) == 2
+
+
+def test_repeated_pairs_and_several_labels_of_one_are_data_that_a_warning_counts(tmp_path):
+    first, second, third = FILES["preference"]
+    swapped = {**first, "output_1": "d", "output_2": "c", "preference": 2}
+    rows = [first, second, first, swapped, {**first, "preference": 2}, third]
+    with pytest.warns(UserWarning, match=r"preference\.json: 3 of 6 .* labels: 1\.") as caught:
+        dataset = FolderDataset(make_folder(tmp_path, preference=rows))
+    assert len(caught) == 1
+    assert [each.chosen for each in dataset.preferences()] == ["c", "d", "c", "c", "d", "c"]
+    assert dataset.instructions("preference") == ("Say c.", "Say d.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "split"), [(FILES["sft"], "sft"), (FILES["preference"], "preference"), (FILES["unlabeled"], "unlabeled")]
+)
+def test_a_file_and_a_split_called_train_are_the_split_that_their_rows_are_for(tmp_path, monkeypatch, rows, split):
+    alone = dict.fromkeys(FILES)
+    named = {"train": rows, "validation": FILES["val"], "test": FILES["eval"], "other": [{"anything": 1}]}
+    fake_datasets(monkeypatch, lambda *_, **__: named)
+    for dataset in (FolderDataset(make_folder(tmp_path, **alone, **named)), HubDataset("a/b")):
+        assert dataset.splits == (split, "val", "eval")
+        assert dataset.instructions(split)[0].split_name == split
+        assert dataset.references("eval") == ("g",)
+    for name, expected in (("train", split), ("mine", split), ("eval", "eval")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        dataset = load_dataset(tmp_path / f"{name}.jsonl")
+        assert dataset.splits == (expected,)
+        assert load_dataset(str(tmp_path / f"{name}.jsonl")) is dataset
+    make_folder(tmp_path / "both", **alone, train=rows)
+    (tmp_path / "both" / f"{split}.jsonl").write_text(json.dumps(rows[0]))
+    with pytest.raises(DataError, match=rf"{split}\.jsonl.*train\.json"):
+        FolderDataset(tmp_path / "both")
 
 
 def test_sft_may_have_several_demonstrations_of_an_instruction(tmp_path):
@@ -136,6 +167,17 @@ def test_ambiguous_and_empty_folders(tmp_path):
         FolderDataset(tmp_path / "none")
 
 
+def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.load, "_load_hub", pytest.fail)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("instruction,output\n")
+    there = ("data/rows.csv", "data")
+    for name in (*there, "other/rows.jsonl", "other/rows.csv", "data/none", "./a", "../a/b", "~/a", Path("other/a")):
+        with pytest.raises(DataError, match="expected .*json"):
+            load_dataset(name)
+
+
 def test_load_dataset_explains_names_that_are_none(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for name, error, fact in (
@@ -154,7 +196,7 @@ def fake_datasets(monkeypatch, answer, configs=("default",)):
 
 
 def test_hub_datasets_keep_the_splits_they_name(monkeypatch):
-    rows = {"eval": FILES["eval"], "sft": FILES["sft"], "train": [{"anything": 1}]}
+    rows = {"eval": FILES["eval"], "sft": FILES["sft"], "other": [{"anything": 1}]}
     by_config = {None: rows, "eval": {"eval": rows["eval"]}, "sft": {"sft": rows["sft"]}}
     known = {("someone/something", "abc", config): found for config, found in by_config.items()}
     for configs in (("default", "other"), ("eval", "other", "sft")):
@@ -180,8 +222,8 @@ def test_alpacafarms_hub_dataset_is_read_from_its_parquet_copy(monkeypatch):
 
 
 def test_hub_failures_and_foreign_splits(monkeypatch):
-    fake_datasets(monkeypatch, lambda *args, **kwargs: {"train": []})
-    with pytest.raises(DataError, match=r"sft.*\['train'\]"):
+    fake_datasets(monkeypatch, lambda *args, **kwargs: {"other": []})
+    with pytest.raises(DataError, match=r"sft.*\['other'\]"):
         HubDataset("a/b")
 
     def offline(*args, **kwargs):

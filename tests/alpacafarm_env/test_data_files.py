@@ -138,7 +138,7 @@ def test_blank_lines_are_no_records_but_count(tmp_path, end):
 def test_defaults_and_further_fields():
     row = {"instruction": "a", "output": "b", "price": 3}
     assert check_rows([row], KINDS["demonstration"], "x") == [
-        {"instruction": "a", "input": "", "output": "b", "generator": "", "dataset": ""}
+        {"instruction": "a", "input": "", "system": "", "output": "b", "generator": "", "dataset": ""}
     ]
 
 

@@ -15,6 +15,7 @@ FILES = {
         {"instruction": ODD, "input": ODD, "output": ODD, "dataset": "koala"},
         {"instruction": "Two\n\nparagraphs", "input": "", "output": ""},
         {"instruction": "Two\n\nparagraphs", "input": "", "output": "Another."},
+        {"instruction": "Three", "input": "x", "system": ODD, "output": "Brief."},
     ],
     "preference": [
         {"instruction": "Say c.", "input": "now", "output_1": ODD, "output_2": "d", "preference": 2},
@@ -38,7 +39,7 @@ def told(record):
     """All that a record says."""
     ask = getattr(record, "instruction", "") if not hasattr(record, "split_name") else record
     answers = (record.responses, record.preference) if isinstance(record, Preference) else ()
-    fields = (ask.instruction, ask.input, ask.id, ask.split_name, ask.source)
+    fields = (ask.instruction, ask.input, ask.id, ask.split_name, ask.source, ask.system)
     return (*fields, *answers, getattr(record, "response", None))
 
 
@@ -73,6 +74,15 @@ def answer(text):
     return {"role": "assistant", "content": text}
 
 
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def said(*texts, roles=("human", "gpt")):
+    """ShareGPT's messages."""
+    return [{"from": role, "value": text} for role, text in zip(roles, texts, strict=True)]
+
+
 CHAT = [user("Q"), answer("a")]
 DEMONSTRATIONS = [
     {"messages": CHAT},
@@ -80,7 +90,17 @@ DEMONSTRATIONS = [
     {"prompt": [user("Q")], "completion": [answer("a")], "input": None},
     {"prompt": "Q", "completion": CHAT, "anything": {"else": 1}},
     {"instruction": "Q", "output": "a"},
+    {"conversations": said("Q", "a")},
+    {"prompt": "Q", "completion": "a", "label": True},
 ]
+SYSTEMS = [
+    {"messages": [system("S"), *CHAT]},
+    {"prompt": [system("S"), user("Q")], "completion": [answer("a")]},
+    {"conversations": said("S", "Q", "a", roles=("system", "human", "gpt"))},
+    {"conversations": said("Q", "a"), "system": "S"},
+    {"instruction": "Q", "output": "a", "system": "S"},
+]
+"""The same demonstration after a system text."""
 PREFERENCES = [
     {"prompt": "Q", "chosen": "a", "rejected": "b"},
     {"prompt": [user("Q")], "chosen": [answer("a")], "rejected": [answer("b")]},
@@ -88,6 +108,7 @@ PREFERENCES = [
     {"prompt": "Q", "chosen": CHAT, "rejected": [user("Q"), answer("b")], "messages": CHAT, "score_chosen": 1.5},
     {"instruction": "Q", "chosen": "a", "rejected": [answer("b")]},
     {"prompt": "Q", "chosen": "a", "rejected": "b", "preference": 2},
+    {"conversations": said("Q", roles=["human"]), "chosen": said("a", roles=["gpt"])[0], "rejected": "b"},
 ]
 
 
@@ -101,11 +122,27 @@ def test_rows_of_other_libraries_are_records(tmp_path):
     assert {told(each)[:2] + told(each)[-1:] for each in demonstrations} == {("Q", "", "a")}
     assert len(demonstrations) == len(DEMONSTRATIONS)
     preferences = read(tmp_path, "preference", PREFERENCES).preferences()
-    assert [(str(each.instruction), each.chosen, each.rejected) for each in preferences] == [("Q", "a", "b")] * 6
-    assert [each.preference for each in preferences] == [1, 1, 1, 1, 1, 2]
+    assert [(str(each.instruction), each.chosen, each.rejected) for each in preferences] == [("Q", "a", "b")] * 7
+    assert [each.preference for each in preferences] == [1, 1, 1, 1, 1, 2, 1]
     asked = [{"prompt": "P"}, {"messages": [user("Q\n\nx")], "input": "x"}, {"prompt": [user("R")]}]
     instructions = read(tmp_path, "unlabeled", asked).instructions("unlabeled")
     assert [(each.instruction, each.input) for each in instructions] == [("P", ""), ("Q", "x"), ("R", "")]
+
+
+def test_a_system_text_is_part_of_the_instruction_and_known_as_such(tmp_path):
+    demonstrations = read(tmp_path, "sft", SYSTEMS).demonstrations()
+    asked = [(each.instruction, each.instruction.system, each.response) for each in demonstrations]
+    assert asked == [("S\n\nQ", "S", "a")] * len(SYSTEMS)
+    assert {each.instruction.instruction for each in demonstrations} == {"S\n\nQ"}
+    pairs = [
+        {"prompt": [system("S"), user("Q")], "chosen": "a", "rejected": [answer("b")]},
+        {"chosen": [system("S"), *CHAT], "rejected": [system("S"), user("Q"), answer("b")]},
+        {"prompt": "Q", "chosen": [system("S"), *CHAT], "rejected": "b"},
+        {"prompt": "Q", "system": "S", "chosen": "a", "rejected": "b"},
+    ]
+    assert {
+        (each.instruction, each.instruction.system) for each in read(tmp_path, "preference", pairs).preferences()
+    } == {("S\n\nQ", "S")}
 
 
 def test_references_may_be_rows_of_other_libraries(tmp_path):
@@ -118,8 +155,14 @@ def test_references_may_be_rows_of_other_libraries(tmp_path):
     ("split", "row", "facts"),
     [
         ("sft", {"question": "Q", "answer": "a"}, ["question, answer", "messages", "output"]),
-        ("sft", {"messages": [{"role": "system", "content": "s"}, *CHAT]}, ["'messages'", "['system', 'user', "]),
-        ("sft", {"messages": [*CHAT, user("Q2"), answer("a2")]}, ["'messages'", "'assistant', 'u"]),
+        ("sft", {"messages": [user("Q"), system("s"), answer("a")]}, ["'messages'", "['user', 'system', "]),
+        ("sft", {"messages": [system("s"), *CHAT], "system": "t"}, ["'messages'", "['system', 'user', "]),
+        ("sft", {"messages": [*CHAT, user("Q2"), answer("a2")]}, ["'messages'", "'assistant', 'u", "split them"]),
+        ("sft", {"conversations": said("Q", "a", roles=("human", "tool"))}, ["'conversations'", "'tool'"]),
+        ("sft", {"conversations": [{"from": "human", "content": "Q"}]}, ["'conversations'"]),
+        ("sft", {"prompt": "Q", "completion": "a", "label": False}, ["'label'", "KTO", "got False"]),
+        ("sft", {"messages": CHAT, "label": 0}, ["'label'", "KTO", "got 0"]),
+        ("sft", {"instruction": "Q", "output": "a", "kto_tag": "False"}, ["'kto_tag'", "KTO"]),
         ("sft", {"messages": [answer("a")]}, ["'messages'", "['assistant']"]),
         ("sft", {"messages": []}, ["'messages'", "[]"]),
         ("sft", {"messages": [user("Q"), {"role": "assistant", "content": ["a"]}]}, ["'messages'"]),
@@ -131,6 +174,8 @@ def test_references_may_be_rows_of_other_libraries(tmp_path):
         ("sft", {"prompt": "Q"}, ["'output'", "missing"]),
         ("preference", {"chosen": "a", "rejected": "b"}, ["'prompt'", "missing"]),
         ("preference", {"prompt": "Q", "chosen": "a"}, ["'rejected'", "missing"]),
+        ("preference", {"prompt": "Q", "chosen": None, "rejected": "b"}, ["'chosen'", "got null"]),
+        ("preference", {"prompt": "Q", "completion": "a", "label": False}, ["'label'", "KTO"]),
         ("preference", {"prompt": "R", "chosen": CHAT, "rejected": "b"}, ["'chosen'", "'Q'"]),
         ("preference", {"chosen": CHAT, "rejected": [user("R"), answer("b")]}, ["'rejected'", "'R'"]),
         ("preference", {"prompt": "Q", "chosen": [user("Q")], "rejected": "b"}, ["'chosen'", "answer"]),
