@@ -24,8 +24,8 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     The task of AlpacaFarm (Dubois et al. 2023, arXiv 2305.14387).
 
     * Action space: `UnicodeText`, a response of 0 to 2**20 code points, without lone surrogates, never cut.
-    * Observation space: `UnicodeText`, an `Instruction`, a str that also carries `.instruction`, `.input`, `.id`,
-      `.split_name` and `.source`; after a step the same one.
+    * Observation space: `UnicodeText`, an `Instruction`, a str that also carries `.instruction`, `.input`, `.system`,
+      `.id`, `.split_name` and `.source`; after a step the same one.
     * Rewards: for annotators and comparisons the probability, in [0, 1], that the response is preferred to the
       reference; for reward models an unbounded score.
     * Starting state: an instruction drawn uniformly, with replacement, by the environment's own generator, which no

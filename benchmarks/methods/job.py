@@ -35,8 +35,8 @@ class ModelOptions:
     """Options that `train` and `win_rate_curve` share."""
 
     data: Annotated[str, tyro.conf.arg(name="dataset", aliases=["--data"])] = "sandbox"
-    """Your own data (folder or hub name); --policy is then needed too, and --reward-model where a reward is learned
-    from."""
+    """Your own data (folder, file or hub name); --policy is then needed too, and --reward-model where a reward is
+    learned from."""
     policy: str = "sandbox"
     """Your own SFT model (folder or hub name) to start from."""
     reward_model: str = "sandbox"
