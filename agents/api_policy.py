@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from ..errors import APIError, PolicyError, did_you_mean
+from ..instructions import system_front
 from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import Endpoint
 from ..llm.replies import Reply
@@ -164,11 +165,13 @@ class APIPolicy:
     def request(self, instruction: str, occurrence: int = 0) -> dict[str, Any]:
         """The body sent for an instruction that `occurrence` equal ones precede in the call."""
         config, limit = self.config, self.config.length_limit_chars
-        text = self.template.render(instruction) if self.template else str(instruction)
+        own = "" if self.template else getattr(instruction, "system", "")
+        text = self.template.render(instruction) if self.template else instruction.removeprefix(system_front(own))
         rule = f"Keep every answer shorter than {limit} characters." if limit else ""
         body: dict[str, Any] = {"model": self.model}
         if self.kind == "chat":
-            system = [{"role": "system", "content": rule}] if rule else []
+            rules = "\n\n".join(filter(None, (own, rule)))
+            system = [{"role": "system", "content": rules}] if rules else []
             body["messages"] = [*system, {"role": "user", "content": text}]
             body[config.max_tokens_field] = config.max_tokens
         else:

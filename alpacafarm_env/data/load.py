@@ -93,7 +93,9 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
     if local or "/" in text:
         layout = f"{', '.join(SPLITS)} (.json, .jsonl or .parquet)"
         raise DataError(f"{text}: expected a data file, or a folder with files named {layout}, got neither.")
-    raise UnknownNameError(f"{did_you_mean('dataset', text, ['sandbox'])} There is no folder of that name either.")
+    raise UnknownNameError(
+        f"{did_you_mean('dataset', text, ['sandbox'])} There is no folder or file of that name either."
+    )
 
 
 @cache

@@ -77,6 +77,15 @@ def test_length_limit_is_stated_in_the_prompt(server):
     assert prompt == ALPACA.render(ASK)
 
 
+def test_a_system_text_is_the_systems_message_before_the_rule_of_length(server):
+    policy(server, length_limit_chars=500).act([Instruction("Be brief.\n\nSum up.", "It sings.", system="Be brief.")])
+    system, user = server.bodies[0]["messages"]
+    assert system["role"] == "system"
+    assert system["content"].startswith("Be brief.\n\n")
+    assert "500" in system["content"]
+    assert user == {"role": "user", "content": "Sum up.\n\nIt sings."}
+
+
 def test_template_of_a_chat_and_settings_that_are_left_out(server):
     template = PromptTemplate("{instruction} / {input}", "Q: {instruction}")
     settings = {"temperature": None, "top_p": None, "max_tokens": 9, "max_tokens_field": "max_completion_tokens"}

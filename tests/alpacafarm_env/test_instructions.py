@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from alpacafarm_env.data import RowDataset
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
@@ -24,6 +25,7 @@ from alpacafarm_env.spaces import MAX_TEXT_LENGTH, UnicodeText, find_surrogate
 from alpacafarm_env.templates import ALPACA, PromptTemplate
 
 FULL = Instruction("Translate.", "Good\nmorning {input}", id=3, split="eval", source="koala")
+BRIEF = Instruction("Be brief.\n\nTranslate.", "Good morning", system="Be brief.", id=3)
 
 
 def test_the_text_is_the_instruction_and_the_input_after_a_blank_line():
@@ -42,10 +44,25 @@ def test_the_text_is_the_instruction_and_the_input_after_a_blank_line():
     [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x, 2)), lambda x: pickle.loads(pickle.dumps(x))],
 )
 def test_copies_keep_text_and_fields(duplicate):
-    twin = duplicate(FULL)
-    assert type(twin) is Instruction
-    assert twin == FULL
-    assert all(getattr(twin, name) == getattr(FULL, name) for name in Instruction.__slots__)
+    for ask in (FULL, BRIEF):
+        twin = duplicate(ask)
+        assert type(twin) is Instruction
+        assert twin == ask
+        assert all(getattr(twin, name) == getattr(ask, name) for name in Instruction.__slots__)
+
+
+def test_an_instruction_begins_with_its_system_text():
+    assert (BRIEF, BRIEF.system, FULL.system) == ("Be brief.\n\nTranslate.\n\nGood morning", "Be brief.", "")
+    with pytest.raises(ValueError, match="Be brief"):
+        Instruction("Translate.", system="Be brief.")
+
+
+def test_environments_ask_with_the_system_text():
+    rows = [{"prompt": f"Translate {i}.", "system": "Be brief."} for i in range(4)]
+    options = {"dataset": RowDataset("own", {"unlabeled": ("own", rows)}), "oracle": {"name": "constant", "value": 1.0}}
+    asked, _ = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=3, **options).reset(seed=0)
+    assert {each.system for each in asked} == {"Be brief."}
+    assert all(each.startswith("Be brief.\n\nTranslate") for each in asked)
 
 
 def test_it_is_immutable():
