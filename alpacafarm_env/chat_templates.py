@@ -113,7 +113,8 @@ class ChatTemplate(PromptTemplate):
             return written(_QUESTION, answer)
 
         def place() -> tuple[str, str, bool] | None:
-            spaced, options = f" {_QUESTION}\n ", {"roles": _ROLES, "add_generation_prompt": True}
+            spaced = f" {_QUESTION}\n "
+            options: dict[str, Any] = {"roles": _ROLES, "add_generation_prompt": True}
             try:
                 before, rest = _split(written(_SYSTEM, _QUESTION, **options), _SYSTEM)
                 behind, end = _split(rest, _QUESTION)

@@ -257,13 +257,15 @@ def by_split(name: str, parts: Iterable[tuple[str, str, Sequence[object]]]) -> d
 
     A name that is none of `FILE_SPLITS` leaves it to the kind of the rows. DataError for two parts of one split.
     """
-    found: dict[str, tuple[str, Sequence[object]]] = {}
+    sources: dict[str, tuple[str, Sequence[object]]] = {}
     for stem, source, records in parts:
         split = FILE_SPLITS.get(stem) or KIND_SPLITS[kind_of(map(as_row, records))]
-        if split in found:
-            raise DataError(f"{name}: expected one source of the split {split!r}, got {found[split][0]} and {source}.")
-        found[split] = source, records
-    return {split: found[split] for split in SPLITS if split in found}
+        if split in sources:
+            raise DataError(
+                f"{name}: expected one source of the split {split!r}, got {sources[split][0]} and {source}."
+            )
+        sources[split] = source, records
+    return {split: sources[split] for split in SPLITS if split in sources}
 
 
 def _check_repeats(name: str, split: Split) -> None:

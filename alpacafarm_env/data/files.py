@@ -81,7 +81,7 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise DataError(f"{path}: {text}.") from error
     content = io.BytesIO()
     fields = dict.fromkeys(name for row in rows for name in row)  # Arrow takes those of the first row
-    parquet.write_table(pa.Table.from_pylist([dict.fromkeys(fields) | row for row in rows]), content)
+    parquet.write_table(pa.Table.from_pylist([{**dict.fromkeys(fields), **row} for row in rows]), content)
     write_atomic(path, content.getvalue())
 
 

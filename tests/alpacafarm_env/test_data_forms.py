@@ -131,8 +131,8 @@ def test_rows_of_other_libraries_are_records(tmp_path):
 
 def test_a_system_text_is_part_of_the_instruction_and_known_as_such(tmp_path):
     demonstrations = read(tmp_path, "sft", SYSTEMS).demonstrations()
-    asked = [(each.instruction, each.instruction.system, each.response) for each in demonstrations]
-    assert asked == [("S\n\nQ", "S", "a")] * len(SYSTEMS)
+    triples = [(each.instruction, each.instruction.system, each.response) for each in demonstrations]
+    assert triples == [("S\n\nQ", "S", "a")] * len(SYSTEMS)
     assert {each.instruction.instruction for each in demonstrations} == {"S\n\nQ"}
     pairs = [
         {"prompt": [system("S"), user("Q")], "chosen": "a", "rejected": [answer("b")]},

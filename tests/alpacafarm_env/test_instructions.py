@@ -60,9 +60,9 @@ def test_an_instruction_begins_with_its_system_text():
 def test_environments_ask_with_the_system_text():
     rows = [{"prompt": f"Translate {i}.", "system": "Be brief."} for i in range(4)]
     options = {"dataset": RowDataset("own", {"unlabeled": ("own", rows)}), "oracle": {"name": "constant", "value": 1.0}}
-    asked, _ = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=3, **options).reset(seed=0)
-    assert {each.system for each in asked} == {"Be brief."}
-    assert all(each.startswith("Be brief.\n\nTranslate") for each in asked)
+    observations, _ = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=3, **options).reset(seed=0)
+    assert {each.system for each in observations} == {"Be brief."}
+    assert all(each.startswith("Be brief.\n\nTranslate") for each in observations)
 
 
 def test_it_is_immutable():

@@ -98,10 +98,10 @@ class Recorder(FolderDataset):
 
     def __init__(self, path):
         super().__init__(path)
-        self.asked = set()
+        self.splits_read = set()
 
     def _split(self, name):
-        self.asked.add(name)
+        self.splits_read.add(name)
         return super()._split(name)
 
 
@@ -124,7 +124,7 @@ def test_the_page_says_of_every_method_which_split_it_learns_from_and_it_asks_fo
         data = job.__dict__["data"] = Recorder(tmp_path)  # in the place of the cached property
         find_method(name).make(job)
         learns = find_method(name).learns_from
-        assert data.asked == ({learns} if learns else set())
+        assert data.splits_read == ({learns} if learns else set())
         assert table.get(name, learns) == (learns or "nothing")
     data = load_dataset(tmp_path)
     check_splits(REWARD_MODELING, data, judged=False)
