@@ -21,7 +21,7 @@ from ..errors import UnscoredError
 from ..oracles.base import checked
 from ..seeding import keyed_rng
 from .asking import judge_together
-from .fitting import scorings, unreadable
+from .fitting import longest_prompt, scorings, unreadable
 from .language_model import LanguageModel
 from .loop import Loop, Resume, Sums, keyed_generator
 from .losses import masked_moments
@@ -188,6 +188,7 @@ class OnlineAgent(PolicyAgent):
         config = self.config
         width, budget = config.max_response_tokens or self.policy.max_response_tokens, config.micro_batch_tokens
         left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
+        self._longest_prompt = longest_prompt(env, self.policy)
         self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
         self.policy.add_reference()
         self._loop = self._start(
@@ -201,10 +202,24 @@ class OnlineAgent(PolicyAgent):
         )
         self._collector = Collector(env, self.policy, self._loop, config, left_out)
 
+    def _longest_rollouts(self) -> Rollouts:
+        """As many rows as an update of this process may have, as long as they may be, and a short one."""
+        rows = math.ceil(self.config.minibatch_size / self._loop.processes.count)
+        width = self.config.max_response_tokens or self.policy.max_response_tokens
+        sizes = torch.tensor([*([self._longest_prompt, width] for _ in range(rows)), [1, 1]]).to(self.policy.device)
+        texts = tuple("" for _ in sizes)
+        prompt_lengths, lengths = sizes.T
+        prompt_tokens, tokens = (
+            torch.full((int(each.sum()),), self.policy.eos_token_ids[0], device=each.device)
+            for each in (prompt_lengths, lengths)
+        )
+        finished, logprobs = torch.ones_like(lengths, dtype=torch.bool), torch.zeros(len(tokens), device=tokens.device)
+        return Rollouts(texts, texts, prompt_tokens, prompt_lengths, tokens, lengths, logprobs, finished)
+
     def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
         """What `compute` gives for each response token, [B, T], in micro-batches."""
         columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
-        for rows in micro_batches(rollouts.total_lengths, self.config.micro_batch_tokens):
+        for rows in micro_batches(rollouts.total_lengths, self._loop.micro_batch_tokens):
             part = rollouts[rows.to(self.policy.device)]
             with self._loop.processes.autocast():
                 columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
@@ -231,7 +246,7 @@ class OnlineAgent(PolicyAgent):
             # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
             order = keyed_rng(self.seed, "minibatches", *key(epoch)).permutation(trained)
             for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-                cut = micro_batches(total_lengths[rows], self.config.micro_batch_tokens)
+                cut = micro_batches(total_lengths[rows], self._loop.micro_batch_tokens)
                 micro = [rows[part].to(self.policy.device) for part in cut]
                 updates.append(self._loop.update(micro, sums, count=int(lengths[rows].sum())))
         return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}

@@ -32,8 +32,9 @@ from ..instructions import Preference
 from ..progress import make_bar
 from .fitting import check_budget
 from .language_model import LanguageModel
-from .loop import Resume, epoch_batch
+from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
+from .memory_probe import first_tried
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes, float32_matmuls
 from .rollouts import micro_batches, segment_sum
@@ -93,7 +94,8 @@ class DPO(PolicyAgent):
         # The chosen responses, then the rejected ones in the same order.
         texts = [preference.chosen for preference in kept] + [preference.rejected for preference in kept]
         self._data = teacher_forced(self.policy, [preference.instruction for preference in kept] * 2, texts)
-        check_budget(self.config.micro_batch_tokens, 2 * int(self._data.total_lengths.max()), who=self.label)
+        self._sizes = 2 * self._data.total_lengths.view(2, -1).amax(0).cpu()  # a pair takes twice its longer text
+        check_budget(self.config.micro_batch_tokens, int(self._sizes.max()), who=self.label)
         identity = data_identity("responses", self._data)
         # Or the processes' shares of the reference would not fit together.
         Processes(self.policy.device).agree(identity)
@@ -121,7 +123,12 @@ class DPO(PolicyAgent):
     def _step(self, step: int) -> dict[str, float]:
         batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
         pairs = self._loop.processes.share(batch)
-        return self._loop.update(self._cut(pairs), lambda rows: self._sums(pairs[rows]), count=len(pairs))
+        micro = micro_batches(self._sizes[pairs], self._loop.micro_batch_tokens)
+        return self._loop.update(micro, lambda rows: self._sums(pairs[rows]), count=len(pairs))
+
+    def _largest(self) -> tuple[list[int], Sums]:
+        pairs = self._longest(self._sizes, self.config.batch_size)
+        return self._sizes[pairs].tolist(), lambda rows: self._sums(pairs[rows])
 
     def _sums(self, pairs: Tensor) -> dict[str, Tensor]:
         """Sums over some pairs (their numbers, [b])."""
@@ -155,15 +162,11 @@ class DPO(PolicyAgent):
         processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
-        parts = self._cut(mine)
+        tokens = self.config.micro_batch_tokens or first_tried(self.policy.device)
+        parts = micro_batches(self._sizes[mine], tokens)
         with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
             for rows in parts:
                 with processes.autocast(), float32_matmuls(self.policy.device, tf32=self.config.tf32):
                     table[:, mine[rows]] = self._logprobs(mine[rows])
                 bar.update()
         return processes.reduce(table)
-
-    def _cut(self, pairs: Tensor) -> list[Tensor]:
-        """Positions within `pairs`, in micro-batches; a pair takes twice its longer text."""
-        lengths = self._data.total_lengths.view(2, -1).amax(0).cpu()
-        return micro_batches(2 * lengths[pairs], self.config.micro_batch_tokens)

@@ -51,9 +51,10 @@ from .best_responses import (
 )
 from .fitting import fitting
 from .language_model import LanguageModel
-from .loop import FREE_TO_CHANGE, Resume, TrainingConfig
+from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes
+from .settings import FREE_TO_CHANGE, TrainingConfig
 from .sft import SFT, SFTConfig
 
 
@@ -104,7 +105,7 @@ class ExpertIterationConfig(PolicyConfig):
 
 
 FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
-"""What a resumed run may change, as it does not decide what is learned. Of `sft`: `loop.FREE_TO_CHANGE`."""
+"""What a resumed run may change, as it does not decide what is learned. Of `sft`: `settings.FREE_TO_CHANGE`."""
 
 
 class ExpertIteration(PolicyAgent):

@@ -6,6 +6,7 @@ A prompt is never cut. One that a policy is asked to answer, in `act` or in an e
 import inspect
 import warnings
 from collections.abc import Sequence
+from heapq import nlargest
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -32,9 +33,9 @@ def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Seque
     return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions)]
 
 
-def check_budget(micro_batch_tokens: int, longest: int, *, who: str) -> None:
-    """Refuses, by a DataError, micro-batches that could not hold the longest row."""
-    if micro_batch_tokens < longest:
+def check_budget(micro_batch_tokens: int | None, longest: int, *, who: str) -> None:
+    """Refuses, by a DataError, given micro-batches that could not hold the longest row."""
+    if micro_batch_tokens is not None and micro_batch_tokens < longest:
         raise DataError(
             f"{who}: expected micro-batches of at least {longest} tokens, as the longest row can have, got "
             f"micro_batch_tokens={micro_batch_tokens}."
@@ -52,7 +53,7 @@ def fitting(
     """The numbers of the instructions whose prompts the policy can read; a warning by `who` counts the others.
 
     `width` is how many tokens a response needs after the prompt (None: the policy's longest), and `micro_batch_tokens`
-    what must hold each prompt with such a response (None: not known yet).
+    what must hold each prompt with such a response (None: chosen by what there is).
 
     Raises:
         DataError: No prompt can be read, or a micro-batch is too small.
@@ -65,8 +66,7 @@ def fitting(
         limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     kept = up_to(limit, lengths, who=who, advice=advice)
-    if micro_batch_tokens is not None:
-        check_budget(micro_batch_tokens, max((lengths[number] for number in kept), default=0) + taken, who=who)
+    check_budget(micro_batch_tokens, max((lengths[number] for number in kept), default=0) + taken, who=who)
     return kept
 
 
@@ -84,7 +84,7 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
 
 
 def unreadable(
-    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int
+    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int | None
 ) -> list[tuple[Any, frozenset[int]]]:
     """The instructions of an environment that the policy cannot read, without changing it. Arguments as of `fitting`.
 
@@ -106,6 +106,13 @@ def unreadable(
         if known[key]:
             found.append((scoring, known[key]))
     return found
+
+
+def longest_prompt(env: VectorEnv[Any, Any, Any], policy: LanguageModel) -> int:
+    """Tokens of the longest prompt that an environment gives a policy, by its longest texts; or the policy's limit."""
+    texts = [scoring.instructions[position] for scoring in scorings(env) for position in scoring.drawn]
+    longest = prompt_lengths(policy.tokenizer, policy.template, nlargest(64, texts, key=len))
+    return min([policy.max_prompt_tokens, *([max(longest)] if longest else [])])
 
 
 def scorings(env: VectorEnv[Any, Any, Any]) -> list[Scoring]:

@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -39,10 +39,11 @@ from ..seeding import keyed_rng
 from . import checkpoints
 from .masters import Masters
 from .memory import checkpointed_layers, gradient_checkpointing
+from .memory_probe import GB, DeviceMemory, Probe, first_tried
 from .processes import Processes, float32_matmuls
 from .run_log import RunLog
-from .settings import Settings
-from .sharding import full, make_shards
+from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
+from .sharding import full, local, make_shards
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.
@@ -52,66 +53,6 @@ They come at once, or in parts that add up: see `Loop.accumulate`.
 
 Resume = Literal["auto", "never"]
 """What to do with a folder that has checkpoints: continue the newest complete one, or refuse."""
-
-
-Schedule = Literal["linear", "cosine", "constant"]
-"""How the learning rate falls after the warm-up: to 0 at the end of all configured steps, or not at all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Settings):
-    """What every algorithm's config has: optimizer, schedule, micro-batches, checkpoints."""
-
-    learning_rate: float = 1e-5
-    """Peak learning rate of AdamW."""
-    schedule: Schedule = "linear"
-    """How the rate goes from its peak to 0 over all configured steps, wherever training is stopped."""
-    warmup_steps: float = 0.0
-    """Steps of linear warm-up; below 1, a share of all steps. The first step's rate is not 0 (AlpacaFarm's is)."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay."""
-    adam_eps: float = 1e-8
-    """AdamW's epsilon, added after the bias correction."""
-    max_grad_norm: float | None = 1.0
-    """Gradients are scaled down to this global norm; the norm before that is logged. None: never."""
-    micro_batch_tokens: int = 16384
-    """Padded tokens that go through a model at once: memory and speed only, results differ by rounding."""
-    gradient_checkpointing: bool = False
-    """Keep one tensor a layer of a forward pass and compute the rest again for its gradient: a tenth of the memory for
-    a third more arithmetic. The results are the same."""
-    mixed_precision: Literal["no", "bf16"] = "no"
-    """Autocast of forward passes. Weights and optimizer keep their own precision."""
-    tf32: bool = True
-    """Multiply float32 matrices in TF32 on a CUDA device, in a step: ten bits of mantissa, several times the speed, as
-    AlpacaFarm's scripts do. False: as torch is set, which is to float32. Nothing changes on a CPU."""
-    save_every: int = 20
-    """Steps between checkpoints, 0 for the last step only. The last step is always saved."""
-    keep_checkpoints: int = 2
-    """How many checkpoints to keep, at least 1."""
-    sharding: Literal["none", "full"] = "none"
-    """"full" splits weights, gradients and moments of all models over the processes (FSDP2); "none": each has all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.above_0("learning_rate", "max_grad_norm")
-        self.at_least(0, "warmup_steps", "save_every")
-        self.at_least(1, "micro_batch_tokens", "keep_checkpoints")
-
-
-FREE_TO_CHANGE = frozenset(
-    {"save_every", "keep_checkpoints", "num_processes", "num_envs", "sharding"}
-    | {"micro_batch_tokens", "sampling_batch_size", "gradient_checkpointing", "tf32"}
-)
-"""What a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""
-
-
-def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:
-    """The share of the peak learning rate in the step after `completed` of `total` steps, in (0, 1]."""
-    num_warmup = math.ceil(warmup * total) if warmup < 1 else int(warmup)
-    if completed < num_warmup:
-        return (completed + 1) / (num_warmup + 1)
-    progress = (completed - num_warmup) / max(1, total - num_warmup)
-    return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}[kind]
 
 
 def epoch_batch(step: int, *, num_items: int, batch_size: int, seed: int) -> NDArray[np.int64]:
@@ -138,6 +79,10 @@ class Loop:
     Attributes:
         step: Completed steps.
         parameters: By name, what the optimizer moves: trained parameters, or their masters if they are below float32.
+        micro_batch_tokens: Those of the config, or fewer once `fit` has found that they do not fit.
+        seconds: Those of each part of the last step.
+        peaks: Where a caller puts a dict here, the highest memory in use by each part of a step, in bytes.
+        probe: By which `fit` has chosen `micro_batch_tokens`.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
 
     Args:
@@ -174,11 +119,15 @@ class Loop:
         self.processes = Processes(device, mixed_precision=config.mixed_precision)
         self.config, self.total, self.seed, self.out = config, total, seed, out
         self.step, self.state = 0, dict[str, float]()
+        self.micro_batch_tokens = config.micro_batch_tokens or first_tried(device)
+        self.memory = DeviceMemory(device)
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] | None = None
+        self.probe: Probe | None = None
         self._kept = 0  # the step of the newest checkpoint
         self._write, self._read = write, read
         self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
-        self._seconds: dict[str, float] = {}
         self._log: RunLog | None = None  # of the main process
         size = f"{len(parameters)} tensors, {sum(each.numel() for each in parameters.values())} numbers"
         self.processes.agree({**self._identity, "out": out and str(out.resolve()), "trained parameters": size})
@@ -202,6 +151,39 @@ class Loop:
             metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
             self.processes.together(lambda: self._continue(out, metrics_bytes))
 
+    def fit(self, sizes: Sequence[int], sums: Sums, *, who: str) -> None:
+        """Fit `micro_batch_tokens` to the memory by passes of the largest update, on all processes together.
+
+        Args:
+            sizes: Tokens of each of this process's rows of that update, padding included; at least one.
+            sums: As of `update`, of these rows.
+            who: Trains, for messages.
+
+        Raises:
+            NotEnoughMemoryError: Not even the longest row fits.
+        """
+        count = float(sum(sizes))
+
+        def differentiate(rows: Tensor) -> None:
+            with self._split(), float32_matmuls(self.processes.device, tf32=self.config.tf32):
+                if self._shards is not None:
+                    self._shards.before_pass()
+                self._differentiate(sums, rows.to(self.processes.device), count)
+
+        numbers = sum(local(parameter).numel() for parameter in self.parameters.values())
+        self.probe = Probe(
+            self.memory,
+            sizes,
+            differentiate,
+            self._optimizer.zero_grad,
+            gradients=4.0 * numbers,
+            moments=0.0 if self._optimizer.state else 8.0 * numbers,
+            worst=lambda number: max(self.processes.gather(number)),
+            careful=not self.memory.on_gpu or self._shards is not None,
+            who=who,
+        )
+        self.micro_batch_tokens = self.probe.tokens(self.micro_batch_tokens)
+
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
 
@@ -211,7 +193,7 @@ class Loop:
         Raises:
             FloatingPointError: The loss or the gradient is no longer finite.
         """
-        with self._split():
+        with self.timed("update"), self._split():
             means = self.accumulate(micro_batches, sums, count=count)
             limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
             norm = float(full(nn.utils.clip_grad_norm_(self.parameters.values(), limit)))
@@ -300,15 +282,16 @@ class Loop:
         claimed = self.processes.together(lambda: checkpoints.claim_metrics(place, length))
         with claimed, closing(self._log) if self._log else nullcontext():
             while self.step < self.total:
-                began = perf_counter()
+                began, self.seconds = perf_counter(), {}
                 learning_rate = self.learning_rate
                 with float32_matmuls(self.processes.device, tf32=self.config.tf32):
                     made = make_step(self.step + 1)
                 metrics = {"step": self.step + 1, **made, "learning_rate": learning_rate}
                 self.step += 1
                 if self._log is not None:
-                    self._log.write(metrics, perf_counter() - began, self._seconds)
-                self._seconds = {}
+                    self._log.write(
+                        metrics, perf_counter() - began, {**self.seconds, "peak_gb": self.memory.peak() / GB}
+                    )
                 due = self.config.save_every and self.step % self.config.save_every == 0
                 if due or self.step == self.total:
                     self.save()
@@ -318,8 +301,9 @@ class Loop:
     def timed(self, part: str) -> Iterator[None]:
         """Count the seconds of the block as `part` of the step in timing.jsonl."""
         began = perf_counter()
-        yield
-        self._seconds[part] = self._seconds.get(part, 0.0) + perf_counter() - began
+        with nullcontext() if self.peaks is None else self.memory.measured(self.peaks, part):
+            yield
+        self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - began
 
     def keep(self) -> None:
         """Save, unless the last step has been saved."""

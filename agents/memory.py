@@ -4,13 +4,17 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..arguments import environment_number
 
 RECOMPUTE = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # dropout is off: nothing is drawn
 
@@ -19,8 +23,9 @@ LOGITS_AT_ONCE = 2**26
 its gradient take a few. 16,384 tokens of the sandbox's vocabulary of 933 stay in one piece, with the numbers that a
 piece has; of LLaMA's 32,000 a chunk has 2,097 tokens."""
 
-CPU_ROWS = 256
-"""Responses sampled at once on a CPU."""
+CPU_ROWS, CPU_BYTES = 256, 2e9
+"""Most responses sampled at once on a CPU, and most memory for them: more at once is no faster."""
+_CGROUP = Path("/sys/fs/cgroup")
 MARGIN = 0.2
 """The share of the free memory that sampling leaves to what is not counted."""
 
@@ -106,14 +111,24 @@ def rows_that_fit(free_bytes: float, config: Any, dtype: torch.dtype, *, prompt:
 
 
 def sampling_rows(model: PreTrainedModel, *, prompt: int, response: int) -> int:
-    """How many responses to sample at once: what fits into a GPU's free memory now, and `CPU_ROWS` elsewhere."""
-    if model.device.type != "cuda":
-        return CPU_ROWS
-    return rows_that_fit(free_memory(model.device), model.config, model.dtype, prompt=prompt, response=response)
+    """How many responses to sample at once: what fits into the memory that is free now, of a CPU a little of it."""
+    on_gpu, free = model.device.type == "cuda", free_memory(model.device)
+    rows = rows_that_fit(
+        free if on_gpu else min(free, CPU_BYTES), model.config, model.dtype, prompt=prompt, response=response
+    )
+    return rows if on_gpu else min(rows, CPU_ROWS)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that this process can still fill, those that torch holds unused among them."""
+    """Bytes that this process can still take: of a GPU, also what torch holds unused.
+
+    Processes of a launcher share a machine's memory, and a container may have a limit of its own.
+    """
+    if device.type != "cuda":
+        free, limit = psutil.virtual_memory().available, _CGROUP / "memory.max"
+        if limit.is_file() and (most := limit.read_text().strip()).isdigit():
+            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()))
+        return int(free // environment_number("LOCAL_WORLD_SIZE", 1))
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + held)
 

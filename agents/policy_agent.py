@@ -12,8 +12,9 @@ from ..oracles.base import NoCopy
 from . import fitting
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
-from .loop import Loop, Resume, TrainingConfig, keyed_generator
+from .loop import Loop, Resume, keyed_generator
 from .processes import Processes, default_device
+from .settings import TrainingConfig
 from .trainer import Trainer
 
 

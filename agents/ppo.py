@@ -36,7 +36,7 @@ from . import losses
 from .adapters import has_lora
 from .collecting import OnlineAgent, OnlineConfig
 from .language_model import LanguageModel
-from .loop import Resume
+from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
 from .rollouts import Rollouts, length_mask, pad_rows, unpad
 from .value_model import Kind, ValueHead, ValueModel, make_value_model
@@ -233,6 +233,13 @@ class PPO(OnlineAgent):
         """
         return super().updates()
 
+    def _largest(self) -> tuple[list[int], Sums]:
+        rollouts = self._longest_rollouts()
+        column = torch.zeros(length_mask(rollouts.lengths).shape, device=rollouts.lengths.device)
+        experience = Experience(rollouts, column, column, column, column)
+        sizes = rollouts.total_lengths.tolist()
+        return sizes, lambda rows: ppo_sums(self.policy, self.value_model, experience, rows, self.config)
+
     # Control is inverted: who drives a step is not who defines it.
     #
     #   PPO.updates() -> Loop.run(self._step)      the loop asks for each step's metrics, logs and saves
@@ -247,8 +254,7 @@ class PPO(OnlineAgent):
         rollouts, scores, numbers, collected = self._collector.collect(step)
         with self._loop.timed("prepare"), self._loop.whole():
             experience, prepared = self._prepare(rollouts, scores)
-        with self._loop.timed("update"):
-            improved = self._improve(step, experience, numbers)
+        improved = self._improve(step, experience, numbers)
         metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
         if self.config.target_kl is not None:
             self._loop.state["kl_coef"] = losses.adaptive_kl_coef(

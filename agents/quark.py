@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from .collecting import OnlineAgent, OnlineConfig, places
 from .control_tokens import conditioned, unconditioned
 from .language_model import LanguageModel
-from .loop import Resume, keyed_generator
+from .loop import Resume, Sums, keyed_generator
 from .losses import exact_kl, kl_estimate, nll_loss
 from .memory import by_chunks, logit_rows
 from .rollouts import Rollouts, segment_sum, unpad
@@ -179,12 +179,16 @@ class Quark(OnlineAgent):
         """
         return super().updates()
 
+    def _largest(self) -> tuple[list[int], Sums]:
+        rollouts = self._longest_rollouts()
+        pool = DataPool(rollouts, rollouts, *(np.arange(len(rollouts)),) * 2)
+        return rollouts.total_lengths.tolist(), lambda rows: quark_sums(self.policy, pool, rows, self.config)
+
     def _step(self, step: int) -> dict[str, float]:
         rollouts, scores, numbers, collected = self._collector.collect(step)
         with self._loop.timed("prepare"), self._loop.whole():
             pool, prepared = self._prepare(step, rollouts, scores, numbers)
-        with self._loop.timed("update"):
-            improved = self._improve(step, pool)
+        improved = self._improve(step, pool)
         return {**collected, **prepared, **improved}
 
     @torch.no_grad()

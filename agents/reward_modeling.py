@@ -31,7 +31,7 @@ from ..chat_templates import ChatTemplate, load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..instructions import Preference
-from ..last_layer import last_mlp_for_scores
+from ..last_layer import last_mlp_for_scores, pad_before_score
 from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, is_adapter, new_scorer, num_positions
 from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
@@ -39,11 +39,12 @@ from .adapters import with_adapter
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to, warn_caller
 from .language_model import turn_off_dropout
-from .loop import Loop, Resume, Schedule, TrainingConfig, epoch_batch, keyed_generator
+from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .processes import default_device
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, leave_texts, save_files
+from .settings import Schedule, TrainingConfig
 from .special_tokens import check_eos, settle
 from .trainer import Trainer
 
@@ -200,7 +201,7 @@ class RewardModeling(Trainer):
         """Raw (uncalibrated) scores [B] of responses."""
         texts = self._encode(instructions, responses)
         scores = torch.zeros(len(texts), dtype=torch.float64)
-        for rows in micro_batches([len(text) for text in texts], self.config.micro_batch_tokens):
+        for rows in micro_batches([len(text) for text in texts], self._loop.micro_batch_tokens):
             scores[rows] = self._forward([texts[row] for row in rows.tolist()]).double().cpu()
         return scores.numpy()
 
@@ -263,16 +264,18 @@ class RewardModeling(Trainer):
         )
         pairs = [self._pairs[row] for row in batch.tolist()]
         targets = None if self._targets is None else self._targets[batch]
-
-        def sums(rows: Tensor) -> dict[str, Tensor]:
-            given = [pairs[row] for row in rows.tolist()]
-            return self._training_sums(given, None if targets is None else targets[rows])
-
-        metrics = self._loop.update(self._cut(pairs), sums, count=len(pairs))
+        metrics = self._loop.update(self._cut(pairs), self._sums_of(pairs, targets), count=len(pairs))
         due = step == self._loop.total or (self.config.eval_every and step % self.config.eval_every == 0)
         if self.validation and due:
             metrics |= {f"eval/{name}": value for name, value in self.evaluate(self.validation).items()}
         return metrics
+
+    def _sums_of(self, pairs: Sequence[Texts], targets: Tensor | None) -> Sums:
+        def sums(rows: Tensor) -> dict[str, Tensor]:
+            given = [pairs[row] for row in rows.tolist()]
+            return self._training_sums(given, None if targets is None else targets[rows.cpu()])
+
+        return sums
 
     def _training_sums(self, rows: Sequence[Texts], targets: Tensor | None) -> dict[str, Tensor]:
         """Over the rows of a micro-batch, `loss` and what else is told of a step."""
@@ -289,13 +292,21 @@ class RewardModeling(Trainer):
         """Scores [B] of tokenized texts; padded on the right, read at the last real token. Of none, a pass anyway."""
         given = list(texts) or [[self.tokenizer.eos_token_id]]
         padded = self.tokenizer.pad({"input_ids": given}, padding_side="right", return_tensors="pt")
-        inputs = {name: padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+        # A mask would be kept for the backward pass in each layer, and keys repeated for each head that shares them.
+        names = ["input_ids"] if pad_before_score(self.model) is not None else ["input_ids", "attention_mask"]
+        inputs = {name: padded[name].to(self.model.device) for name in names}
         with last_mlp_for_scores(self.model, inputs["input_ids"]):
             logits = self.model(**inputs, use_cache=False).logits
         return torch.as_tensor(logits)[: len(texts), 0].float()
 
+    def _largest(self) -> tuple[list[int], Sums]:
+        sizes = torch.tensor([_size(row) for row in self._pairs])
+        numbers = self._longest(sizes, self.config.batch_size)
+        targets = None if self._targets is None else self._targets[numbers]
+        return sizes[numbers].tolist(), self._sums_of([self._pairs[row] for row in numbers.tolist()], targets)
+
     def _cut(self, rows: Sequence[Texts]) -> list[Tensor]:
-        return micro_batches([_size(row) for row in rows], self.config.micro_batch_tokens)
+        return micro_batches([_size(row) for row in rows], self._loop.micro_batch_tokens)
 
     def _inputs(self) -> dict[str, Any]:
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])

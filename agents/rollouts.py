@@ -198,21 +198,15 @@ def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = No
 def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> list[Tensor]:
     """Index tensors [b] that hold each row once, grouped so that rows x longest row, in tokens, is within `max_tokens`.
 
-    Longest first: little padding, and a budget that is too large for the memory fails at once. ValueError if a single
-    row is longer than the budget.
+    Longest first: little padding. A row that is longer than that has a micro-batch of its own.
     """
     lengths = torch.as_tensor(total_lengths, dtype=torch.int64, device="cpu")
     order = torch.argsort(lengths, descending=True, stable=True)
-    if len(order) and int(lengths[order[0]]) > max_tokens:
-        raise ValueError(
-            f"Row {int(order[0])} has {int(lengths[order[0]])} tokens, more than a micro-batch may hold "
-            f"(max_tokens={max_tokens}); raise max_tokens or shorten prompts and responses"
-        )
     batches = []
     start = 0
     while start < len(order):
         # The first row of a group is its longest, so it fixes how many fit.
-        count = max_tokens // max(1, int(lengths[order[start]]))
+        count = max(1, max_tokens // max(1, int(lengths[order[start]])))
         batches.append(order[start : start + count])
         start += count
     return batches

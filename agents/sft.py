@@ -24,10 +24,11 @@ from .checkpoints import fingerprint
 from .control_tokens import conditioned, unconditioned
 from .fitting import check_budget, warn_caller
 from .language_model import LanguageModel
-from .loop import Resume, Schedule, epoch_batch, keyed_generator
+from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, loaded
 from .rollouts import Rollouts, micro_batches
+from .settings import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +140,12 @@ class SFT(PolicyAgent):
     def _sums(self, data: Rollouts) -> dict[str, Tensor]:
         return {"loss": nll_loss(self.policy.logprobs(data)).sum()}
 
+    def _largest(self) -> tuple[list[int], Sums]:
+        data = self._data[self._longest(self._data.total_lengths, self.config.batch_size)]
+        return data.total_lengths.tolist(), lambda rows: self._sums(data[rows])
+
     def _cut(self, data: Rollouts) -> list[Tensor]:
-        return micro_batches(data.total_lengths, self.config.micro_batch_tokens)
+        return micro_batches(data.total_lengths, self._loop.micro_batch_tokens)
 
     def _training_data(self, data: Rollouts) -> Rollouts:
         """What is trained on, made of the demonstrations before the loop starts; for subclasses to change."""

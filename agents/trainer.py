@@ -1,10 +1,13 @@
 """What every trained agent has: updates to go through, with or without a progress bar."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from .loop import Loop
+from torch import Tensor
+
+from .loop import Loop, Sums
 from .progress import show_progress
 from .tracking import Callback, Trackers, following
 
@@ -19,8 +22,16 @@ class Trainer:
     _loop: Loop
 
     def updates(self) -> Iterator[dict[str, float]]:
-        """Train, one step at a time; yields each step's metrics."""
-        return self._loop.run(self._step)
+        """Train, one step at a time; yields each step's metrics.
+
+        Before the first one, passes of the largest update find out whether its micro-batches fit into the memory.
+
+        Raises:
+            NotEnoughMemoryError: Not even the longest row does.
+        """
+        if self.step < self.num_steps:
+            self._loop.fit(*self._largest(), who=self.label)
+        yield from self._loop.run(self._step)
 
     def learn(self, *, callback: Callback | None = None, trackers: Trackers = ()) -> dict[str, float]:
         """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do).
@@ -68,6 +79,14 @@ class Trainer:
     def _keep(self) -> None:
         """Save the run as it is, if it is not yet."""
         self._loop.keep()
+
+    def _longest(self, sizes: Tensor, batch_size: int) -> Tensor:
+        """The rows of this process's share of a batch in the worst case: those of the largest sizes, [b]."""
+        return sizes.topk(min(len(sizes), math.ceil(batch_size / self._loop.processes.count))).indices
+
+    def _largest(self) -> tuple[list[int], Sums]:
+        """This process's largest update: tokens of each row in a micro-batch, and sums over some of these rows."""
+        raise NotImplementedError
 
     def _step(self, step: int) -> dict[str, float]:
         """Make step `step` (from 1); its metrics."""

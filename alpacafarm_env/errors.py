@@ -36,6 +36,10 @@ class UnscoredError(AlpacaFarmError, RuntimeError):
     """An oracle gave no verdict. The episode is still open: `step` may be called again."""
 
 
+class NotEnoughMemoryError(AlpacaFarmError, MemoryError):
+    """A run that would take more memory than there is. Nothing has been trained."""
+
+
 class PolicyError(AlpacaFarmError, RuntimeError):
     """A policy behind a server gave no response."""
 

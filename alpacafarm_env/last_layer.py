@@ -42,13 +42,22 @@ def last_mlp_for_scores(model: Any, ids: Tensor) -> AbstractContextManager[None]
 
     For those of transformers' decoders that have this rule in common; for others nothing changes.
     """
-    bare = _without_adapters(model)
-    pad = bare.config.get_text_config().pad_token_id
-    if pad is None or not isinstance(bare, GenericForSequenceClassification):
+    if (pad := pad_before_score(model)) is None:
         return nullcontext()
     numbers = torch.arange(ids.shape[1], device=ids.device)
     last = (numbers * (ids != pad)).argmax(-1)
-    return last_mlp_at(bare, numbers == last[:, None])
+    return last_mlp_at(_without_adapters(model), numbers == last[:, None])
+
+
+def pad_before_score(model: Any) -> int | None:
+    """The pad after whose last other token a decoder of transformers reads its score; None: its rule is another one.
+
+    Right of its texts such a model needs no attention mask: no token sees a pad.
+    """
+    bare = _without_adapters(model)
+    known = isinstance(bare, GenericForSequenceClassification)
+    pad: int | None = bare.config.get_text_config().pad_token_id if known else None
+    return pad
 
 
 def last_layer(model: Any) -> Any:

@@ -35,7 +35,7 @@ from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.dry_run import Machine, make_plan, report
+from .methods.dry_run import has_weights, rehearse, report, sizes
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.own_reward_model import train_reward_model
@@ -89,7 +89,8 @@ class TrainOptions(ModelOptions):
     reward_dtype: Dtype | None = None
     """Of the reward model's weights where it only scores."""
     dry_run: bool = False
-    """Print what the run would take on this machine, memory by role and hours, and load no weights."""
+    """Make one step and keep nothing of it: prints memory and seconds by phase, hours and the micro-batch. Without the
+    policy's weights, a table of sizes."""
 
     def __post_init__(self) -> None:
         check_positive(self, ("num_eval", "max_prompt_tokens", "max_response_tokens", *OPTIONS))
@@ -152,16 +153,15 @@ def run(options: TrainOptions) -> int:
 
 
 def dry_run(options: TrainOptions) -> int:
-    """Prints what the run would take; 0 if that fits into the machine's memory."""
+    """Prints what the run would take; 0 if that fits into the machine's memory, or there is nothing to measure."""
     from ..agents.processes import Processes
 
-    job, world = options.job(options.reward_model), Processes()
-    low = job.dtype == "bfloat16" or options.mixed_precision == "bf16"
-    machine = Machine.at_hand("bfloat16" if low else "float32")  # by all processes at once, as they will work
-    text, fits = report(make_plan(job, options.method, machine), machine)
-    if world.is_main:
-        print(text)
-    return 0 if fits else 1
+    quiet()
+    job = options.job(options.reward_model)
+    made = rehearse(job, options.method) if has_weights(job) else None
+    if Processes().is_main:
+        print(sizes(job) if made is None else report(job, made))
+    return 0 if made is None or made.fits else 1
 
 
 def train_policy(options: TrainOptions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from ... import agents, pretrained, sandbox
 from ...data import Dataset, load_dataset
 from ...errors import DataError
-from ...instructions import Preference
+from ...instructions import Demonstration, Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
 from ...oracles.reward_model import is_adapter
@@ -28,6 +28,9 @@ Feedback = Literal["simulated", "human"]
 LABELS = {"simulated": "sim_ann", "human": "human"}
 """Whose labels a method learns from -> the judge of the sandbox: p_sim^ann (25 % flips), or one of 16 human raters."""
 Config = TypeVar("Config")
+Example = TypeVar("Example", Demonstration, Preference)
+ONE_BATCH = 160
+"""Examples of a dry run: more than any preset has in a batch, with those that are held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,8 @@ class Job:
     changed: tuple[tuple[str, Any], ...] = ()
     """(name, value) of the fields of the agent's config that differ from the preset."""
     allow_overlap: bool = False
+    one_batch: bool = False
+    """Whether a batch of examples is enough: some of all lengths, the longest among them."""
 
     def __post_init__(self) -> None:
         named = PRESETS[self.preset]
@@ -212,7 +217,19 @@ class Job:
             )
         else:
             found = self.data.preferences("preference")
-        return found[:2000] if self.quick else found
+        return self._wanted(found, lambda pair: len(pair.instruction) + max(map(len, pair.responses)))
+
+    def demonstrations(self) -> tuple[Demonstration, ...]:
+        """Those of split sft."""
+        return self._wanted(self.data.demonstrations("sft"), lambda each: len(each.instruction) + len(each.response))
+
+    def _wanted(self, examples: tuple[Example, ...], length: Callable[[Example], int]) -> tuple[Example, ...]:
+        if self.quick:
+            examples = examples[:2000]
+        if not self.one_batch or len(examples) <= ONE_BATCH:
+            return examples
+        order = sorted(examples, key=length)
+        return tuple(order[(number * (len(order) - 1)) // (ONE_BATCH - 1)] for number in range(ONE_BATCH))
 
     @property
     def reward_model(self) -> str:

@@ -72,9 +72,8 @@ def make_fine_tuning(job: Job) -> Actor:
     """SFT that goes on from the policy, on the demonstrations of split sft."""
     from ...agents.sft import FineTuningConfig
 
-    demonstrations = job.data.demonstrations("sft")[: 2000 if job.quick else None]
     config = job.config(FineTuningConfig, epochs=1, save_every=20)
-    return agents.SFT(job.policy(), demonstrations, config=config, seed=job.seed, out=job.folder)
+    return agents.SFT(job.policy(), job.demonstrations(), config=config, seed=job.seed, out=job.folder)
 
 
 def make_sft_52k(job: Job) -> Actor:

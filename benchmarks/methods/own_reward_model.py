@@ -36,28 +36,32 @@ def hold_out(preferences: Sequence[Preference]) -> tuple[list[Preference], list[
     return train, test
 
 
-def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None]) -> dict[str, Any]:
-    """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
-
-    Raises:
-        DataError: There are no preferences, or too few.
-    """
+def make_reward_modeling(job: Job, pairs: Sequence[Preference]) -> agents.RewardModeling:
+    """The untrained agent."""
     import torch
 
-    from ...agents.processes import Processes
-
-    train, test = hold_out(job.preferences())
-    config = job.config(agents.RewardModelingConfig, epochs=1)
-    agent = agents.RewardModeling(
+    return agents.RewardModeling(
         job.policy_folder,
-        train,
-        config=config,
+        pairs,
+        config=job.config(agents.RewardModelingConfig, epochs=1),
         seed=job.seed,
         out=job.folder,
         template=job.template,
         lora=job.adapter("SEQ_CLS"),
         dtype=getattr(torch, job.dtype or "float32"),
     )
+
+
+def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None]) -> dict[str, Any]:
+    """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
+
+    Raises:
+        DataError: There are no preferences, or too few.
+    """
+    from ...agents.processes import Processes
+
+    train, test = hold_out(job.preferences())
+    agent = make_reward_modeling(job, train)
     for metrics in agent.updates():
         tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))
     found = agent.evaluate(test)

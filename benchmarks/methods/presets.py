@@ -42,7 +42,6 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
         fields={
             "value": "adapter",  # on the policy's trunk: a value model of its own would be another 13.2 GB
             "gradient_checkpointing": True,  # without it 8.8 MB a token, 144 GB at 16,384 tokens
-            "micro_batch_tokens": 16384,  # 33 rows of 492 tokens, which keep matrix products near their full rate
         },
     ),
     # LLaMA 7B on eight GPUs of 80 GB, all weights: 16 bytes a parameter, of two models, lie on eight.
@@ -53,7 +52,6 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
             "value": "model",  # AlpacaFarm's: it starts from the reward model and all of it is trained
             "sharding": "full",
             "gradient_checkpointing": True,
-            "micro_batch_tokens": 16384,
         },
     ),
     # A chat model of 0.5 to 3 B parameters on one GPU of 24 GB.
@@ -64,7 +62,6 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
         fields={
             "value": "adapter",
             "gradient_checkpointing": True,
-            "micro_batch_tokens": 4096,  # a vocabulary of 152,000 makes logits of 0.6 MB a token
         },
     ),
 }

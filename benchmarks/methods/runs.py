@@ -100,7 +100,7 @@ class MethodPlan(Job):
 
     def settings(self) -> dict[str, Any]:
         """What decides the cell's rows, JSON-able; data and models by their content."""
-        from ...agents.loop import FREE_TO_CHANGE
+        from ...agents.settings import FREE_TO_CHANGE
 
         left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward"}
         if self.has_presets_limit:

@@ -121,7 +121,7 @@ class RunPlan(WinRateCurveOptions):
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed besides `sources`, JSON-able."""
-        from ...agents.loop import FREE_TO_CHANGE
+        from ...agents.settings import FREE_TO_CHANGE
 
         options = {name: getattr(self, name) for name in DECIDING}
         free = FREE_TO_CHANGE - {"save_every", "keep_checkpoints"}  # which are the study's

@@ -10,11 +10,10 @@ from alpacafarm_env.agents.api_policy import APIPolicyConfig
 from alpacafarm_env.agents.best_of_n import BestOfNConfig
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
-from alpacafarm_env.agents.loop import TrainingConfig
 from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_modeling import RewardModelingConfig
-from alpacafarm_env.agents.settings import Settings
+from alpacafarm_env.agents.settings import Settings, TrainingConfig
 from alpacafarm_env.agents.sft import BinaryFeedMEConfig, RewardConditioningConfig, SFTConfig
 
 INF, NAN = math.inf, math.nan

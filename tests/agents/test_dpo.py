@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alpacafarm_env.agents.dpo import DPO, DPOConfig
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.rollouts import segment_sum
+from alpacafarm_env.agents.rollouts import micro_batches, segment_sum
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction, Preference
 
@@ -71,7 +71,7 @@ def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, 
     expected = gradients(agent, torch.stack([sums["loss"] for sums in alone]).sum() / 5)
     llama.model.zero_grad()
     pairs = torch.tensor([3, 0, 4, 2, 1])
-    parts = agent._cut(pairs)
+    parts = micro_batches(agent._sizes[pairs], agent._loop.micro_batch_tokens)
     assert (len(parts) > 1) == (budget < 16384)
     means = agent._loop.accumulate(parts, lambda rows: agent._sums(pairs[rows]), count=5)
     for name in means:

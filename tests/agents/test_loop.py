@@ -18,7 +18,8 @@ from torch import nn
 
 from alpacafarm_env.agents import loop as training_loop
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.loop import Loop, Resume, TrainingConfig, epoch_batch, keyed_generator, schedule_factor
+from alpacafarm_env.agents.loop import Loop, Resume, epoch_batch, keyed_generator
+from alpacafarm_env.agents.settings import TrainingConfig, schedule_factor
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError
 
@@ -123,7 +124,7 @@ def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
     assert [metrics["learning_rate"] for metrics in written] == pytest.approx([0.1, 0.075, 0.05, 0.025])
     assert set(written[0]) == {"step", "loss", "grad_norm", "learning_rate"}
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert [set(row) for row in timing] == [{"step", "seconds"}] * 4
+    assert [set(row) for row in timing] == [{"step", "seconds", "update", "peak_gb"}] * 4
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

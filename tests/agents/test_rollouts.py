@@ -103,6 +103,5 @@ def test_micro_batches_hold_each_row_once_within_the_budget(lengths: list[int], 
     assert all((len(batch) + 1) * lengths[batch[0]] > budget for batch in batches[:-1])  # none could hold the next too
 
 
-def test_micro_batches_name_a_row_that_fits_nowhere() -> None:
-    with pytest.raises(ValueError, match=r"Row 1 has 9 tokens.*max_tokens=8"):
-        micro_batches([3, 9, 5], 8)
+def test_a_row_beyond_the_budget_has_a_micro_batch_of_its_own() -> None:
+    assert [batch.tolist() for batch in micro_batches([3, 9, 5], 8)] == [[1], [2], [0]]

@@ -1,152 +1,102 @@
-"""`train --dry-run`: what it takes from options, presets and the machine, without a weight."""
+"""`train --dry-run`: a step that is measured and leaves nothing, or a table of sizes without weights."""
 
 import json
-from dataclasses import replace
-from math import ceil
-from pathlib import Path
-from types import SimpleNamespace
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 from transformers import LlamaConfig
 
 from alpacafarm_env import agents, sandbox
+from alpacafarm_env.agents.memory_probe import DeviceMemory
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods.dry_run import (
-    KNOWN,
-    USABLE,
-    Machine,
-    config_for,
-    make_plan,
-    report,
-    samples_merged,
-)
-from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.methods.dry_run import BATCHES, count, rehearse
+from alpacafarm_env.benchmarks.methods.job import ONE_BATCH, Job
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME
+from alpacafarm_env.benchmarks.methods.presets import PRESETS
 from alpacafarm_env.errors import DataError
 
-GPU = Machine(name="a GPU", gpu=True, memory=80 * 1.0737e9, processes=1, gemm=6e14, copy=3e12)
+
+def batch_sizes(config):
+    return [getattr(config, preset)().batch_size for preset in ("paper", "sandbox") if hasattr(config, preset)]
 
 
-@pytest.fixture
-def llama(tmp_path):
-    """Folders of LLaMA 7B as policy and as reward model, which hold a config alone."""
-    for name in ("policy", "reward"):
-        LlamaConfig(vocab_size=32_001, max_position_embeddings=2048).save_pretrained(tmp_path / name)
-    return tmp_path
+def test_one_batch_is_some_of_all_lengths_and_the_longest(tmp_path):
+    whole = Job(seed=0, folder=tmp_path)
+    few = Job(seed=0, folder=tmp_path, one_batch=True)
+    for wanted in (Job.preferences, Job.demonstrations):
+        every, some = wanted(whole), wanted(few)
+        assert len(some) == ONE_BATCH < len(every)
+        assert len(set(some)) == ONE_BATCH
+        assert set(some) <= set(every)
+    lengths = [len(each.instruction) + len(each.response) for each in few.demonstrations()]
+    assert lengths[-1] == max(len(each.instruction) + len(each.response) for each in whole.demonstrations())
+    configs = (agents.SFTConfig, agents.DPOConfig, agents.RewardModelingConfig, agents.BinaryFeedMEConfig)
+    assert max(size for config in configs for size in batch_sizes(config)) < 0.9 * ONE_BATCH
+    assert set(BATCHES) <= set(BY_NAME) | {train.REWARD_MODELING}
 
 
-def plan(folder, *options, method="ppo", machine=GPU):
-    models = ["--dataset", "none", "--policy", str(folder / "policy"), "--reward-model", str(folder / "reward")]
-    given = train.parse([method, *models, *options])
-    return make_plan(given.job(given.reward_model), method, machine)
-
-
-def test_presets_fit_the_machines_they_are_for_by_the_options_alone(llama):
-    lora = plan(llama, "--preset", "llama_7b_lora")
-    assert (lora.run.rows, lora.run.prompt, lora.run.response, lora.run.lora) == (512, 192, 300, 8)
-    assert (lora.run.checkpointing, lora.run.value, lora.steps) == (True, "adapter", 390)
-    assert max(lora.peaks.values()) < USABLE * GPU.memory
-    assert 64 < lora.run.sampling_rows < 512  # what fits beside the models
-
-
-def test_all_weights_of_llama_7b_fit_eight_gpus_by_the_preset_alone(llama):
-    full = plan(llama, "--preset", "llama_7b_full", machine=replace(GPU, processes=8))
-    assert (full.run.sharded, full.run.lora, full.run.value) == (True, 0, "model")
-    assert max(full.peaks.values()) < USABLE * GPU.memory
-
-
-def test_the_copy_to_sample_from_is_counted_where_it_is_made(llama):
-    found = plan(llama, "--preset", "llama_7b_lora")
-    assert found.always["merged copy"] == pytest.approx(13e9, rel=0.01)  # of two bytes a weight of the layers
-    assert max(found.peaks.values()) < USABLE * GPU.memory
-    assert found.run.reward_dtype == "bfloat16"
-    # On 40 GB it is made too, of half of what is free beside 13.5 GB, and then there is no room for an update.
-    assert samples_merged(found, replace(GPU, memory=43e9))
-    assert found.peaks["update"] > 43e9
-    assert not samples_merged(found, replace(GPU, memory=24e9))
-    assert not samples_merged(found, replace(GPU, gpu=False))
-    assert not samples_merged(replace(found, run=replace(found.run, lora=0)), GPU)
-
-
-@pytest.mark.parametrize("quick", [[], ["--quick"]])
 @pytest.mark.parametrize(
-    ("method", "agent"),
-    [("ppo", "PPO"), ("dpo", "DPO"), ("fine_tuning", "SFT"), ("binary_feedme", "BinaryFeedME")],
+    ("method", "phases"),
+    [
+        ("fine_tuning", ["load", "update"]),
+        (train.REWARD_MODELING, ["load", "update"]),
+        ("ppo", ["load", "sample", "score", "prepare", "update"]),
+    ],
 )
-def test_settings_are_those_of_the_run(method, agent, quick, monkeypatch):
-    made = []
-    monkeypatch.setattr(agents, agent, lambda *args, config, **_: made.append((args[1], config)))
-    for name in ("env", "policy"):
-        monkeypatch.setattr(Job, name, lambda *_: None)
-    examples = SimpleNamespace(demonstrations=lambda _: range(9999), preferences=lambda _: range(7777))
-    monkeypatch.setattr(Job, "data", examples)
-    job = train.parse([method, *quick]).job("sandbox")
-    BY_NAME[method].make(job)
-    ((data, config),) = made
-    found, names = config_for(job, method), ("total_steps", "epochs", "batch_size", "learning_rate")
-    assert [getattr(found, name, None) for name in names] == [getattr(config, name, None) for name in names]
-    expected = config.epochs * ceil(len(data) / config.batch_size) if data else config.total_steps
-    found_plan = make_plan(job, method, GPU)
-    assert found_plan.steps == expected
-    assert ("reference" in found_plan.always) == (method == "ppo")
-
-
-def test_a_reward_model_is_asked_for_as_by_the_run(llama):
-    given = train.parse(["ppo", "--dataset", "none", "--policy", str(llama / "policy")])
-    with pytest.raises(DataError, match="--reward-model"):
-        make_plan(given.job(given.reward_model), "ppo", GPU)
-
-
-def test_a_policy_without_room_for_the_preset_s_responses_is_refused():
-    given = train.parse(["ppo", "--preset", "llama_7b_lora"])  # of the sandbox's policy, which knows 256 positions
-    with pytest.raises(DataError, match="--policy sandbox, .*--preset llama_7b_lora.*--preset sandbox"):
-        make_plan(given.job("sandbox"), "ppo", GPU)
-
-
-def test_the_guide_shows_what_is_printed(llama):
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "gpus.md").read_text(encoding="utf-8")
-    assumed = replace(GPU, name="GPU of 80 GiB", memory=80 * 2**30)
-    for preset, processes in (("llama_7b_lora", 1), ("llama_7b_full", 8)):
-        machine = replace(assumed, processes=processes)
-        text, fits = report(plan(llama, "--preset", preset, machine=machine), machine)
-        assert fits
-        assert text in guide
-
-
-def test_options_win_and_a_run_that_does_not_fit_is_seen(llama):
-    found = plan(llama, "--preset", "llama_7b_lora", "--gradient-checkpointing", "False", "--steps", "7")
-    assert (found.steps, found.run.checkpointing) == (7, False)
-    assert max(found.peaks.values()) > GPU.memory
-    assert plan(llama, "--preset", "paper", "--max-prompt-tokens", "100").run.prompt == 100
-    cpu = replace(GPU, gpu=False)
-    assert plan(llama, machine=cpu).run.sampling_rows == 256
-    assert plan(llama, "--sampling-batch", "5").run.sampling_rows == 5
-
-
-def test_the_rank_of_a_policy_that_is_an_adapter_is_its_own(llama):
-    adapter = llama / "adapter"
-    adapter.mkdir()
-    config = {"r": 3, "base_model_name_or_path": str(llama / "policy"), "peft_type": "LORA"}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    assert plan(llama, "--preset", "llama_7b_lora", "--policy", str(adapter)).run.lora == 3
-
-
-def test_the_command_prints_a_table_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_a_step_is_measured_and_nothing_is_kept(method, phases, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agents, "LanguageModel", None)  # no weights
-    for method in ("ppo", "fine_tuning"):
-        assert train.run(train.parse([method, "--dry-run"])) == 0
-        told = capsys.readouterr().out
-        assert "in all" in told
-        assert ("value weights" in told) == (method == "ppo")
+    assert train.run(train.parse([method, "--dry-run", "--micro-batch-tokens", "777"])) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
+    assert [row[0] for row in rows if row and row[0] in phases] == phases
+    assert "777 tokens" in printed
     assert list(tmp_path.iterdir()) == []
-    assert set(KNOWN) <= set(BY_NAME) | {train.REWARD_MODELING}
+
+
+def test_its_steps_are_those_of_the_run(tmp_path):
+    for method in ("dpo", "binary_feedme"):
+        job = train.parse([method, "--out", str(tmp_path), "--quick"]).job()
+        assert rehearse(job, method).steps == BY_NAME[method].make(job).num_steps
+
+
+def test_a_run_without_room_is_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(DeviceMemory, "free", lambda self: 10**12)
+    assert train.run(train.parse(["fine_tuning", "--dry-run"])) == 0
+    free = iter([10**5, *[10**12] * 9])  # asked first for all of the run, then for its updates
+    monkeypatch.setattr(DeviceMemory, "free", lambda self: next(free))
+    assert train.run(train.parse(["fine_tuning", "--dry-run"])) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_method_without_steps_is_refused():
     with pytest.raises(DataError, match="best_of_n"):
         train.run(train.parse(["best_of_n", "--dry-run"]))
 
 
-def test_a_policy_s_parameters_are_those_of_its_weights():
+def test_without_weights_there_is_a_table_of_sizes(tmp_path, capsys):
+    LlamaConfig(vocab_size=32_001, max_position_embeddings=2048).save_pretrained(tmp_path / "policy")
+    given = ["--dataset", "none", "--policy", str(tmp_path / "policy"), "--preset", "llama_7b_lora"]
+    assert train.run(train.parse(["fine_tuning", *given, "--dry-run"])) == 0
+    printed = capsys.readouterr().out
+    assert "6,738,423,808" in printed
+    assert re.search(r"rank 8 on bfloat16 +13\.6 ", printed)
     policy = agents.LanguageModel.from_pretrained(sandbox.POLICY)
-    given = train.parse(["ppo"])
-    shape = make_plan(given.job("sandbox"), "ppo", GPU).shape
-    assert shape.parameters == sum(each.numel() for each in policy.model.parameters())
+    assert count(sandbox.POLICY, 8)[0] == sum(each.numel() for each in policy.model.parameters())
+    assert set(PRESETS) >= {"llama_7b_lora", "llama_7b_full"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fine_tuning", "ppo", "dpo", train.REWARD_MODELING])
+def test_the_peak_is_that_of_the_run(method, tmp_path):
+    given = [sys.executable, "-m", "alpacafarm_env.benchmarks.train", method, "--quick", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    dry, _ = (
+        subprocess.run([*given, *more], env=environment, capture_output=True, text=True, check=True).stdout
+        for more in (["--dry-run"], [])
+    )
+    (timing,) = (tmp_path / "out").rglob("timing.jsonl")
+    peak = max(json.loads(line)["peak_gb"] for line in timing.read_text().splitlines())
+    assert float(re.search(r"Peak: ([\d.]+) GB", dry)[1]) == pytest.approx(peak, rel=0.1)
