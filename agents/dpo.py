@@ -127,7 +127,7 @@ class DPO(PolicyAgent):
         return self._loop.update(micro, lambda rows: self._sums(pairs[rows]), count=len(pairs))
 
     def _largest(self) -> tuple[list[int], Sums]:
-        pairs = self._longest(self._sizes, self.config.batch_size)
+        pairs = self._longest_rows(self._sizes, self.config.batch_size)
         return self._sizes[pairs].tolist(), lambda rows: self._sums(pairs[rows])
 
     def _sums(self, pairs: Tensor) -> dict[str, Tensor]:

@@ -197,7 +197,7 @@ class Probe:
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
                 raise
-            clear_device_cache(garbage_collection=True)  # type: ignore[no-untyped-call]
+            clear_device_cache(garbage_collection=True)
             return math.inf
         return self._memory.peak()
 

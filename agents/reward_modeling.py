@@ -301,7 +301,7 @@ class RewardModeling(Trainer):
 
     def _largest(self) -> tuple[list[int], Sums]:
         sizes = torch.tensor([_size(row) for row in self._pairs])
-        numbers = self._longest(sizes, self.config.batch_size)
+        numbers = self._longest_rows(sizes, self.config.batch_size)
         targets = None if self._targets is None else self._targets[numbers]
         return sizes[numbers].tolist(), self._sums_of([self._pairs[row] for row in numbers.tolist()], targets)
 

@@ -141,7 +141,7 @@ class SFT(PolicyAgent):
         return {"loss": nll_loss(self.policy.logprobs(data)).sum()}
 
     def _largest(self) -> tuple[list[int], Sums]:
-        data = self._data[self._longest(self._data.total_lengths, self.config.batch_size)]
+        data = self._data[self._longest_rows(self._data.total_lengths, self.config.batch_size)]
         return data.total_lengths.tolist(), lambda rows: self._sums(data[rows])
 
     def _cut(self, data: Rollouts) -> list[Tensor]:

@@ -80,7 +80,7 @@ class Trainer:
         """Save the run as it is, if it is not yet."""
         self._loop.keep()
 
-    def _longest(self, sizes: Tensor, batch_size: int) -> Tensor:
+    def _longest_rows(self, sizes: Tensor, batch_size: int) -> Tensor:
         """The rows of this process's share of a batch in the worst case: those of the largest sizes, [b]."""
         return sizes.topk(min(len(sizes), math.ceil(batch_size / self._loop.processes.count))).indices
 

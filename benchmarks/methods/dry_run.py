@@ -85,8 +85,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
             config: Any = loop.config
             steps = config.epochs * ceil(len(examples(job)) / config.batch_size)
         loop.peaks = peaks
-        next(updates := agent.updates())
-        updates.close()
+        next(agent.updates())
         seconds |= loop.seconds
     assert loop.probe is not None  # made by `updates`
     peaks["update"] = max(peaks["update"], int(loop.probe.peak))  # which has the moments of AdamW's first step
