@@ -79,7 +79,7 @@ def test_a_method_without_steps_is_refused():
 def test_without_weights_there_is_a_table_of_sizes(tmp_path, capsys, own_data):
     LlamaConfig(vocab_size=32_001, max_position_embeddings=2048).save_pretrained(tmp_path / "policy")
     given = ["--dataset", str(own_data), "--policy", str(tmp_path / "policy"), "--preset", "llama_7b_lora"]
-    assert train.run(train.parse(["fine_tuning", *given, "--dry-run"])) == 0
+    assert train.run(train.parse(["ppo", *given, "--dry-run"])) == 0
     printed = capsys.readouterr().out
     assert "6,738,423,808" in printed
     assert re.search(r"rank 8 on bfloat16 +13\.6 ", printed)
