@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from . import __version__
 from .arguments import whole_number
 from .cli.commands import Report, add_commands
 from .errors import AlpacaFarmError
@@ -66,6 +67,7 @@ def _serve(options: argparse.Namespace) -> Report:
 
 def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m alpacafarm_env", description="AlpacaFarm as Gymnasium environments.")
+    parser.add_argument("--version", action="version", version=f"alpacafarm_env {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     text = (
         "print instructions of the sandbox, a reference, a policy's response, its gold, and every annotator's opinion"

@@ -116,13 +116,12 @@ def test_the_page_of_annotators_lists_their_info(capsys):
 def test_every_command_exists():
     modules = set(re.findall(r"python -m ([\w.]+)", ALL))
     folder = ROOT / "benchmarks"
-    studies = [each.parent.name for each in folder.glob("*/__main__.py")] + [each.stem for each in folder.glob("*.py")]
-    assert modules == {
-        "alpacafarm_env",
-        *(f"alpacafarm_env.benchmarks.{name}" for name in studies if name != "__init__"),
-    }
+    studies = [*(each.parent.name for each in folder.glob("*/__main__.py"))]
+    studies += [each.stem for each in folder.glob("[!_]*.py")]
+    packages = {"alpacafarm_env", "alpacafarm_env.benchmarks"}
+    assert modules == {*packages, *(f"alpacafarm_env.benchmarks.{name}" for name in studies)}
     for module in modules:
-        assert importlib.util.find_spec(module if module != "alpacafarm_env" else "alpacafarm_env.__main__"), module
+        assert importlib.util.find_spec(f"{module}.__main__" if module in packages else module), module
 
 
 def test_the_tree_is_that_of_the_packages():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import alpacafarm_env
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.errors import CheckpointError
@@ -42,6 +43,25 @@ def test_show_prints_what_it_promises(capsys):
             word in body for word in ("Policy", "complete", "excess", "gpt4", "davinci003", "greedy_gpt4", "human")
         )
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_it_says_its_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert alpacafarm_env.__version__ in capsys.readouterr().out
+
+
+def test_the_benchmarks_are_listed_each_with_how_to_run_it(monkeypatch, capsys):
+    from alpacafarm_env.benchmarks.__main__ import main as list_commands
+
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    assert list_commands() == 0
+    listed = capsys.readouterr().out
+    folders = (path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py"))
+    assert all(f"  {name} " in listed for name in ("train", "leaderboard", *folders))
+    assert "python -m alpacafarm_env.benchmarks.NAME" in listed
+    assert "harness" not in listed
 
 
 def test_same_seed_same_text_and_more_pages_only_add():
