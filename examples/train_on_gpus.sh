@@ -31,7 +31,7 @@ stage() {
         --dataset "$data" --preset "${PRESET:-llama_7b_lora}" ${DRY_RUN:+--dry-run}
 }
 
-sft="$out/sft/runs/fine_tuning, seed 0/policy" reward="$out/reward/reward_model"
+sft="$out/sft/runs/fine_tuning-seed-0/policy" reward="$out/reward/reward_model"
 if [ -n "${DRY_RUN:-}" ]; then
     sft=$model reward=$model # of the same shape
 fi

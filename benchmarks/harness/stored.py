@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import re
 from collections import Counter
@@ -12,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
-from urllib.parse import quote
 
 from ...arguments import environment_number
 from ...data.files import write_atomic
@@ -117,6 +117,7 @@ def turn(out: Path, name: str, what: str = "manifest") -> Claim:
 
 def _mark(out: Path, name: str) -> None:
     manifest = out / MANIFEST
+    refuse_old_names(out)
     found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
     files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
     if files and not manifest.is_file():
@@ -125,10 +126,21 @@ def _mark(out: Path, name: str) -> None:
             f"--out: expected a new or empty folder, or one of {name}, got {str(out)!r} with {shown}: nothing was "
             "written. Choose another --out."
         )
-    if not files:
+    other = read_stored(manifest, remedy=ANOTHER_OUT).get("name") if files else None
+    idle = files == [MANIFEST] and str(other).split()[:1] == name.split()[:1]  # left by a call that was refused
+    if not files or (idle and other != name):
         write_atomic(manifest, json.dumps({"name": name}) + "\n")
-    elif (other := read_stored(manifest, remedy=ANOTHER_OUT).get("name")) != name:
-        raise CheckpointError(f"--out: expected a folder of {name}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
+    elif other != name:
+        raise CheckpointError(f"--out: expected a folder of {name!r}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
+
+
+def refuse_old_names(out: Path) -> None:
+    """Raises CheckpointError for a folder of version 0.2.0 or before, whose cells would be missed by their names."""
+    if old := next((path for part in ("cells", "runs") for path in (out / part).glob("*[ ,]*")), None):
+        raise CheckpointError(
+            f"{out}: expected results whose names have neither commas nor spaces, got {old.name!r}, as versions up to "
+            "0.2.0 named them. Go on with that version, or choose another folder."
+        )
 
 
 def make_folder(folder: Path) -> None:
@@ -143,12 +155,18 @@ def make_folder(folder: Path) -> None:
 
 def cell_file(out: Path, key: str) -> Path:
     """Where a study in `out` stores the rows of a cell."""
-    return out / "cells" / f"{quote(key, safe=' =,+')}.json"
+    return out / "cells" / f"{file_name(key)}.json"
 
 
-def file_name(cell: str) -> str:
-    """A cell's name as that of a file or folder."""
-    return quote(cell, safe=" =,+()")
+def file_name(text: str) -> str:
+    """A cell's or model's name as that of a file or folder: its words joined by "-", so that no shell minds.
+
+    Names that differ in commas, blanks, brackets and hyphens alone become one: what is stored there says whose it is.
+    Names with any other character get a part of their hash.
+    """
+    name = re.sub(r"[^\w.=+]+", "-", text).strip("-.")
+    plain = re.fullmatch(r"\w[\w.=+(), -]*", text)
+    return name if plain else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:

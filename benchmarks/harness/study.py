@@ -197,9 +197,10 @@ class Study:
     def rows(self, key: str) -> list[Row]:
         """The rows of a stored cell; CheckpointError if they are gone or damaged."""
         path = cell_file(self.out, key)
-        cell = read_stored(path, "sha256", "rows")
-        if _digest(cell["rows"]) != cell["sha256"]:
-            raise CheckpointError(f"{path}: expected the rows that were stored, got others. Remove it and call again.")
+        cell = read_stored(path, "key", "sha256", "rows")
+        if cell["key"] != key or _digest(cell["rows"]) != cell["sha256"]:
+            text = f"expected the rows that were stored for {key!r}, got others. Remove it and call again."
+            raise CheckpointError(f"{path}: {text}")
         return list(cell["rows"])
 
     def await_results(self) -> None:

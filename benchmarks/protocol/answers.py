@@ -16,7 +16,7 @@ from ...errors import DataError
 from ...sandbox import writers
 from ..harness.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.runner import Cell, quiet
-from ..harness.stored import MANIFEST, file_name, read_stored
+from ..harness.stored import MANIFEST, file_name, read_stored, refuse_old_names
 from ..harness.study import Row
 from .held_out import EVAL, Question
 
@@ -99,6 +99,7 @@ def ranked(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, int, Answe
             f"--ranking {folder}: expected the folder of a finished {RANKING}, got name {manifest.get('name')!r}, "
             f"complete {manifest.get('complete')!r}. Run that command to its end first."
         )
+    refuse_old_names(folder)
     for path in sorted((folder / "cells").glob("*.json")):
         content = read_stored(path, "key", "rows", shape={"rows": [{"seed": object}]}, remedy=UNFINISHED)
         key, rows = content["key"], content["rows"]

@@ -63,9 +63,9 @@ def test_a_finished_cell_is_not_run_again_nor_taken_with_other_verdicts(tmp_path
     assert asked == ["davinci001, seed 0"]
     after = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     assert {name: after[name] for name in before} == before
-    answers = [tmp_path / "evaluations" / f"{method}, seed 0.json" for method in ("gpt4", "davinci001")]
+    answers = [tmp_path / "evaluations" / f"{method}-seed-0.json" for method in ("gpt4", "davinci001")]
     answers[0].write_bytes(answers[1].read_bytes())
-    with pytest.raises(CheckpointError, match="gpt4, seed 0.json: expected 20 verdicts of mean win_rate_simulated"):
+    with pytest.raises(CheckpointError, match="gpt4-seed-0.json: expected 20 verdicts of mean win_rate_simulated"):
         rank(tmp_path, "gpt4", "davinci001")
 
 

@@ -129,8 +129,8 @@ def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
     before, dearer = proxies(OWN), proxies(OWN.replace("- 0.02 *", "- 20 *"))
     assert all(two < one - 1 for one, two in zip(before, dearer, strict=True))
     assert proxies(OWN) == before
-    assert len(list((out / "cells").glob("short_answers *, best_of_n, seed 0.json"))) == 2
-    assert len(list((out / "cells").glob("reward model*"))) == 1
+    assert len(list((out / "cells").glob("short_answers-*-best_of_n-seed-0.json"))) == 2
+    assert len(list((out / "cells").glob("reward-model*"))) == 1
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -174,7 +174,7 @@ def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own
     }
     for method in ("ppo", "best_of_n"):  # of the same responses
         assert proxies["Negated", method] == pytest.approx(-proxies["ann", method], abs=1e-5) != 0
-    runs = sorted((out / "runs").glob("*, ppo, seed 0"))
+    runs = sorted((out / "runs").glob("*-ppo-seed-0"))
     first = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) for run in runs]
     assert first[0]["score/mean"] == pytest.approx(-first[1]["score/mean"], abs=1e-5) != 0
 

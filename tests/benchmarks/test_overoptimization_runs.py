@@ -17,6 +17,7 @@ from alpacafarm_env.agents import ExpertIterationConfig, LanguageModel
 from alpacafarm_env.agents.evaluation import exact_response_kl, sequence_kl
 from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.benchmarks.harness.reward_models import sample
+from alpacafarm_env.benchmarks.harness.stored import file_name
 from alpacafarm_env.benchmarks.overoptimization import policies
 from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
@@ -306,7 +307,7 @@ def test_a_method_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path
         context.setattr(overoptimization_run, "evaluate_policy", stop)
         with pytest.raises(Interrupted):
             run(killed)
-    with pytest.raises(CheckpointError, match=r"step-00000\.json.* remove .*seed 0"):
+    with pytest.raises(CheckpointError, match=r"step-00000\.json.* remove .*seed-0"):
         read_evaluation(killed, 0)
 
 
@@ -337,7 +338,7 @@ def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, ow
     monkeypatch.setattr(overoptimization_run, "evaluate_policy", edit)
     plan = ppo(tmp_path, own[1])
     assert [row["step"] for row in run(plan)] == [0, 1, 3]
-    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [plan.cell]
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [file_name(plan.cell)]
     assert plan.cell == ppo(tmp_path, own[1]).cell  # what is loaded is still the first one
     monkeypatch.delitem(sys.modules, "own_rewards_of_runs")
     assert plan.cell != ppo(tmp_path, own[1]).cell

@@ -178,7 +178,7 @@ def test_the_place_of_a_ranking_does_not_matter_to_its_digest(tmp_path, ranking)
     moved = ranking.rename(tmp_path / "elsewhere")
     before = protocol.ranking_content(moved)
     assert before == protocol.ranking_content(moved.rename(ranking))
-    (ranking / "evaluations" / "base, seed 0.json").write_text("{}", encoding="utf-8")
+    (ranking / "evaluations" / "base-seed-0.json").write_text("{}", encoding="utf-8")
     assert protocol.ranking_content(ranking) != before
 
 

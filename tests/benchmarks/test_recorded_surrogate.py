@@ -297,7 +297,7 @@ def test_the_command_writes_what_it_says_and_resumes(folder, tmp_path, capsys):
     assert manifest["complete"]
     assert manifest["facts"]["judge"] == "my_judge"
     assert all(sentence.split("'")[0] in page for sentence in manifest["facts"]["findings"])
-    cell = out / "cells" / "disjoint trees.json"
+    cell = out / "cells" / "disjoint-trees.json"
     before = cell.stat().st_mtime_ns, (out / "table.csv").read_bytes()
     assert command.main(args) == 0
     assert (cell.stat().st_mtime_ns, (out / "table.csv").read_bytes()) == before

@@ -15,6 +15,7 @@ import pytest
 import alpacafarm_env
 from alpacafarm_env.benchmarks.harness import runner
 from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
+from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.harness.study import StudyOptions, run_command
 
 NUM = 4
@@ -31,7 +32,7 @@ def in_two_stages(out: Path, shard: str | None, *, hold: str = "", bad: str = ""
             time.sleep(60)
         if key == bad:
             raise RuntimeError("no luck")
-        values = [json.loads((out / "cells" / f"{name}.json").read_text())["rows"][0]["value"] for name in needed]
+        values = [json.loads(cell_file(out, name).read_text())["rows"][0]["value"] for name in needed]
         return [{"key": key, "value": sum(values) + len(key)}]
 
     def command() -> int:

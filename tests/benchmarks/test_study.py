@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -98,7 +99,7 @@ def test_another_config_or_name_is_refused(tmp_path):
         Study(tmp_path, "demo", {**CONFIG, "learning_rate": 0.2})
     with pytest.raises(CheckpointError, match=r"other settings: ppo\.inner\.b was 2, is 3\. Choose another"):
         Study(tmp_path, "demo", {**CONFIG, "ppo": {"kl_coef": 0.1, "inner": {"a": 1, "b": 3}}})
-    with pytest.raises(CheckpointError, match="of other, got .* of 'demo'"):
+    with pytest.raises(CheckpointError, match="of 'other', got .* of 'demo'"):
         Study(tmp_path, "other", CONFIG)
     Study(tmp_path, "demo", dict(CONFIG)).close()
 
@@ -162,6 +163,24 @@ def test_keys_with_any_character_get_files_of_their_own(tmp_path):
     rows = run(Study(tmp_path, "demo", CONFIG), {key: lambda key=key: [{"key": key}] for key in keys})
     assert [row["key"] for row in rows] == keys
     assert len(list((tmp_path / "cells").iterdir())) == len(keys)
+
+
+def test_names_of_files_need_no_quotes_and_never_mix_two_cells(tmp_path):
+    with Study(tmp_path, "demo", CONFIG) as study:
+        study.cell("mine (0.5), seed 0", lambda: [{"x": 1}])
+        (cell,) = (tmp_path / "cells").iterdir()
+        assert re.fullmatch(r"[\w.=+-]+", cell.name)
+        with pytest.raises(CheckpointError, match="mine"):
+            study.cell("mine 0.5, seed 0", lambda: [{"x": 2}])
+
+
+def test_a_folder_with_names_of_older_versions_is_refused(tmp_path):
+    begin(tmp_path, CONFIG)
+    (tmp_path / "cells" / "dpo, human, seed 0.json").write_text("{}")
+    before = content_of(tmp_path)
+    with pytest.raises(CheckpointError, match=r"0\.2\.0"):
+        Study(tmp_path, "demo", CONFIG)
+    assert content_of(tmp_path) == before
 
 
 def test_an_interrupted_command_continues(tmp_path, capsys):
