@@ -36,6 +36,18 @@ def load_config(path: str | PathLike[str]) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
+def num_parameters(path: str | PathLike[str]) -> int:
+    """Number of a language model's parameters, by its configuration alone; of an adapter, those of its base."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = adapter_base(path) if (Path(path) / "adapter_config.json").is_file() else path
+    config = load_config(base)
+    with reading(base, "a language model's config.json"), torch.device("meta"):
+        make: Any = AutoModelForCausalLM.from_config
+        return int(make(config).num_parameters())
+
+
 def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:
     """Returns the longest prompt and the longest response, in tokens; ValueError unless both are positive.
 

@@ -29,17 +29,18 @@ from ..data import load_dataset
 from ..data.files import write_atomic
 from ..errors import DataError
 from ..folders import hash_model
+from ..plugins import source_mark
 from .harness.agent_options import OPTIONS, option_of
 from .harness.evaluation import subset
 from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
-from .harness.stored import ElapsedTime, refuse_taken, take_folder
+from .harness.stored import ElapsedTime, file_name, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.dry_run import has_weights, rehearse, report, sizes
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.own_reward_model import train_reward_model
-from .methods.presets import Dtype, PresetName
+from .methods.presets import Dtype, choose_preset
 from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
@@ -58,12 +59,9 @@ class TrainOptions(ModelOptions):
     seed: int = 0
     """Of the training and of the annotators' labels."""
     out: Path | None = None
-    """Folder for checkpoints, metrics, policy and answers. Default: results/train/METHOD-FEEDBACK-SEED; with --quick
-    its name ends with -quick."""
-    preset: PresetName | None = None
-    """Settings for the sandbox's small policy; AlpacaFarm's for LLaMA 7B, as they are (paper), by LoRA on one GPU of 80
-    GB, or of all weights on eight; or for a chat model of up to 3 B parameters on one of 24 GB. Default: paper with
-    --policy, else sandbox."""
+    """Folder for checkpoints, metrics, policy and answers, of one method, its labels and seed. Default: in
+    results/train METHOD-DATA-POLICY-SEED, of the sandbox METHOD-FEEDBACK-SEED; with --quick its name ends with
+    -quick."""
     num_eval: int = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: int | None = None
@@ -105,12 +103,22 @@ class TrainOptions(ModelOptions):
             )
 
     @property
+    def name(self) -> str:
+        """What its folder is marked with: nothing else may write there. Data and models are compared by content."""
+        labels = self.feedback if self.data == "sandbox" else "own labels"
+        return f"{NAME} {self._method}{source_mark(self.method)}, {labels}, seed {self.seed}"
+
+    @property
     def folder(self) -> Path:
         """Where everything goes."""
-        labels = self.feedback if self.data == "sandbox" else "own"
-        method = self.method if self.method == REWARD_MODELING else find_method(self.method).name
-        name = f"{method}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
+        own = (self.data, self.policy) if self.data != "sandbox" else ()
+        names = "-".join(Path(name).resolve().name for name in own) or self.feedback
+        name = file_name(f"{self._method}-{names}-{self.seed}{'-quick' * self.quick}")
         return self.out if self.out is not None else Path("results") / NAME / name
+
+    @property
+    def _method(self) -> str:
+        return self.method if self.method == REWARD_MODELING else find_method(self.method).name
 
     def job(self, reward: str | None = None) -> Job:
         """What an agent is made from."""
@@ -127,7 +135,7 @@ class TrainOptions(ModelOptions):
         same = ("feedback", "seed", "quick", "preset", "template", "lora", "dtype", "reward_dtype")
         limits = ("max_prompt_tokens", "max_response_tokens")
         options = {name: getattr(self, name) for name in (*same, *limits, "changed", "allow_overlap")}
-        options["preset"] = options["preset"] or ("sandbox" if self.policy == "sandbox" else "paper")
+        options["preset"] = self.preset or choose_preset(self.policy)[0]
         return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
 
@@ -138,13 +146,14 @@ def run(options: TrainOptions) -> int:
     """
     data = load_dataset(options.data, allow_overlap=options.allow_overlap)
     check_splits(options.method, data, judged=options.judge is not None and options.method != REWARD_MODELING)
+    options = options.settled()
     if options.dry_run:
         return dry_run(options)
     refuse_taken(options.folder)
     for model in (options.policy, options.reward_model):
         if model != "sandbox":
             hash_model(model)  # refused before anything is written
-    with take_folder(options.folder, NAME):
+    with take_folder(options.folder, options.name):
         if options.method == REWARD_MODELING:
             make_reward_model(options)
         else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import gymnasium as gym
 import tyro
@@ -22,7 +23,7 @@ from ...oracles.registry import make_oracle
 from ...oracles.reward_model import is_adapter
 from ...sandbox.dataset import Sandbox
 from ..harness.agent_options import OPTIONS, naming, with_defaults, with_options
-from .presets import PRESETS, Dtype, PresetName
+from .presets import PRESETS, Dtype, PresetName, choose_preset
 
 Feedback = Literal["simulated", "human"]
 LABELS = {"simulated": "sim_ann", "human": "human"}
@@ -51,6 +52,10 @@ class ModelOptions:
     """Who gives a win rate against the references of the data: an oracle's name, or its keywords as JSON, such as
     '{"pool": "eval", "base_url": "http://localhost:8000/v1", "budget_usd": 5}', or '{"reward_model": "folder"}' of a
     held-out reward model."""
+    preset: PresetName | None = None
+    """Settings for the sandbox's small policy; AlpacaFarm's for LLaMA 7B, as they are (paper), by LoRA on one GPU of 80
+    GB, or of all weights on eight; by LoRA for a chat model of up to 3 B parameters on a GPU of 24 GB (small_chat), or
+    on a CPU. Default: by the number of --policy's parameters and the device at hand; the choice is printed."""
     allow_overlap: bool = False
     """Accept data in which an instruction is in two splits, or twice in one."""
     learning_rate: float | None = None
@@ -77,6 +82,21 @@ class ModelOptions:
         """Fields of the agent's config that are given, with their values."""
         given = {field: getattr(self, name, None) for name, field in OPTIONS.items()}
         return tuple((field, value) for field, value in given.items() if value is not None)
+
+    def settled(self) -> Self:
+        """With the preset that is chosen where none is given; the main process prints it and what it sets."""
+        from ...agents.processes import Processes
+
+        if self.preset is not None:
+            return self
+        name, why = choose_preset(self.policy)
+        named, given = PRESETS[name], {**vars(self), **dict(self.changed)}
+        sets = {"dtype": named.dtype, **({} if is_adapter(self.policy) else {"lora": named.lora}), **named.fields}
+        shown = (f"{key.replace('_', ' ')} {value}" for key, value in sets.items() if given.get(key) is None)
+        text = f"Preset {name} ({why}): {', '.join(shown)}; --preset paper gives AlpacaFarm's settings."
+        if self.policy != "sandbox" and Processes().is_main:
+            print(text, file=sys.stderr)
+        return replace(self, preset=name)
 
 
 def lora_settings(rank: int) -> dict[str, Any]:

@@ -1,15 +1,21 @@
-"""Settings by name: for the sandbox, for AlpacaFarm's LLaMA 7B, and for real models on GPUs of a given memory.
+"""Settings by name: for the sandbox, for AlpacaFarm's LLaMA 7B, and for real models on a CPU or GPUs of a given memory.
 
-Learning rates, batch sizes and numbers of steps are those of an agent's `sandbox()` or `paper()`; a preset says what
-else a machine needs. An option that is given wins over its preset.
+Learning rates, and where a preset says nothing else batch sizes and numbers of steps, are those of an agent's
+`sandbox()` or `paper()`. An option that is given wins over its preset.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ...folders import check_model
+from ...pretrained import num_parameters
+
 Dtype = Literal["float32", "bfloat16"]
-PresetName = Literal["sandbox", "paper", "llama_7b_lora", "llama_7b_full", "small_chat"]
+PresetName = Literal["sandbox", "paper", "llama_7b_lora", "llama_7b_full", "small_chat", "small_cpu"]
+TINY, SMALL, LARGE_GPU = 10e6, 3.5e9, 70e9
+"""Parameters below which a model is trained as the sandbox's is, and up to which it fits a GPU of 24 GB; bytes of a GPU
+that LLaMA 7B's preset is made for, one of 80 GB less what its driver keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +70,40 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
             "gradient_checkpointing": True,
         },
     ),
+    # A chat model on a CPU: AlpacaFarm's batches of 512 responses would take it hours a step.
+    "small_cpu": Preset(
+        lora=8,
+        fields={
+            "value": "adapter",
+            "batch_size": 16,  # a few dozen rows of one's own are several updates
+            "num_samples": 16,  # of best-of-n, whose 1,024 would take days
+            "sample_batch_size": 64,
+            "rollout_batch_size": 64,
+            "minibatch_size": 32,
+            "total_steps": 20,
+        },
+    ),
 }
+
+
+def choose_preset(policy: str) -> tuple[PresetName, str]:
+    """The preset for a policy's size and this process's device, and why, in words; no weights are read.
+
+    Raises:
+        CheckpointError: There is no such policy, or its configuration cannot be used.
+    """
+    import torch
+
+    from ...agents.processes import default_device
+
+    if policy == "sandbox":
+        return "sandbox", "the sandbox's policy"
+    check_model(policy)
+    size, device = num_parameters(policy), default_device()
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    name: PresetName = "small_chat" if memory else "small_cpu"
+    if size < TINY:
+        name = "sandbox"
+    elif size > SMALL and memory >= LARGE_GPU:
+        name = "llama_7b_lora"
+    return name, f"{size / 1e6:,.1f} M parameters, {f'GPU of {memory / 1e9:.0f} GB' if memory else device.type.upper()}"

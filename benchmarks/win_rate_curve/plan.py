@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import tyro
 
 from ... import agents
 from ...errors import DataError
 from ...folders import check_model, hash_model
-from ..harness.agent_options import with_options
 from ..harness.own_judge import judge_content, judge_settings
 from ..harness.sources import Sources, data_content
 from ..harness.study import StudyOptions
 from ..methods.job import Job, ModelOptions, check_positive
+from ..methods.presets import choose_preset
 
 NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
@@ -40,14 +40,11 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
 
     seeds: int = 4
     """Number of independent runs: seeds 0 .. N-1."""
-    preset: Literal["sandbox", "paper"] | None = None
-    """PPO's settings, all but the number of steps, which is --steps with every preset. Default: paper with --policy,
-    else sandbox. paper's responses of 300 tokens do not fit the sandbox's policy: it needs --policy."""
     max_prompt_tokens: int | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the models
     can. Default: the positions of the models less the longest response."""
     steps: int = 30
-    """PPO steps of each run."""
+    """PPO steps of each run, with every --preset."""
     evaluate_every: int = 5
     """Steps between evaluations."""
     num_val: int = 400
@@ -66,11 +63,6 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
         check_positive(self, (*counts, *sizes, "learning_rate", "temperature"))
         if self.template and self.policy == self.reward_model == "sandbox":
             raise ValueError("--template: expected --policy or --reward-model with it; the sandbox's have theirs")
-        if self.preset == "paper" and self.policy == "sandbox":
-            raise ValueError(
-                "--preset paper: expected --policy with it, got none; its responses of up to 300 tokens do not fit the "
-                "256 positions of the sandbox's policy. Give your own --policy, or leave --preset out"
-            )
 
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
@@ -99,10 +91,11 @@ class RunPlan(WinRateCurveOptions):
     @property
     def job(self) -> Job:
         """Data, policy and reward model; its folder has PPO's metrics and checkpoints, and evaluations/."""
-        same = ("seed", "preset", "template", "max_prompt_tokens", "allow_overlap")
+        same = ("seed", "template", "max_prompt_tokens", "changed", "allow_overlap")
         settings: dict[str, Any] = {name: getattr(self, name) for name in same}
         settings |= {"dataset": self.data, "sft": self.policy, "reward": self.reward_model}
-        return Job(folder=self.folder(NAME) / "runs" / f"seed-{self.seed}", **settings)
+        preset, folder = self.preset or choose_preset(self.policy)[0], self.folder(NAME) / "runs" / f"seed-{self.seed}"
+        return Job(folder=folder, preset=preset, **settings)
 
     @property
     def evaluated_steps(self) -> tuple[int, ...]:
@@ -116,8 +109,7 @@ class RunPlan(WinRateCurveOptions):
 
     def ppo_config(self) -> agents.PPOConfig:
         """The preset with the given options, and checkpoints at evaluated steps only."""
-        preset = agents.PPOConfig.paper() if self.preset == "paper" else agents.PPOConfig.sandbox()
-        return with_options(replace(preset, save_every=self.evaluate_every), self.changed)
+        return replace(self.job.config(agents.PPOConfig), save_every=self.evaluate_every)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows of every seed besides `sources`, JSON-able."""
@@ -163,8 +155,7 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
     for model in models:
         if model != "sandbox":
             check_model(model)
-    preset = options.preset or ("sandbox" if options.policy == "sandbox" else "paper")
-    plan = RunPlan(**{**vars(options), "preset": preset})
+    plan = RunPlan(**vars(options.settled()))
     sizes = {f"num_{split}": len(plan.job.data.instructions(split)) for split in SPLITS}
     known = {name: min(getattr(options, name), size) for name, size in sizes.items()}
     return [replace(plan, **known, seed=seed) for seed in range(options.seeds)]

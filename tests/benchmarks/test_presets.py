@@ -1,11 +1,16 @@
 """Presets and options: what an agent's config gets, and whose word counts."""
 
+import json
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
+import torch
 from peft import LoraConfig
+from transformers import LlamaConfig
 
 from alpacafarm_env import agents, sandbox
+from alpacafarm_env.agents import processes
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.harness.agent_options import OPTIONS, with_options
 from alpacafarm_env.benchmarks.methods.job import Job, lora_settings
@@ -46,9 +51,67 @@ def test_a_given_option_wins_over_its_preset(tmp_path):
     assert config.rollout_batch_size == agents.PPOConfig.paper().rollout_batch_size
 
 
-def test_one_s_own_policy_gets_the_paper_s_settings():
-    own = ["--dataset", "d", "--policy", "p"]
-    assert [train.parse(["ppo", *given]).job().preset for given in ([], own)] == ["sandbox", "paper"]
+TINY = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SMALL = LlamaConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9
+)
+SEVEN_B = LlamaConfig()
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The command's options for a method and a policy of a shape, of which there is the configuration alone."""
+
+    def options(method, shape, *given, folder=tmp_path / "policy"):
+        shape.save_pretrained(tmp_path / "policy")
+        return train.parse([method, "--dataset", "d", "--policy", str(folder), *given])
+
+    return options
+
+
+@pytest.mark.parametrize(
+    ("shape", "gigabytes", "expected"),
+    [
+        (TINY, 0, "sandbox"),
+        (SMALL, 0, "small_cpu"),
+        (SMALL, 24, "small_chat"),
+        (SEVEN_B, 80, "llama_7b_lora"),
+        (SEVEN_B, 24, "small_chat"),
+    ],
+)
+def test_the_preset_follows_the_policy_s_size_and_the_device(own, monkeypatch, shape, gigabytes, expected):
+    if gigabytes:
+        found = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(processes, "default_device", lambda: torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    assert own("ppo", shape).job().preset == expected
+    assert own("ppo", shape, "--preset", "paper").job().preset == "paper"
+
+
+def test_a_small_model_on_a_cpu_learns_in_small_batches(own, tmp_path):
+    made = own("ppo", SMALL).job()
+    assert (made.lora, made.dtype) == (8, "float32")
+    assert made.config(agents.PPOConfig).rollout_batch_size <= 64
+    assert all(made.config(preset).batch_size <= 64 for preset in (agents.DPOConfig, agents.RewardModelingConfig))
+    given = own("dpo", SMALL, "--epochs", "5", "--batch-size", "7", "--lora", "0").job()
+    config = given.config(agents.DPOConfig)
+    assert (config.epochs, config.batch_size, given.lora) == (5, 7, 0)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "policy")}))
+    made = own("dpo", SMALL, folder=adapter).job()
+    assert (made.preset, made.lora) == ("small_cpu", 0)  # by its base; its own rank stays
+
+
+def test_a_preset_that_is_chosen_is_told_in_one_line(own, capsys):
+    assert own("ppo", SMALL, "--batch-size", "9").settled().preset == "small_cpu"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "small_cpu" in line
+    assert "rollout batch size 64" in line
+    assert ", batch size" not in line  # it is given
+    own("ppo", SMALL, "--preset", "paper").settled()
+    assert train.parse(["ppo"]).settled().preset == "sandbox"
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("preset", ["llama_7b_lora", "small_chat"])

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -47,11 +49,12 @@ def test_it_trains_answers_saves_and_resumes(tmp_path, capsys, monkeypatch):
     assert "DPO, simulated feedback, seed 0" in capsys.readouterr().out
     row = row_of(tmp_path)
     assert (row["method"], row["feedback"], row["seed"]) == ("dpo", "simulated", "0")
-    run, stored = (tmp_path / name / "dpo, simulated, seed 0" for name in ("runs", "evaluations"))
+    run, stored = (tmp_path / name / "dpo-simulated-seed-0" for name in ("runs", "evaluations"))
     answers = json.loads(stored.with_suffix(".json").read_text())
     assert len(answers["responses"]) == 20
     trained = LanguageModel.from_pretrained(run / "policy", max_response_tokens=64)
     assert trained.encode_prompts(["Name a tree"])
+    assert all(re.fullmatch(r"[\w.=+-]+", path.name) for path in tmp_path.rglob("*"))  # no shell minds
     steps = (run / "metrics.jsonl").read_text()
     assert train.run(train.parse(arguments)) == 0  # nothing is left to train; it answers and says so again
     assert (run / "metrics.jsonl").read_text() == steps
@@ -264,8 +267,35 @@ def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path, monkeyp
     (tmp_path / "judges_of_train.py").write_text(judges)
     for judge in ("judges_of_train:NoScore", "judges_of_train:Raises"):
         with pytest.raises(DataError, match=judge):
-            own("sft", "--judge", judge)
-    assert own("sft", "--num-eval", 2) == 0
+            own("sft", "--judge", judge, "--out", tmp_path / "sft")
+    assert own("sft", "--num-eval", 2, "--out", tmp_path / "sft") == 0
+
+
+def test_a_folder_is_named_after_method_data_policy_and_seed():
+    own = ["--dataset", "some/my data, new", "--policy", "org/smollm2"]
+    folder = train.parse(["dpo", *own, "--seed", "3", "--quick"]).folder
+    assert folder == Path("results/train/dpo-my-data-new-smollm2-3-quick")
+    assert train.parse(["reward_modeling", *own]).folder == Path("results/train/reward_modeling-my-data-new-smollm2-0")
+    assert train.parse(["ppo", "--feedback", "human"]).folder == Path("results/train/ppo-human-0")
+
+
+def test_a_folder_is_of_one_run_alone(own, own_data, tmp_path):
+    data = shutil.copytree(own_data, tmp_path / "data")
+    pairs = [{"instruction": f"Try {i}.", "output_1": "No.", "output_2": "Yes.", "preference": 2} for i in range(8)]
+    (data / "preference.json").write_text(json.dumps(pairs))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "preference.json").write_text(json.dumps(pairs[1:]))
+    for first in ("sft", "reward_modeling"):
+        out = ["--dataset", data, "--reward-model", "sandbox", "--out", tmp_path / first]
+        assert own(first, *out) == 0
+        before = {path: path.read_bytes() for path in (tmp_path / first).rglob("*.*") if path.is_file()}
+        others = [("ppo",), ("dpo",), ("sft", "--seed", 1), ("reward_modeling", "--seed", 1)]
+        others += [(first, "--dataset", own_data if first == "sft" else tmp_path / "other")]
+        for method, *changed in others:
+            with pytest.raises(CheckpointError, match=first):
+                own(method, *out, *changed)
+        assert {path: path.read_bytes() for path in before} == before
+        assert own(first, *out) == 0
 
 
 @pytest.mark.parametrize("option", ["--policy", "--reward-model"])

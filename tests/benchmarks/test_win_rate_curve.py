@@ -168,13 +168,14 @@ def test_evaluated_steps_and_units():
 
 
 @pytest.mark.parametrize("policy", [[], ["--policy", "sandbox"]])
-def test_the_papers_settings_need_an_own_policy(policy, capsys):
-    with pytest.raises(SystemExit) as stop:
-        WinRateCurveOptions.parse(["--preset", "paper", *policy])
-    assert stop.value.code == 2
-    assert "--preset paper: expected --policy" in " ".join(capsys.readouterr().err.split())
+def test_the_papers_settings_need_an_own_policy(policy, own_models):
+    with pytest.raises(DataError, match="--policy.*--preset paper"):
+        runs.prompt_limits(make_plans(WinRateCurveOptions.parse(["--preset", "paper", *policy]))[0])
     assert make_plans(WinRateCurveOptions.parse(policy))[0].preset == "sandbox"
-    assert make_plans(WinRateCurveOptions.parse(["--policy", "mine"]))[0].preset == "paper"
+    own = ["--policy", str(own_models[0])]
+    assert make_plans(WinRateCurveOptions.parse(own))[0].preset == "sandbox"  # by its size
+    small = make_plans(WinRateCurveOptions.parse([*own, "--preset", "small_cpu"]))[0]
+    assert (small.job.lora, small.ppo_config().rollout_batch_size, small.ppo_config().total_steps) == (8, 64, 30)
 
 
 def test_command_line(capsys):
