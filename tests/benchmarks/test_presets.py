@@ -107,7 +107,7 @@ def test_a_preset_that_is_chosen_is_told_in_one_line(own, capsys):
     assert own("ppo", SMALL, "--batch-size", "9").settled().preset == "small_cpu"
     (line,) = capsys.readouterr().err.splitlines()
     assert "small_cpu" in line
-    assert "rollout batch size 64" in line
+    assert "rollout batch size 32" in line
     assert ", batch size" not in line  # it is given
     own("ppo", SMALL, "--preset", "paper").settled()
     assert train.parse(["ppo"]).settled().preset == "sandbox"

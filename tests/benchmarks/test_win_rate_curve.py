@@ -175,7 +175,7 @@ def test_the_papers_settings_need_an_own_policy(policy, own_models):
     own = ["--policy", str(own_models[0])]
     assert make_plans(WinRateCurveOptions.parse(own))[0].preset == "sandbox"  # by its size
     small = make_plans(WinRateCurveOptions.parse([*own, "--preset", "small_cpu"]))[0]
-    assert (small.job.lora, small.ppo_config().rollout_batch_size, small.ppo_config().total_steps) == (8, 64, 30)
+    assert (small.job.lora, small.ppo_config().rollout_batch_size, small.ppo_config().total_steps) == (8, 32, 30)
 
 
 def test_command_line(capsys):
