@@ -38,6 +38,11 @@ def load_config(path: str | PathLike[str]) -> Any:
 
 def num_parameters(path: str | PathLike[str]) -> int:
     """Number of a language model's parameters, by its configuration alone; of an adapter, those of its base."""
+    return int(without_weights(path).num_parameters())
+
+
+def without_weights(path: str | PathLike[str]) -> Any:
+    """A language model, of an adapter its base, on torch's "meta" device: shapes, by its configuration alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -45,7 +50,7 @@ def num_parameters(path: str | PathLike[str]) -> int:
     config = load_config(base)
     with reading(base, "a language model's config.json"), torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
-        return int(make(config).num_parameters())
+        return make(config)
 
 
 def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:

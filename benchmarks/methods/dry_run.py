@@ -15,7 +15,6 @@ from typing import Any, Final
 from ... import pretrained
 from ...agents.trainer import Trainer
 from ...errors import DataError
-from ...oracles.reward_model import is_adapter
 from ..harness.report import Table, text_table
 from .job import Job
 from .methods import REWARD_MODELING, find_method
@@ -146,13 +145,9 @@ def sizes(job: Job) -> str:
 def count(folder: Path | str, rank: int) -> tuple[int, int]:
     """Numbers of a model, and of adapters of this rank on all its linear layers, by its configuration alone."""
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
-    config = pretrained.load_config(pretrained.adapter_base(folder) if is_adapter(folder) else folder)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.tie_weights()  # older versions of transformers do not tie what has no data
+    model = pretrained.without_weights(folder)
     head = model.get_output_embeddings()
     linear = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
-    return sum(each.numel() for each in model.parameters()), rank * sum(sum(weight.shape) for weight in linear)
+    return model.num_parameters(), rank * sum(sum(weight.shape) for weight in linear)
