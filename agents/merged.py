@@ -49,6 +49,24 @@ class MergedCopy:
         return self._model
 
 
+def merge(model: peft.PeftModel) -> PreTrainedModel:
+    """A whole model on the CPU, with the adapters added: in float32, rounded once to the type of the weights.
+
+    A copy, as a GPU may not hold two; `model` stays as it is.
+    """
+    copies: dict[int, Any] = {id(each): each.detach().to("cpu", copy=True) for each in model.buffers()}
+    for each in model.parameters():
+        copies[id(each)] = nn.Parameter(each.detach().to("cpu", copy=True), requires_grad=False)
+    whole = copy.deepcopy(model, copies)
+    for _, layer in lora_layers(whole):
+        dtype = layer.get_base_layer().weight.dtype
+        layer.float()  # type: ignore[operator]
+        layer.merge()
+        layer.get_base_layer().to(dtype)
+    plain: PreTrainedModel = whole.merge_and_unload()  # the rest: a head, embeddings of new tokens
+    return plain
+
+
 def make_copy(model: Any, wanted: bool | None) -> MergedCopy | None:
     """The copy to sample from if it is `wanted`; None: on a GPU of which it takes half of the free memory at most.
 

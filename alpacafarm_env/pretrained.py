@@ -1,6 +1,7 @@
 """Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
 import json
+import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -8,11 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from .bases import ADAPTER_CONFIG
+from .bases import adapter_base as adapter_base
 from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 PICKLED: Final = "Pickled weights are not read: load them with their own library, and save them with save_pretrained."
+MAX_GROWTH: Final = 1000
 MAX_PROMPT_TOKENS: Final = 192
 MAX_RESPONSE_TOKENS: Final = 300
 """AlpacaFarm's limits."""
@@ -23,6 +27,7 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     with reading(path, "a tokenizer (tokenizer.json ...)"):
+        _check_growth(Path(path) / "tokenizer.json")
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
         tokenizer("a")  # some faults show only once it is used
         return tokenizer
@@ -66,11 +71,17 @@ def load_model(
     import transformers
 
     with reading(path, "a model (config.json and safetensors)"):
+        _check_size(path)
         load = getattr(transformers, kind).from_pretrained
         options |= {"trust_remote_code": False, "use_safetensors": True}
         model, found = load(path, output_loading_info=True, **options)
     if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
         raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
+    if beyond := _untaken(model, found["unexpected_keys"]):
+        raise CheckpointError(
+            f"{path}: expected a config.json that fits the weights, but by it the model's layers leave {len(beyond)} "
+            f"of them out, such as {beyond[:3]}. Restore the config.json that these weights were saved with."
+        )
     lacking = set(found["missing_keys"])
     if unexpected := sorted(lacking - set(new)):
         raise CheckpointError(
@@ -80,30 +91,73 @@ def load_model(
     return model, lacking
 
 
+def _untaken(model: Any, names: Collection[str]) -> list[str]:
+    """Of weights that a model has not taken, those of its own layers, without tables that others store and we compute.
+
+    What stands beside the layers may be left over: the output of a tied model, a head, an encoder of images.
+    """
+    stacks = [f".{name}." for name, module in model.named_modules() if type(module).__name__ == "ModuleList"]
+    numbered = ((re.match(r"(.*?\.)??(\w+\.)(?=\d+\.)", name), name) for name in names)
+    own = [name for match, name in numbered if match and any(stack.endswith(f".{match[0]}") for stack in stacks)]
+    return sorted(name for name in own if not name.endswith(("inv_freq", "attention.bias", "attn.bias", "masked_bias")))
+
+
+def _check_size(path: str | PathLike[str]) -> None:
+    """Raises CheckpointError for a folder whose config.json asks for more than its weights can be, before it is built.
+
+    A layer has at least one square matrix of the hidden size, and a weight at least a bit.
+    """
+    size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    config = load_config(path).get_text_config() if size else None
+    layers, width = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size"))
+    if layers * width**2 > 8 * size:
+        raise CheckpointError(
+            f"{path}: expected weights of {layers:,} layers of width {width:,} (config.json), found {size:,} bytes of "
+            "safetensors, which cannot hold them. Is config.json another model's?"
+        )
+
+
+def _check_growth(file: Path) -> None:
+    """Raises CheckpointError for a tokenizer.json whose normalizer may make a text more than `MAX_GROWTH` times as long."""
+    if not file.is_file():
+        return
+    content = json.loads(file.read_text(encoding="utf-8"))
+    steps, growth = [content.get("normalizer")], 1.0
+    while steps:
+        step = steps.pop() or {}
+        steps += step.get("normalizers", [])
+        if step.get("type") == "Replace":
+            pattern = step["pattern"].get("String", "")  # a regular expression may match between any two letters
+            growth *= max(1.0, len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"]))
+    if growth > MAX_GROWTH:
+        raise CheckpointError(
+            f"{file}: expected a normalizer that makes a text at most {MAX_GROWTH} times as long, got one of up to "
+            f"{growth:.3g} times."
+        )
+
+
 def load_adapter(base: Any, folder: str | PathLike[str], *, trains: bool) -> Any:
     """Returns `base` as a `PeftModel` with a folder's LoRA adapter; `trains` says whether that will be trained."""
     import peft
+    import safetensors
 
     if not (file := Path(folder) / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{file}: expected an adapter's weights, found none. {PICKLED}")
     with loading_adapters():
-        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trains)
-
-
-def adapter_base(folder: str | PathLike[str]) -> str:
-    """Returns the folder or hub name of the model that a LoRA adapter builds on."""
-    file = Path(folder) / "adapter_config.json"
-    with reading(folder, f"the name of a base model in {file.name}"):
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if not isinstance(base, str):
-            raise TypeError(f"base_model_name_or_path is {base!r}")
-        return base
+        model = peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trains)
+    with safetensors.safe_open(file, framework="pt") as weights:
+        others = set(weights.keys()) - set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    if unexpected := sorted(name for name in others if "lora_" in name):
+        raise CheckpointError(f"{file}: the base has no place for {len(unexpected)} matrices, such as {unexpected[0]}.")
+    if base.name_or_path:  # it may have been moved since the adapter was saved
+        model.active_peft_config.base_model_name_or_path = base.name_or_path
+    return model
 
 
 def adapter_task(folder: str | PathLike[str]) -> str | None:
     """Returns the kind of model that a LoRA adapter was trained for, in peft's words, if its folder says so."""
-    with reading(folder, "a task_type in adapter_config.json"):
-        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    with reading(folder, f"a task_type in {ADAPTER_CONFIG}"):
+        config = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         task: str | None = config.get("task_type")
         return task
 

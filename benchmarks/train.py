@@ -33,14 +33,15 @@ from .harness.agent_options import OPTIONS, option_of
 from .harness.evaluation import subset
 from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
-from .harness.stored import ElapsedTime, refuse_taken, take_folder
+from .harness.stored import ElapsedTime, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.dry_run import Machine, make_plan, report
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, find_method
 from .methods.own_reward_model import train_reward_model
 from .methods.presets import Dtype, PresetName
-from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
+from .methods.publish import check_push, push
+from .methods.runs import Form, MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
 REWARD_MODELING = "reward_modeling"
@@ -89,6 +90,12 @@ class TrainOptions(ModelOptions):
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
     reward_dtype: Dtype | None = None
     """Of the reward model's weights where it only scores."""
+    save: Form = "merged"
+    """What is saved of a model trained with LoRA: a whole model, which any library loads, or the adapter alone, a few MB
+    that need their base. Both are a --policy, a --reward-model or a judge of later runs."""
+    push_to_hub: str | None = None
+    """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
+    it can be written is checked first; a new one is private."""
     dry_run: bool = False
     """Print what the run would take on this machine, memory by role and hours, and load no weights."""
 
@@ -112,6 +119,13 @@ class TrainOptions(ModelOptions):
         name = f"{method}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
         return self.out if self.out is not None else Path("results") / NAME / name
 
+    @property
+    def saved(self) -> Path:
+        """Where the trained model is."""
+        if self.method == REWARD_MODELING:
+            return self.folder / "reward_model"
+        return self.plan(self.reward_model).folder / "policy"
+
     def job(self, reward: str | None = None) -> Job:
         """What an agent is made from."""
         return Job(folder=self.folder / "runs", **self._for_job(reward))
@@ -120,6 +134,7 @@ class TrainOptions(ModelOptions):
         """The cell of the ranking that this run is."""
         known = len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
         options: dict[str, Any] = {"method": self.method, "judge": self.judge, "num_eval": min(self.num_eval, known)}
+        options["save"] = self.save
         return MethodPlan(out=self.folder, **options, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
@@ -141,11 +156,16 @@ def run(options: TrainOptions) -> int:
     for model in (options.policy, options.reward_model):
         if model != "sandbox":
             hash_model(model)  # refused before anything is written
+    pushed_to = None if is_helper() else options.push_to_hub
+    if pushed_to is not None:
+        check_push(pushed_to, options.job(), adapter=options.save == "adapter")
     with take_folder(options.folder, NAME):
         if options.method == REWARD_MODELING:
             make_reward_model(options)
         else:
             train_policy(options)
+    if pushed_to is not None:
+        print(f"Pushed to {push(options.saved, pushed_to)}")
     return 0
 
 
@@ -195,14 +215,14 @@ def make_reward_model(options: TrainOptions) -> None:
             spent.keep()
             progress.update(ProgressUpdate(cell, 100 * share, state=state))
 
-    found = train_reward_model(job, out / "reward_model", tell)
+    found = train_reward_model(job, options.saved, tell, options.save)
     if progress is not None:
         progress.end()
         spent.keep(now=True)
         write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **found}])
         print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
         print(*(f"  {name}: {value:.4g}" for name, value in found.items()), sep="\n")
-        print(f"\nThe reward model: {out / 'reward_model'}. Metrics and table.csv: {out}.")
+        print(f"\nThe reward model: {options.saved}. Metrics and table.csv: {out}.")
 
 
 def write_results(plan: MethodPlan, row: Row) -> None:

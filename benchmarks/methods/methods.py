@@ -48,8 +48,6 @@ class Method:
     """Whether the ranking trains it, and does not only ask it."""
     fixed: bool = True
     """Whether its settings are fixed, if it needs nothing of a feedback."""
-    merged: bool = False
-    """Whether adapters are merged into the policy that is saved: other methods start from a whole model."""
     effort: int = 60
     """Seconds it takes on one core, roughly: its weight in the progress report."""
 
@@ -206,7 +204,7 @@ METHODS = (
 """The rows of the paper's Table 2, best first, and best-of-16."""
 
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
-FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True)
+FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False)
 ABLATIONS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
