@@ -102,10 +102,9 @@ class LanguageModel(NoCopy):
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
-        A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
-        that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
-        trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your own;
-        None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`. `sampler` is that property.
+        `dtype` is that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part
+        that trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your
+        own; None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`. `sampler` is that property.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -119,12 +118,8 @@ class LanguageModel(NoCopy):
         if adapter and adapter_task(path) == "SEQ_CLS":
             raise CheckpointError(f"{path}: expected a language model, found the adapter of a reward model.")
         if adapter and lora is not None:
-            raise CheckpointError(
-                f"{path} is a LoRA adapter already; load it without lora= to go on training it, or merge it into a "
-                "whole model first: python -m alpacafarm_env merge FOLDER OUT"
-            )
-        base: Any = adapter_base(path) if adapter else path
-        model, _ = load_model("AutoModelForCausalLM", base, dtype=dtype)
+            raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora=, or merge it with its base")
+        model, _ = load_model("AutoModelForCausalLM", adapter_base(path) if adapter else path, dtype=dtype)
         if adapter:
             with reading(path, "a LoRA adapter"):
                 prepare(model, Path(path), len(tokenizer))
@@ -360,14 +355,10 @@ class LanguageModel(NoCopy):
         return reward_oracle(self.model, folder, pad_token_id=cast(int, self.tokenizer.pad_token_id), **options)
 
     def save(self, folder: str | Path, *, merged: bool = False, facts: Mapping[str, Any] | None = None) -> None:
-        """Writes model (safetensors), tokenizer, template, limit of responses and a model card.
-
-        Of a LoRA model that is the adapter, which names its base; `merged`, a whole model for any library. `facts` are
-        rows of the card's table, such as the method.
-        """
-        base, adapted = self._base_model, isinstance(self.model, peft.PeftModel) and not merged
-        extra = control_settings(base) | limit_file(base) if adapted else {}
-        model = merge(self.model) if isinstance(self.model, peft.PeftModel) and merged else self.model
+        """Writes a folder with a model card of these `facts`; of a LoRA model the adapter, or `merged`, all of it."""
+        base, adapted = self._base_model, isinstance(self.model, peft.PeftModel)
+        extra = control_settings(base) | limit_file(base) if adapted and not merged else {}
+        model = merge(self.model) if adapted and merged else self.model
         save_files(folder, model, self.tokenizer, self.template, extra=extra, facts=facts)
 
     @property

@@ -7,7 +7,7 @@ to which changes are added in place, and from which they are taken again, drift 
 
 import copy
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import peft
 import torch
@@ -58,13 +58,14 @@ def merge(model: peft.PeftModel) -> PreTrainedModel:
     for each in model.parameters():
         copies[id(each)] = nn.Parameter(each.detach().to("cpu", copy=True), requires_grad=False)
     whole = copy.deepcopy(model, copies)
-    for _, layer in lora_layers(whole):
-        dtype = layer.get_base_layer().weight.dtype
-        layer.float()  # type: ignore[operator]
+    for name, layer in lora_layers(whole):
+        plain: Any = layer.get_base_layer()
+        dtype = plain.weight.dtype
+        cast(nn.Module, layer).float()
         layer.merge()
-        layer.get_base_layer().to(dtype)
-    plain: PreTrainedModel = whole.merge_and_unload()  # the rest: a head, embeddings of new tokens
-    return plain
+        parent, _, child = name.rpartition(".")
+        setattr(whole.get_base_model().get_submodule(parent), child, plain.to(dtype))
+    return cast(PreTrainedModel, whole.merge_and_unload())  # the rest: a head, embeddings of new tokens
 
 
 def make_copy(model: Any, wanted: bool | None) -> MergedCopy | None:

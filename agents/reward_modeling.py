@@ -121,9 +121,9 @@ class RewardModeling(Trainer):
         validation: Held-out preferences, evaluated while training.
         seed: Decides the head's start and the order of the pairs.
         template: "alpaca" or your own template instead of that in the folder of `init`.
-        lora: Trains a fresh adapter and the head, over a frozen base; what is saved is an adapter's folder, which names
-            the base, or a whole model (`save`). On a LoRA policy of that base it takes next to no memory (`LanguageModel.reward_oracle`), and the
-            value of PPO can start from it.
+        lora: Trains a fresh adapter and the head, over a frozen base. What is saved is the adapter's folder, which
+            names the base, or a whole model (`save`). On a LoRA policy of that base the adapter takes next to no memory
+            (`LanguageModel.reward_oracle`), and the value of PPO can start from it.
         dtype: That of the weights; head and adapter are float32, and so are the optimizer's masters of other weights.
 
     Raises:

@@ -15,6 +15,8 @@ from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
+COMPUTED: Final = ("inv_freq", "attention.bias", "attn.bias", "masked_bias")
+"""Tables that some store with the weights and all compute."""
 PICKLED: Final = "Pickled weights are not read: load them with their own library, and save them with save_pretrained."
 MAX_GROWTH: Final = 1000
 MAX_PROMPT_TOKENS: Final = 192
@@ -92,14 +94,14 @@ def load_model(
 
 
 def _untaken(model: Any, names: Collection[str]) -> list[str]:
-    """Of weights that a model has not taken, those of its own layers, without tables that others store and we compute.
+    """Of weights that a model has not taken, those of its own layers.
 
     What stands beside the layers may be left over: the output of a tied model, a head, an encoder of images.
     """
     stacks = [f".{name}." for name, module in model.named_modules() if type(module).__name__ == "ModuleList"]
     numbered = ((re.match(r"(.*?\.)??(\w+\.)(?=\d+\.)", name), name) for name in names)
     own = [name for match, name in numbered if match and any(stack.endswith(f".{match[0]}") for stack in stacks)]
-    return sorted(name for name in own if not name.endswith(("inv_freq", "attention.bias", "attn.bias", "masked_bias")))
+    return sorted(name for name in own if not name.endswith(COMPUTED))
 
 
 def _check_size(path: str | PathLike[str]) -> None:

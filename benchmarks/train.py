@@ -91,8 +91,8 @@ class TrainOptions(ModelOptions):
     reward_dtype: Dtype | None = None
     """Of the reward model's weights where it only scores."""
     save: Form = "merged"
-    """What is saved of a model trained with LoRA: a whole model, which any library loads, or the adapter alone, a few MB
-    that need their base. Both are a --policy, a --reward-model or a judge of later runs."""
+    """What is saved of a model trained by LoRA: a whole model, which any library loads, or the adapter, a few MB that
+    need their base. Both can be --policy, --reward-model and --judge of later runs."""
     push_to_hub: str | None = None
     """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
     it can be written is checked first; a new one is private."""

@@ -37,7 +37,7 @@ def hold_out(preferences: Sequence[Preference]) -> tuple[list[Preference], list[
 
 
 def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None], form: Form) -> dict[str, Any]:
-    """Trains a model and saves it in `target`, in a form; accuracy, loss (nats) and margin on the `num_test` pairs held out.
+    """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
 
     Raises:
         DataError: There are no preferences, or too few.

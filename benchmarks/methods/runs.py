@@ -166,7 +166,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     settle()  # models and data are still what they were at the start
     costs = {"seconds": round(spent.seconds, 2), "tokens": max(tokens, _tokens(plan.folder)) + answered}
     rows = _rows(plan, evaluate(asked, responses, judges), costs)
-    if isinstance(actor, agents.PolicyAgent):
+    if learning and isinstance(actor, agents.PolicyActor):
         complete_card(plan.folder / "policy", actor, actor.policy.model, plan.dataset, rows[0])
     tell(1, f"{plan.cell}: {describe(rows[0])}")
     return rows
@@ -174,7 +174,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
 def save_policy(actor: Any, folder: Path, form: Form) -> None:
     """Writes what an agent, or somebody's own that can `save`, has learned."""
-    if form == "merged" and isinstance(actor, agents.PolicyAgent):
+    if form == "merged" and isinstance(actor, agents.PolicyActor):
         actor.save(folder, merged=True)
     else:
         actor.save(folder)

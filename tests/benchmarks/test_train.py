@@ -161,7 +161,7 @@ def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, t
     (tuned,) = (tmp_path / "fine_tuning").glob("runs/*/policy")
     assert len((tuned.parent / "metrics.jsonl").read_text().splitlines()) == 4
     assert not (tuned / "adapter_config.json").exists()  # a whole model, which the next two build on
-    assert command("reward_modeling", tuned, "--batch-size", 2) == 0
+    assert command("reward_modeling", tuned, "--batch-size", 2, "--save", "adapter") == 0  # on PPO's own base
     row = row_of(tmp_path / "reward_modeling")
     assert (row["num_train"], row["num_test"]) == ("14", "2")  # both pairs of one instruction
     assert "accuracy" in capsys.readouterr().out
