@@ -104,7 +104,7 @@ class LanguageModel(NoCopy):
 
         `dtype` is that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part
         that trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your
-        own; None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`. `sampler` is that property.
+        own; None: the folder's `prompt_template.json`, else the tokenizer's `chat_template`. `sampler`: that property.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -118,7 +118,7 @@ class LanguageModel(NoCopy):
         if adapter and adapter_task(path) == "SEQ_CLS":
             raise CheckpointError(f"{path}: expected a language model, found the adapter of a reward model.")
         if adapter and lora is not None:
-            raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora=, or merge it with its base")
+            raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora=, or `merge` it first")
         model, _ = load_model("AutoModelForCausalLM", adapter_base(path) if adapter else path, dtype=dtype)
         if adapter:
             with reading(path, "a LoRA adapter"):

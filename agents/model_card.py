@@ -22,10 +22,11 @@ def write_card(folder: Path, base: str | Path, facts: Mapping[str, Any]) -> None
     config = json.loads((folder / (ADAPTER_CONFIG if adapter else "config.json")).read_text(encoding="utf-8"))
     scores = config.get("task_type") == "SEQ_CLS" or "SequenceClassification" in str(config.get("architectures"))
     rows = {"base": public_name(base), **facts} if base else facts
+    on_hub = may_be_hub_name(str(base)) and not Path(base).is_dir()
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification" if scores else "text-generation",
-        base_model=str(base) if public_name(base) == str(base) and may_be_hub_name(str(base)) else None,
+        base_model=str(base) if on_hub else None,
         tags=["alpacafarm-env", *["lora"] * adapter, *["reward-model"] * scores],
     )
     card = ModelCard.from_template(

@@ -29,9 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..bases import is_adapter
 from ..chat_templates import ChatTemplate, load_template
 from ..errors import CheckpointError
-from ..bases import is_adapter
 from ..folders import check_model
 from ..instructions import Preference
 from ..last_layer import last_mlp_for_scores

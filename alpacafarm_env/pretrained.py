@@ -120,7 +120,7 @@ def _check_size(path: str | PathLike[str]) -> None:
 
 
 def _check_growth(file: Path) -> None:
-    """Raises CheckpointError for a tokenizer.json whose normalizer may make a text more than `MAX_GROWTH` times as long."""
+    """Raises CheckpointError for a tokenizer.json whose normalizer may make a text `MAX_GROWTH` times as long."""
     if not file.is_file():
         return
     content = json.loads(file.read_text(encoding="utf-8"))
