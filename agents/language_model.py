@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bases import adapter_base, is_adapter
+from ..bases import base_of, is_adapter
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
@@ -119,7 +119,7 @@ class LanguageModel(NoCopy):
             raise CheckpointError(f"{path}: expected a language model, found the adapter of a reward model.")
         if adapter and lora is not None:
             raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora=, or `merge` it first")
-        model, _ = load_model("AutoModelForCausalLM", adapter_base(path) if adapter else path, dtype=dtype)
+        model, _ = load_model("AutoModelForCausalLM", base_of(path), dtype=dtype)
         if adapter:
             with reading(path, "a LoRA adapter"):
                 prepare(model, Path(path), len(tokenizer))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+import jinja2
 
 from ..bases import ADAPTER_CONFIG, is_adapter, may_be_hub_name
 from ..data.files import write_atomic
@@ -23,26 +23,9 @@ def write_card(folder: Path, base: str | Path, facts: Mapping[str, Any]) -> None
     scores = config.get("task_type") == "SEQ_CLS" or "SequenceClassification" in str(config.get("architectures"))
     rows = {"base": public_name(base), **facts} if base else facts
     on_hub = may_be_hub_name(str(base)) and not Path(base).is_dir()
-    data = ModelCardData(
-        library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-classification" if scores else "text-generation",
-        base_model=str(base) if on_hub else None,
-        tags=["alpacafarm-env", *["lora"] * adapter, *["reward-model"] * scores],
-    )
-    card = ModelCard.from_template(
-        data,
-        template_path=str(TEMPLATE),
-        adapter=adapter,
-        scores=scores,
-        loader=f"Auto{'Peft' * adapter}ModelFor{'SequenceClassification' if scores else 'CausalLM'}",
-        rows={name: _cell(value) for name, value in rows.items()},
-    )
-    write_atomic(folder / "README.md", card.content)
-
-
-def _cell(value: Any) -> str:
-    text = ", ".join(f"{name} {each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"))
+    card = template.render(adapter=adapter, scores=scores, hub_base=base if on_hub else None, rows=rows)
+    write_atomic(folder / "README.md", card + "\n")
 
 
 def public_name(model: str | Path) -> str:

@@ -42,6 +42,11 @@ def adapter_base(folder: str | PathLike[str]) -> str:
     return name
 
 
+def base_of(folder: str | PathLike[str]) -> str | PathLike[str]:
+    """The base of an adapter's folder; a whole model's folder or hub name as it is."""
+    return adapter_base(folder) if is_adapter(folder) else folder
+
+
 def name_base(config: Any, folder: Path) -> dict[str, dict[str, str]]:
     """Has peft's settings name their base for any directory; what the adapter's `folder` keeps beside, by file."""
     name = config.base_model_name_or_path
@@ -62,9 +67,6 @@ def may_be_hub_name(name: str | PathLike[str]) -> bool:
 def _read(file: Path, key: str) -> str:
     """A text of a JSON object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))[key]
+        return os.fspath(json.loads(file.read_text(encoding="utf-8"))[key])  # a TypeError for what is no text
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file}: expected a JSON object with {key}, got {error!r}.") from error
-    if not isinstance(value, str):
-        raise CheckpointError(f"{file}: expected a text as {key}, got {value!r}.")
-    return value
+        raise CheckpointError(f"{file}: expected a JSON object with the text {key}, got {error!r}.") from error

@@ -1,6 +1,7 @@
 """Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Collection, Iterator
@@ -80,10 +81,8 @@ def load_model(
     if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
         raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
     if beyond := _untaken(model, found["unexpected_keys"]):
-        raise CheckpointError(
-            f"{path}: expected a config.json that fits the weights, but by it the model's layers leave {len(beyond)} "
-            f"of them out, such as {beyond[:3]}. Restore the config.json that these weights were saved with."
-        )
+        told = f"by it the layers leave {len(beyond)} out, such as {beyond[:3]}. Restore the one saved with them."
+        raise CheckpointError(f"{path}: expected a config.json that fits the weights, but {told}")
     lacking = set(found["missing_keys"])
     if unexpected := sorted(lacking - set(new)):
         raise CheckpointError(
@@ -113,29 +112,25 @@ def _check_size(path: str | PathLike[str]) -> None:
     config = load_config(path).get_text_config() if size else None
     layers, width = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size"))
     if layers * width**2 > 8 * size:
-        raise CheckpointError(
-            f"{path}: expected weights of {layers:,} layers of width {width:,} (config.json), found {size:,} bytes of "
-            "safetensors, which cannot hold them. Is config.json another model's?"
-        )
+        shape = f"{layers:,} layers of width {width:,} (config.json)"
+        raise CheckpointError(f"{path}: expected weights of {shape}, found {size:,} bytes, which cannot hold them.")
 
 
 def _check_growth(file: Path) -> None:
     """Raises CheckpointError for a tokenizer.json whose normalizer may make a text `MAX_GROWTH` times as long."""
-    if not file.is_file():
-        return
-    content = json.loads(file.read_text(encoding="utf-8"))
-    steps, growth = [content.get("normalizer")], 1.0
-    while steps:
-        step = steps.pop() or {}
-        steps += step.get("normalizers", [])
-        if step.get("type") == "Replace":
-            pattern = step["pattern"].get("String", "")  # a regular expression may match between any two letters
-            growth *= max(1.0, len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"]))
+    growth = _growth(json.loads(file.read_text(encoding="utf-8")).get("normalizer")) if file.is_file() else 1
     if growth > MAX_GROWTH:
         raise CheckpointError(
-            f"{file}: expected a normalizer that makes a text at most {MAX_GROWTH} times as long, got one of up to "
-            f"{growth:.3g} times."
+            f"{file}: expected texts to grow {MAX_GROWTH} times at most, its normalizer: {growth:.3g}."
         )
+
+
+def _growth(step: Any) -> float:
+    """How many times as long a normalizer may make a text, without a few letters more."""
+    if step is None or step.get("type") != "Replace":
+        return math.prod(map(_growth, (step or {}).get("normalizers", [])))
+    pattern = step["pattern"].get("String", "")  # a regular expression may match between any two letters
+    return max(1.0, len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"]))
 
 
 def load_adapter(base: Any, folder: str | PathLike[str], *, trains: bool) -> Any:

@@ -119,13 +119,6 @@ class TrainOptions(ModelOptions):
         name = f"{method}-{labels}-{self.seed}" + ("-quick" if self.quick else "")
         return self.out if self.out is not None else Path("results") / NAME / name
 
-    @property
-    def saved(self) -> Path:
-        """Where the trained model is."""
-        if self.method == REWARD_MODELING:
-            return self.folder / "reward_model"
-        return self.plan(self.reward_model).folder / "policy"
-
     def job(self, reward: str | None = None) -> Job:
         """What an agent is made from."""
         return Job(folder=self.folder / "runs", **self._for_job(reward))
@@ -133,8 +126,8 @@ class TrainOptions(ModelOptions):
     def plan(self, reward: str | None) -> MethodPlan:
         """The cell of the ranking that this run is."""
         known = len(load_dataset(self.data, allow_overlap=self.allow_overlap).instructions("eval"))
-        options: dict[str, Any] = {"method": self.method, "judge": self.judge, "num_eval": min(self.num_eval, known)}
-        options["save"] = self.save
+        same = {"method": self.method, "judge": self.judge, "save": self.save}
+        options: dict[str, Any] = {**same, "num_eval": min(self.num_eval, known)}
         return MethodPlan(out=self.folder, **options, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
@@ -160,12 +153,9 @@ def run(options: TrainOptions) -> int:
     if pushed_to is not None:
         check_push(pushed_to, options.job(), adapter=options.save == "adapter")
     with take_folder(options.folder, NAME):
-        if options.method == REWARD_MODELING:
-            make_reward_model(options)
-        else:
-            train_policy(options)
+        saved = (make_reward_model if options.method == REWARD_MODELING else train_policy)(options)
     if pushed_to is not None:
-        print(f"Pushed to {push(options.saved, pushed_to)}")
+        print(f"Pushed to {push(saved, pushed_to)}")
     return 0
 
 
@@ -182,8 +172,8 @@ def dry_run(options: TrainOptions) -> int:
     return 0 if fits else 1
 
 
-def train_policy(options: TrainOptions) -> None:
-    """Trains a method's policy; it answers, and the main process writes the results."""
+def train_policy(options: TrainOptions) -> Path:
+    """Trains a method's policy; it answers, and the main process writes the results. Returns the policy's folder."""
     method = find_method(options.method)
     if options.changed and method.needs == "nothing" and method.fixed:
         names = ", ".join(option_of(field) for field, _ in options.changed)
@@ -197,17 +187,18 @@ def train_policy(options: TrainOptions) -> None:
     rows = run_method(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update)
     if rows:  # only the main process has any
         write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+    return plan.folder / "policy"
 
 
-def make_reward_model(options: TrainOptions) -> None:
-    """Trains a reward model, and writes and prints how well it predicts held-out preferences."""
+def make_reward_model(options: TrainOptions) -> Path:
+    """Trains a reward model, and writes and prints how well it predicts held-out preferences. Returns its folder."""
     if options.judge is not None or options.reward_model != "sandbox":
         raise DataError("--judge, --reward-model: expected none for reward_modeling, which answers no instruction.")
     from ..agents.processes import Processes
 
     quiet()
     job, spent = options.job(), ElapsedTime(options.folder)
-    out, cell = options.folder, REWARD_MODELING
+    out, saved, cell = options.folder, options.folder / "reward_model", REWARD_MODELING
     progress = Progress({cell: 100}) if Processes().is_main else None
 
     def tell(share: float, state: str) -> None:
@@ -215,14 +206,15 @@ def make_reward_model(options: TrainOptions) -> None:
             spent.keep()
             progress.update(ProgressUpdate(cell, 100 * share, state=state))
 
-    found = train_reward_model(job, options.saved, tell, options.save)
+    found = train_reward_model(job, saved, tell, options.save)
     if progress is not None:
         progress.end()
         spent.keep(now=True)
         write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **found}])
         print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
         print(*(f"  {name}: {value:.4g}" for name, value in found.items()), sep="\n")
-        print(f"\nThe reward model: {options.saved}. Metrics and table.csv: {out}.")
+        print(f"\nThe reward model: {saved}. Metrics and table.csv: {out}.")
+    return saved
 
 
 def write_results(plan: MethodPlan, row: Row) -> None:

@@ -99,8 +99,6 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     joined = _command(commands, "merge", text)
     joined.add_argument("folder", metavar="FOLDER", type=Path, help="the adapter's")
     joined.add_argument("out", metavar="OUT", type=Path, help="a new folder for the whole model")
-    text = "alpaca: the prompt of an adapter whose folder has no template"
-    joined.add_argument("--template", choices=["alpaca"], help=text)
     joined.set_defaults(run=merge)
 
     served = _command(commands, "serve", "serve an environment's rewards over HTTP, to any trainer")
@@ -204,7 +202,7 @@ def merge(options: argparse.Namespace) -> Report:
         AlpacaFarmError: There is no adapter, no base, or no room for the model.
     """
     # The agents lie above the commands, so nothing of theirs is imported.
-    find_attribute("function", MERGE)(options.folder, options.out, template=options.template)
+    find_attribute("function", MERGE)(options.folder, options.out)
     return Report(f"written: {options.out}, a whole model. Its README.md says how to load it.")
 
 

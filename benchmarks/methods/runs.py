@@ -153,7 +153,8 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
     tokens = train(actor, lambda share, state: progress(learning * share, state))
     if learning and hasattr(actor, "save") and world.is_main:
-        save_policy(actor, plan.folder / "policy", plan.save)
+        form = {"merged": True} if plan.save == "merged" and isinstance(actor, agents.PolicyActor) else {}
+        actor.save(plan.folder / "policy", **form)
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     files, asked = plan.folder / "answers", plan.instructions
@@ -170,14 +171,6 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
         complete_card(plan.folder / "policy", actor, actor.policy.model, plan.dataset, rows[0])
     tell(1, f"{plan.cell}: {describe(rows[0])}")
     return rows
-
-
-def save_policy(actor: Any, folder: Path, form: Form) -> None:
-    """Writes what an agent, or somebody's own that can `save`, has learned."""
-    if form == "merged" and isinstance(actor, agents.PolicyActor):
-        actor.save(folder, merged=True)
-    else:
-        actor.save(folder)
 
 
 def complete_card(folder: Path, agent: Any, model: Any, data: str, metrics: Mapping[str, Any]) -> None:
