@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from ..bases import adapter_base, is_adapter
 from ..folders import hash_model
-from ..oracles.reward_model import RewardModel, float32_head, is_adapter
-from ..pretrained import adapter_base, loading_adapters
+from ..oracles.reward_model import RewardModel, float32_head
+from ..pretrained import loading_adapters
 
 HARMLESS_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base's weights as they are; PiSSA, for one, takes its start off them."""

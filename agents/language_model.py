@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..bases import base_of, is_adapter
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_base, adapter_task, load_adapter, load_model, load_tokenizer, reading
+from ..pretrained import adapter_task, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
 from .control_tokens import settings as control_settings
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
-from .merged import MergedCopy, make_copy
+from .merged import MergedCopy, make_copy, merge
 from .prompts import encode_prompts, limit_file, read_limit, settle_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
@@ -101,10 +102,9 @@ class LanguageModel(NoCopy):
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
-        A folder that `save` wrote for a LoRA model holds the adapter and names the folder of its base model. `dtype` is
-        that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part that
-        trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your own;
-        None: the folder's `prompt_template.json`, else its tokenizer's `chat_template`. `sampler` is that property.
+        `dtype` is that of the weights; log-probabilities are always float32. `lora` adds a fresh adapter, the only part
+        that trains, which starts as the identity; `seed` is that of its random half. `template` is "alpaca" or your
+        own; None: the folder's `prompt_template.json`, else the tokenizer's `chat_template`. `sampler`: that property.
 
         Raises:
             CheckpointError: The folder is missing, damaged or needs code of its own, or `lora` is given for an adapter.
@@ -114,14 +114,13 @@ class LanguageModel(NoCopy):
         tokenizer = load_tokenizer(path)
         with reading(path, "a language model's tokenizer"):
             check_eos(tokenizer)
-        is_adapter = (Path(path) / "adapter_config.json").is_file()
-        if is_adapter and adapter_task(path) == "SEQ_CLS":
+        adapter = is_adapter(path)
+        if adapter and adapter_task(path) == "SEQ_CLS":
             raise CheckpointError(f"{path}: expected a language model, found the adapter of a reward model.")
-        if is_adapter and lora is not None:
-            raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora= to go on training it")
-        base: Any = adapter_base(path) if is_adapter else path
-        model, _ = load_model("AutoModelForCausalLM", base, dtype=dtype)
-        if is_adapter:
+        if adapter and lora is not None:
+            raise CheckpointError(f"{path} is a LoRA adapter already; load it without lora=, or `merge` it first")
+        model, _ = load_model("AutoModelForCausalLM", base_of(path), dtype=dtype)
+        if adapter:
             with reading(path, "a LoRA adapter"):
                 prepare(model, Path(path), len(tokenizer))
                 read_limit(model, Path(path))
@@ -355,11 +354,12 @@ class LanguageModel(NoCopy):
         """A LoRA reward adapter on this policy's own weights, as an oracle: see `adapters.reward_oracle`."""
         return reward_oracle(self.model, folder, pad_token_id=cast(int, self.tokenizer.pad_token_id), **options)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes model (safetensors), tokenizer, template and limit of responses; of a LoRA model the adapter only."""
+    def save(self, folder: str | Path, *, merged: bool = False, facts: Mapping[str, Any] | None = None) -> None:
+        """Writes a folder with a model card of these `facts`; of a LoRA model the adapter, or `merged`, all of it."""
         base, adapted = self._base_model, isinstance(self.model, peft.PeftModel)
-        extra = control_settings(base) | limit_file(base) if adapted else {}
-        save_files(folder, self.model, self.tokenizer, self.template, extra=extra)
+        extra = control_settings(base) | limit_file(base) if adapted and not merged else {}
+        model = merge(self.model) if adapted and merged else self.model
+        save_files(folder, model, self.tokenizer, self.template, extra=extra, facts=facts)
 
     @property
     def _base_model(self) -> PreTrainedModel:

@@ -7,7 +7,7 @@ to which changes are added in place, and from which they are taken again, drift 
 
 import copy
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import peft
 import torch
@@ -47,6 +47,25 @@ class MergedCopy:
                 mine.copy_(new)
         self._added = [tensor.clone() for tensor in now]
         return self._model
+
+
+def merge(model: peft.PeftModel) -> PreTrainedModel:
+    """A whole model on the CPU, with the adapters added: in float32, rounded once to the type of the weights.
+
+    A copy, as a GPU may not hold two; `model` stays as it is.
+    """
+    copies: dict[int, Any] = {id(each): each.detach().to("cpu", copy=True) for each in model.buffers()}
+    for each in model.parameters():
+        copies[id(each)] = nn.Parameter(each.detach().to("cpu", copy=True), requires_grad=False)
+    whole = copy.deepcopy(model, copies)
+    for name, layer in lora_layers(whole):
+        plain: Any = layer.get_base_layer()
+        dtype = plain.weight.dtype
+        cast(nn.Module, layer).float()
+        layer.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(whole.get_base_model().get_submodule(parent), child, plain.to(dtype))
+    return cast(PreTrainedModel, whole.merge_and_unload())  # the rest: a head, embeddings of new tokens
 
 
 def make_copy(model: Any, wanted: bool | None) -> MergedCopy | None:

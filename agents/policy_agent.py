@@ -53,6 +53,9 @@ class PolicyActor(NoCopy):
         num_tokens: How many tokens `act` has sampled so far, ends of sequence included.
     """
 
+    facts: Any = None
+    """What the model card says of the training."""
+
     def __init__(
         self,
         policy: LanguageModel | str | Path,
@@ -76,9 +79,12 @@ class PolicyActor(NoCopy):
         self.num_tokens += len(samples.tokens)
         return samples.texts
 
-    def save(self, folder: str | Path) -> None:
-        """Write the policy as a Hugging Face folder with tokenizer and prompt template."""
-        self.policy.save(Path(folder))
+    def save(self, folder: str | Path, *, merged: bool = False) -> None:
+        """Write the policy as a Hugging Face folder with tokenizer, prompt template and model card.
+
+        Of a policy with LoRA that is the adapter; `merged`, a whole model.
+        """
+        self.policy.save(Path(folder), merged=merged, facts=self.facts)
 
     def load(self, folder: str | Path) -> None:
         """Read weights that `save` wrote back into the policy."""

@@ -6,9 +6,10 @@ Source: Bradley and Terry 1952; Stiennon et al. 2020 (arXiv:2009.01325), eq. 1; 
 1. The head starts at N(0, 1/√(d + 1)) without bias (Stiennon et al.), not at torch's default: the first scores have
    variance of about 1.
 2. The score is read at an end-of-sequence token, so the model sees whether a response ended (`end_with_eos`;
-   AlpacaFarm's models read the last word). The choice travels with the model, as `alpacafarm_end_with_eos` in its
-   config.json; so does `max_length`, as `alpacafarm_max_length`. The saved tokenizer ends every text so, for
-   libraries that do not read the config.
+   AlpacaFarm's models read the last word). A conversation of a chat template is read whole in any case, with what the
+   template writes after an answer, as other libraries read it. The choice travels with the model, as
+   `alpacafarm_end_with_eos` in its config.json; so does `max_length`, as `alpacafarm_max_length`. The saved tokenizer
+   ends every text so, for libraries that do not read the config.
 3. Soft targets: P(the label is right) of each pair, e.g. 0.75 under 25 % flips.
 4. A text that is too long loses its middle, as in `oracles.RewardModel`, instead of the response's end.
 5. Calibration: mean and standard deviation of the scores of given texts can be stored with the weights, as
@@ -19,6 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -27,12 +29,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..bases import is_adapter
 from ..chat_templates import ChatTemplate, load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..instructions import Preference
 from ..last_layer import last_mlp_for_scores, pad_before_score
-from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, is_adapter, new_scorer, num_positions
+from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, new_scorer, num_positions
 from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import with_adapter
@@ -41,6 +44,8 @@ from .fitting import check_budget, prompt_lengths, up_to, warn_caller
 from .language_model import turn_off_dropout
 from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
+from .merge import merge_folder
+from .merged import merge
 from .processes import default_device
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, leave_texts, save_files
@@ -68,7 +73,9 @@ class RewardModelingConfig(TrainingConfig):
     middle, with a warning that counts them.
     """
     end_with_eos: bool = True
-    """Whether texts end with the end-of-sequence token. AlpacaFarm's do not."""
+    """Whether texts end with the end-of-sequence token. AlpacaFarm's do not; those of a chat template always end as it
+    ends them.
+    """
     eval_every: int = 0
     """Steps between evaluations on the held-out preferences; 0 for the last step only."""
 
@@ -115,13 +122,13 @@ class RewardModeling(Trainer):
         validation: Held-out preferences, evaluated while training.
         seed: Decides the head's start and the order of the pairs.
         template: "alpaca" or your own template instead of that in the folder of `init`.
-        lora: Trains a fresh adapter and the head, over a frozen base; what is saved is an adapter's folder, which names
-            the base. On a LoRA policy of that base it takes next to no memory (`LanguageModel.reward_oracle`), and the
-            value of PPO can start from it.
+        lora: Trains a fresh adapter and the head, over a frozen base. What is saved is the adapter's folder, which
+            names the base, or a whole model (`save`). On a LoRA policy of that base the adapter takes next to no memory
+            (`LanguageModel.reward_oracle`), and the value of PPO can start from it.
         dtype: That of the weights; head and adapter are float32, and so are the optimizer's masters of other weights.
 
     Raises:
-        CheckpointError: `init` is no model, or an adapter.
+        CheckpointError: `init` is no model, or is an adapter and `lora` is given.
     """
 
     label: ClassVar[str] = "Reward model"
@@ -150,25 +157,26 @@ class RewardModeling(Trainer):
             raise ValueError(f"Expected a target for each of {len(preferences)} {self.counted}, got {len(targets)}.")
         self.config, self.seed, self.validation = config or RewardModelingConfig(), seed, validation
         check_model(init)
-        if is_adapter(init):
+        if is_adapter(init) and lora is not None:
             raise CheckpointError(
-                f"{init}: expected a whole model to start from, got an adapter. Merge it into its base and save that: "
-                "model.merge_and_unload().save_pretrained(folder), with tokenizer and prompt template beside."
+                f"{init}: expected a whole model to start an adapter from, got an adapter. Merge it into one first: "
+                "python -m alpacafarm_env merge FOLDER OUT."
             )
         self.tokenizer: Any = load_tokenizer(init)
         with reading(init, "a language model's tokenizer"):
             check_eos(self.tokenizer)
         self.template = load_template(init, self.tokenizer, template)
+        self._ends = self.config.end_with_eos or isinstance(self.template, ChatTemplate)
         if isinstance(self.template, ChatTemplate):
             leave_texts(self.tokenizer)
         else:
-            end_texts(self.tokenizer, self.config.end_with_eos)
+            end_texts(self.tokenizer, self._ends)
         self.model = _scoring_model(init, seed, dtype).to(device or default_device())
         settle(self.model, self.tokenizer, self.template)  # a score is read at the last token that is no pad
         self.lora = None if lora is None else replace(lora, task_type="SEQ_CLS")  # which trains the head too
         if self.lora is not None:
             self.model = turn_off_dropout(with_adapter(self.model, self.lora, seed=seed))
-        self.model.config.alpacafarm_end_with_eos = self.config.end_with_eos
+        self.model.config.alpacafarm_end_with_eos = self._ends
         self.model.config.alpacafarm_max_length = self.config.max_length
         kept = self._fitting(preferences)
         self.num_left_out = len(preferences) - len(kept)
@@ -242,16 +250,19 @@ class RewardModeling(Trainer):
         self.model.config.alpacafarm_reward_mean, self.model.config.alpacafarm_reward_std = mean, std
         return mean, std
 
-    def save(self, folder: str | Path) -> None:
-        """Write a Hugging Face sequence-classification folder (one label) with tokenizer and prompt template.
+    def save(self, folder: str | Path, *, merged: bool = False) -> None:
+        """Write a Hugging Face sequence-classification folder (one label) with tokenizer, template and model card.
 
-        Of a model with LoRA that is peft's folder of the adapter and the head, with alpacafarm_reward.json beside.
+        Of a model with LoRA that is peft's folder of the adapter and the head, with alpacafarm_reward.json beside;
+        `merged`, a whole model.
         """
-        extra = {}
-        if self.lora is not None:
-            config = self.model.config.to_dict()
+        model, extra = self.model, {}
+        if self.lora is not None and merged:
+            model = merge(model)
+        elif self.lora is not None:
+            config = model.config.to_dict()
             extra[OWN_CONFIG] = {key: config[key] for key in config if key.startswith("alpacafarm_")}
-        save_files(folder, self.model, self.tokenizer, self.template, eos=self.config.end_with_eos, extra=extra)
+        save_files(folder, model, self.tokenizer, self.template, eos=self._ends, extra=extra, facts=self.facts)
 
     def load(self, folder: str | Path) -> None:
         """Read weights that `save` wrote back into the model."""
@@ -345,7 +356,7 @@ class RewardModeling(Trainer):
 
     def _encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
         """Tokens of prompt, response and, if so configured, the end of sequence: what `oracles.RewardModel` reads."""
-        rows = self.template.encode_pairs(self.tokenizer, instructions, responses, eos=self.config.end_with_eos)
+        rows = self.template.encode_pairs(self.tokenizer, instructions, responses, eos=self._ends)
         limit = self._limit
         if num_cut := sum(len(row) > limit for row in rows):
             warn_caller(f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.")
@@ -359,6 +370,12 @@ def _size(row: Texts) -> int:
 
 def _scoring_model(init: str | Path, seed: int, dtype: torch.dtype) -> Any:
     """A sequence-classification model with one label; a head that the folder lacks starts at N(0, 1/√(d + 1))."""
+    if is_adapter(init):
+        with TemporaryDirectory() as whole:
+            merge_folder(init, whole)
+            model = _scoring_model(whole, seed, dtype)
+        model.name_or_path = str(init)
+        return model
     model, is_new = new_scorer(init, dtype=dtype)
     float32_head(model)
     if is_new:

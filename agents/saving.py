@@ -10,11 +10,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..bases import ADAPTER_CONFIG, BASE_FILE, name_base
 from ..chat_templates import chat_template, ids_around
+from ..oracles.reward_model import OWN_CONFIG
 from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import write_json, writing
 from .control_tokens import control_tokens
+from .model_card import write_card
 
+ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE, OWN_CONFIG)
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
@@ -27,19 +31,22 @@ def save_files(
     *,
     eos: bool = True,
     extra: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model folder: every file is complete before it gets its final name.
 
     The bytes do not depend on how the tokenizer was loaded, and files are as readable as the umask permits. The
     tokenizer gets a `chat_template` for the same prompt; `eos` says whether an answer ends with EOS there. `extra` has
-    JSON files beside, by name.
+    JSON files beside, by name, and `facts` what the model card says of the training. An adapter names its base so that
+    it is found from any directory.
     """
-    target = Path(folder)
+    target, adapted = Path(folder), hasattr(model, "peft_config")
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
     with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         # peft would save a whole table of embeddings where it has grown by control tokens, whose rows the adapter has.
-        options = {"save_embedding_layers": False} if hasattr(model, "peft_config") and control_tokens(model) else {}
+        options = {"save_embedding_layers": False} if adapted and control_tokens(model) else {}
+        files = {**(extra or {}), **(name_base(model.active_peft_config, target) if adapted else {})}
         model.save_pretrained(beside, **options)
         own, tokenizer.chat_template = tokenizer.chat_template, chat_template(template, tokenizer, eos=eos)
         try:
@@ -48,9 +55,11 @@ def save_files(
             tokenizer.chat_template = own
         _strip_loading_state(Path(beside) / "tokenizer_config.json")
         template.save(beside)
-        for name, content in (extra or {}).items():
+        for name, content in files.items():
             write_json(Path(beside) / name, content)
-        for name in (FILE_NAME, "chat_template.jinja"):  # an older file would render another prompt
+        write_card(Path(beside), model.name_or_path, facts or {})
+        # An older file would render another prompt, or make a whole model an adapter.
+        for name in (FILE_NAME, "chat_template.jinja", *ADAPTER_FILES):
             if not (Path(beside) / name).is_file():
                 (target / name).unlink(missing_ok=True)
         mode = _default_mode(Path(beside))

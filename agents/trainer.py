@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .loop import Loop, Sums
 from .progress import show_progress
+from .settings import FREE_TO_CHANGE
 from .tracking import Callback, Trackers, following
 
 
@@ -70,6 +72,14 @@ class Trainer:
     def num_steps(self) -> int:
         """Steps of the whole run."""
         return self._loop.total
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The rows of a model card: the method, its steps and seed, and the settings that decide what it learns."""
+        run = self._run()
+        settings = {name: value for name, value in asdict(run["config"]).items() if name not in FREE_TO_CHANGE}
+        steps = f"{self.step} of {self.num_steps}"
+        return {"method": type(self).__name__, "steps": steps, "seed": run["seed"], "settings": settings}
 
     def _run(self) -> dict[str, Any]:
         """What `following` is to know of the run."""

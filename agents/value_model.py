@@ -23,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..bases import is_adapter
 from ..folders import check_model
 from ..last_layer import last_mlp_at
-from ..oracles.reward_model import is_adapter, load_scorer
+from ..oracles.reward_model import load_scorer
 from ..pretrained import load_model, load_tokenizer, reading
 from .adapters import as_scorer, bare, builds_on, has_lora, trunk_of, with_adapter
 from .language_model import LanguageModel, turn_off_dropout

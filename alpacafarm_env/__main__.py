@@ -2,7 +2,7 @@
 
 `show` prints the sandbox; `annotate` and `evaluate` let LLM annotators judge, `ledger` says what that cost, and
 `judge-server` is a server to try them on; `annotate-human` lets people judge. `export` and `serve` hand data and
-rewards to other frameworks.
+rewards to other frameworks; `merge` makes a whole model of an adapter and its base.
 """
 
 from __future__ import annotations

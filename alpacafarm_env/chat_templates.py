@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 NAMED: Final = {"alpaca": ALPACA}
 _SYSTEM, _QUESTION, _ANSWER = "alpacafarm system", "alpacafarm question", "alpacafarm answer"
 _ROLES: Final = ("system", "user", "assistant")
+_SECONDS: Final = 5.0
+"""The longest that a template may take to write one conversation."""
 _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
 
@@ -81,6 +87,8 @@ class ChatTemplate(PromptTemplate):
     writes count, and the tokenizer adds none; those that an instruction or a response spells out are letters. For texts
     that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and pairs the
     conversation, token for token; but today's date is always the same day.
+
+    A template that looks into answers, such as for the end of reasoning, writes each conversation itself.
     """
 
     between: str
@@ -95,16 +103,14 @@ class ChatTemplate(PromptTemplate):
     """What is written before a system text, and from its end to the user's message, and whether white space is stripped
     off it; None without a place for it.
     """
+    program: str = ""
+    """The template itself if what it makes of an answer depends on the answer."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-        """Finds out what a chat template writes around two messages; DataError if that depends on the messages."""
-
-        def written(*contents: str, roles: Sequence[str] = _ROLES[1:], **options: Any) -> str:
-            turns = zip(roles, contents, strict=False)
-            messages: Any = [{"role": role, "content": content} for role, content in turns]
-            options["chat_template"] = _SAME_DAY + tokenizer.get_chat_template()
-            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        """Finds out what a chat template writes around two messages; DataError if that depends on the question."""
+        program = _SAME_DAY + tokenizer.get_chat_template()
+        written = partial(_written, tokenizer, program)
 
         def ask(question: str) -> str:
             return written(question, add_generation_prompt=True)
@@ -130,17 +136,21 @@ class ChatTemplate(PromptTemplate):
         between, trail = _split(rest, _ANSWER)
         if told_head != head:
             raise DataError("it begins a conversation unlike a question")
-        trims = (
-            _is_trimmed(ask(f" {_QUESTION}\n "), head, _QUESTION, suffix),
-            _is_trimmed(tell(f" {_ANSWER}\n "), head + _QUESTION + between, _ANSWER, trail),
-        )
+        trims = ask(f" {_QUESTION}\n ") == ask(_QUESTION), tell(f" {_ANSWER}\n ") == tell(_ANSWER)
+        if any(ask(text) != head + (text.strip() if trims[0] else text) + suffix for text in _probes(_QUESTION)):
+            raise DataError("what it writes depends on the white space, the length or the words of a question")
+        before = head + _QUESTION + between
+        plain = [tell(text) == before + (text.strip() if trims[1] else text) + trail for text in _probes(_ANSWER)]
+        if not plain[-1]:
+            raise DataError("it changes a long answer")
         # Not all that were added for a template are marked as special.
         added = {n: token for n, token in tokenizer.added_tokens_decoder.items() if n != tokenizer.unk_token_id}
         ends = [n for n in _parsed(tokenizer, [trail])[0] if n in added and str(added[n]).strip()]
         end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
         with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
         _split(without_input, "{instruction}")  # it might write the placeholder itself
-        return cls(with_input, without_input, between, trail, trims, end, place())
+        program = "" if all(plain) else program
+        return cls(with_input, without_input, between, trail, trims, end, place(), program)
 
     def render(self, instruction: str) -> str:
         """The prompt as text, special tokens spelled out."""
@@ -167,8 +177,16 @@ class ChatTemplate(PromptTemplate):
         """The conversation of an instruction and its response; `eos`: with what ends it."""
         trail = self.trail if eos else ""
         answers = [y.strip() if self.trims[1] else y.removeprefix(self._lead) for y in responses]
-        pairs = zip(instructions, answers, strict=True)
-        return _encode(tokenizer, [(*self._prompt(x)[:-1], self.between, y, trail) for x, y in pairs])
+        pairs = list(zip(instructions, answers, strict=True))
+        rows: list[tuple[str, ...]] = [(*self._prompt(x)[:-1], self.between, y, trail) for x, y in pairs]
+        if self.program:
+            special = special_ids(tokenizer) | {tokenizer.unk_token_id}
+            own = [special.isdisjoint(ids) for ids in _parsed(tokenizer, [f"{x} {y}" for x, y in pairs])]
+            messages = [(*row[1:-3:2], y) for row, (_, y) in zip(rows, pairs, strict=True)]
+            texts = [_written(tokenizer, self.program, *each, roles=_ROLES[-len(each) :]) for each in messages]
+            texts = texts if eos else [text.removesuffix(self.trail) for text in texts]
+            rows = [(text,) if alone else row for text, alone, row in zip(texts, own, rows, strict=True)]
+        return _encode(tokenizer, rows)
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """The token that ends a response."""
@@ -296,3 +314,41 @@ def _is_trimmed(text: str, before: str, message: str, behind: str) -> bool:
     if text not in (before + message + behind, before + f" {message}\n " + behind):
         raise DataError("what it writes depends on the white space around a message")
     return text == before + message + behind
+
+
+def _probes(message: str) -> tuple[str, ...]:
+    """Messages that some templates change: white space, the marks of reasoning; last a long one."""
+    reasoned = (f"<think>\n{message}\n</think>\n\n{message}", f"{message}</think>{message}")
+    return f" {message}\n ", f"\n{message}\n", f"{message} ", *reasoned, message + " and so on" * 10_000
+
+
+def _written(
+    tokenizer: PreTrainedTokenizerBase,
+    program: str,
+    *contents: str,
+    roles: Sequence[str] = _ROLES[1:],
+    **options: Any,
+) -> str:
+    """A chat template's text for messages of these roles: a user's, and its answer."""
+    turns = zip(roles, contents, strict=False)
+    messages: Any = [{"role": role, "content": content} for role, content in turns]
+    with _bounded():
+        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=program, **options)
+    return cast(str, text)
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Within, Python code of this thread that takes too long ends in a DataError: a template may loop for ever."""
+    end, before = time.monotonic() + _SECONDS, sys.gettrace()
+
+    def watch(*_: Any) -> Any:
+        if time.monotonic() > end:
+            raise DataError(f"it takes more than {_SECONDS:g} seconds to write one conversation")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

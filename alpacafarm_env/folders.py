@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shlex
 import socket
 import sys
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+from .bases import ADAPTER_CONFIG, BASE_FILE, adapter_base, is_adapter, may_be_hub_name
 from .data.files import OUTPUTS, stem_of
 from .errors import CheckpointError, DataError
 
@@ -36,7 +36,6 @@ Content = dict[str, str]
 
 _HASHES: dict[tuple[int, ...], str] = {}
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 
 class Claim:
@@ -151,14 +150,14 @@ def hash_model(name: Path | str) -> Content:
     root = Path(name) if isinstance(name, Path) or Path(name).is_dir() else snapshot(name)
     try:
         files = sorted(path for path in root.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file())
-        unread = [path for path in files if path.name.startswith(".") or path.name in TRAINING_FILES]
+        unread = [path for path in files if path.name.startswith(".") or path.name in (*TRAINING_FILES, BASE_FILE)]
         found = {file.name: _hash(file) for file in files if file not in unread}
-        adapter = root / "adapter_config.json"
-        if adapter.is_file():
-            settings = json.loads(adapter.read_text(encoding="utf-8"))
-            base = settings.pop("base_model_name_or_path", None)  # content is what it is, not where
-            found[adapter.name] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
-            found |= {f"base/{file}": digest for file, digest in (hash_model(base) if base else {}).items()}
+        if is_adapter(root):
+            settings = json.loads((root / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+            named = settings.pop("base_model_name_or_path", None)  # content is what it is, not where
+            found[ADAPTER_CONFIG] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
+            base = hash_model(adapter_base(root)) if named else {}
+            found |= {f"base/{file}": digest for file, digest in base.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{name}: expected a model's files, got {error}.") from error
     if not found:
@@ -168,10 +167,8 @@ def hash_model(name: Path | str) -> Content:
 
 def check_model(name: Path | str) -> None:
     """Raises CheckpointError for a model's name that can only be meant as a local folder, where there is none."""
-    text, path = str(name), Path(name)
-    is_path = isinstance(name, Path) or not _HUB_NAME.fullmatch(text) or (len(path.parts) > 1 and path.parent.is_dir())
-    if is_path and not path.is_dir():
-        raise CheckpointError(f"{text}: expected a model's folder, found none.")
+    if not may_be_hub_name(name) and not Path(name).is_dir():
+        raise CheckpointError(f"{name}: expected a model's folder, found none.")
 
 
 @cache

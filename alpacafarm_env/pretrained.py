@@ -1,6 +1,8 @@
 """Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
 import json
+import math
+import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -8,11 +10,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from .bases import ADAPTER_CONFIG
+from .bases import adapter_base as adapter_base
 from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
+COMPUTED: Final = ("inv_freq", "attention.bias", "attn.bias", "masked_bias")
+"""Tables that some store with the weights and all compute."""
 PICKLED: Final = "Pickled weights are not read: load them with their own library, and save them with save_pretrained."
+MAX_GROWTH: Final = 1000
 MAX_PROMPT_TOKENS: Final = 192
 MAX_RESPONSE_TOKENS: Final = 300
 """AlpacaFarm's limits."""
@@ -23,6 +30,7 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     with reading(path, "a tokenizer (tokenizer.json ...)"):
+        _check_growth(Path(path) / "tokenizer.json")
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
         tokenizer("a")  # some faults show only once it is used
         return tokenizer
@@ -83,11 +91,15 @@ def load_model(
     import transformers
 
     with reading(path, "a model (config.json and safetensors)"):
+        _check_size(path)
         load = getattr(transformers, kind).from_pretrained
         options |= {"trust_remote_code": False, "use_safetensors": True}
         model, found = load(path, output_loading_info=True, **options)
     if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
         raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
+    if beyond := _untaken(model, found["unexpected_keys"]):
+        told = f"by it the layers leave {len(beyond)} out, such as {beyond[:3]}. Restore the one saved with them."
+        raise CheckpointError(f"{path}: expected a config.json that fits the weights, but {told}")
     lacking = set(found["missing_keys"])
     if unexpected := sorted(lacking - set(new)):
         raise CheckpointError(
@@ -97,30 +109,69 @@ def load_model(
     return model, lacking
 
 
+def _untaken(model: Any, names: Collection[str]) -> list[str]:
+    """Of weights that a model has not taken, those of its own layers.
+
+    What stands beside the layers may be left over: the output of a tied model, a head, an encoder of images.
+    """
+    stacks = [f".{name}." for name, module in model.named_modules() if type(module).__name__ == "ModuleList"]
+    numbered = ((re.match(r"(.*?\.)??(\w+\.)(?=\d+\.)", name), name) for name in names)
+    own = [name for match, name in numbered if match and any(stack.endswith(f".{match[0]}") for stack in stacks)]
+    return sorted(name for name in own if not name.endswith(COMPUTED))
+
+
+def _check_size(path: str | PathLike[str]) -> None:
+    """Raises CheckpointError for a folder whose config.json asks for more than its weights can be, before it is built.
+
+    A layer has at least one square matrix of the hidden size, and a weight at least a bit.
+    """
+    size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
+    config = load_config(path).get_text_config() if size else None
+    layers, width = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size"))
+    if layers * width**2 > 8 * size:
+        shape = f"{layers:,} layers of width {width:,} (config.json)"
+        raise CheckpointError(f"{path}: expected weights of {shape}, found {size:,} bytes, which cannot hold them.")
+
+
+def _check_growth(file: Path) -> None:
+    """Raises CheckpointError for a tokenizer.json whose normalizer may make a text `MAX_GROWTH` times as long."""
+    growth = _growth(json.loads(file.read_text(encoding="utf-8")).get("normalizer")) if file.is_file() else 1
+    if growth > MAX_GROWTH:
+        raise CheckpointError(
+            f"{file}: expected texts to grow {MAX_GROWTH} times at most, its normalizer: {growth:.3g}."
+        )
+
+
+def _growth(step: Any) -> float:
+    """How many times as long a normalizer may make a text, without a few letters more."""
+    if step is None or step.get("type") != "Replace":
+        return math.prod(map(_growth, (step or {}).get("normalizers", [])))
+    pattern = step["pattern"].get("String", "")  # a regular expression may match between any two letters
+    return max(1.0, len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"]))
+
+
 def load_adapter(base: Any, folder: str | PathLike[str], *, trains: bool) -> Any:
     """Returns `base` as a `PeftModel` with a folder's LoRA adapter; `trains` says whether that will be trained."""
     import peft
+    import safetensors
 
     if not (file := Path(folder) / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{file}: expected an adapter's weights, found none. {PICKLED}")
     with loading_adapters():
-        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trains)
-
-
-def adapter_base(folder: str | PathLike[str]) -> str:
-    """Returns the folder or hub name of the model that a LoRA adapter builds on."""
-    file = Path(folder) / "adapter_config.json"
-    with reading(folder, f"the name of a base model in {file.name}"):
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if not isinstance(base, str):
-            raise TypeError(f"base_model_name_or_path is {base!r}")
-        return base
+        model = peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trains)
+    with safetensors.safe_open(file, framework="pt") as weights:
+        others = set(weights.keys()) - set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    if unexpected := sorted(name for name in others if "lora_" in name):
+        raise CheckpointError(f"{file}: the base has no place for {len(unexpected)} matrices, such as {unexpected[0]}.")
+    if base.name_or_path:  # it may have been moved since the adapter was saved
+        model.active_peft_config.base_model_name_or_path = base.name_or_path
+    return model
 
 
 def adapter_task(folder: str | PathLike[str]) -> str | None:
     """Returns the kind of model that a LoRA adapter was trained for, in peft's words, if its folder says so."""
-    with reading(folder, "a task_type in adapter_config.json"):
-        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    with reading(folder, f"a task_type in {ADAPTER_CONFIG}"):
+        config = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         task: str | None = config.get("task_type")
         return task
 

@@ -34,14 +34,15 @@ from .harness.agent_options import OPTIONS, option_of
 from .harness.evaluation import subset
 from .harness.own_judge import has_references, judge_name, refuse_trained_on
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
-from .harness.stored import ElapsedTime, file_name, refuse_taken, take_folder
+from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.dry_run import has_weights, rehearse, report, sizes
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.own_reward_model import train_reward_model
 from .methods.presets import Dtype, choose_preset
-from .methods.runs import MethodPlan, RewardPlan, run_method, run_reward_model
+from .methods.publish import check_push, push
+from .methods.runs import Form, MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
 
@@ -86,6 +87,12 @@ class TrainOptions(ModelOptions):
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
     reward_dtype: Dtype | None = None
     """Of the reward model's weights where it only scores."""
+    save: Form = "merged"
+    """What is saved of a model trained by LoRA: a whole model, which any library loads, or the adapter, a few MB that
+    need their base. Both can be --policy, --reward-model and --judge of later runs."""
+    push_to_hub: str | None = None
+    """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
+    it can be written is checked first; a new one is private."""
     dry_run: bool = False
     """Make one step and keep nothing of it: prints memory and seconds by phase, hours and the micro-batch. Without the
     policy's weights, a table of sizes."""
@@ -128,7 +135,8 @@ class TrainOptions(ModelOptions):
         """The cell of the ranking that this run is."""
         data = load_dataset(self.data, allow_overlap=self.allow_overlap)
         known = len(data.instructions("eval")) if "eval" in data.splits else 0
-        options: dict[str, Any] = {"method": self.method, "judge": self.judge, "num_eval": min(self.num_eval, known)}
+        same = {"method": self.method, "judge": self.judge, "save": self.save}
+        options: dict[str, Any] = {**same, "num_eval": min(self.num_eval, known)}
         return MethodPlan(out=self.folder, **options, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
@@ -153,11 +161,13 @@ def run(options: TrainOptions) -> int:
     for model in (options.policy, options.reward_model):
         if model != "sandbox":
             hash_model(model)  # refused before anything is written
+    pushed_to = None if is_helper() else options.push_to_hub
+    if pushed_to is not None:
+        check_push(pushed_to, options.job(), adapter=options.save == "adapter")
     with take_folder(options.folder, options.name):
-        if options.method == REWARD_MODELING:
-            make_reward_model(options)
-        else:
-            train_policy(options)
+        saved = (make_reward_model if options.method == REWARD_MODELING else train_policy)(options)
+    if pushed_to is not None:
+        print(f"Pushed to {push(saved, pushed_to)}")
     return 0
 
 
@@ -173,8 +183,8 @@ def dry_run(options: TrainOptions) -> int:
     return 0 if made is None or made.fits else 1
 
 
-def train_policy(options: TrainOptions) -> None:
-    """Trains a method's policy; it answers, and the main process writes the results."""
+def train_policy(options: TrainOptions) -> Path:
+    """Trains a method's policy; it answers, and the main process writes the results. Returns the policy's folder."""
     method = find_method(options.method)
     if options.changed and method.needs == "nothing" and method.fixed:
         names = ", ".join(option_of(field) for field, _ in options.changed)
@@ -188,17 +198,18 @@ def train_policy(options: TrainOptions) -> None:
     rows = run_method(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update)
     if rows:  # only the main process has any
         write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+    return plan.folder / "policy"
 
 
-def make_reward_model(options: TrainOptions) -> None:
-    """Trains a reward model, and writes and prints how well it predicts held-out preferences."""
+def make_reward_model(options: TrainOptions) -> Path:
+    """Trains a reward model, and writes and prints how well it predicts held-out preferences. Returns its folder."""
     if options.judge is not None or options.reward_model != "sandbox":
         raise DataError("--judge, --reward-model: expected none for reward_modeling, which answers no instruction.")
     from ..agents.processes import Processes
 
     quiet()
     job, spent = options.job(), ElapsedTime(options.folder)
-    out, cell = options.folder, REWARD_MODELING
+    out, saved, cell = options.folder, options.folder / "reward_model", REWARD_MODELING
     progress = Progress({cell: 100}) if Processes().is_main else None
 
     def tell(share: float, state: str) -> None:
@@ -206,14 +217,15 @@ def make_reward_model(options: TrainOptions) -> None:
             spent.keep()
             progress.update(ProgressUpdate(cell, 100 * share, state=state))
 
-    found = train_reward_model(job, out / "reward_model", tell)
+    found = train_reward_model(job, saved, tell, options.save)
     if progress is not None:
         progress.end()
         spent.keep(now=True)
         write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **found}])
         print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
         print(*(f"  {name}: {value:.4g}" for name, value in found.items()), sep="\n")
-        print(f"\nThe reward model: {out / 'reward_model'}. Metrics and table.csv: {out}.")
+        print(f"\nThe reward model: {saved}. Metrics and table.csv: {out}.")
+    return saved
 
 
 def write_results(plan: MethodPlan, row: Row) -> None:

@@ -36,5 +36,5 @@ if [ -n "${DRY_RUN:-}" ]; then
     sft=$model reward=$model # of the same shape
 fi
 stage fine_tuning --policy "$model" --out "$out/sft" "$@"
-stage reward_modeling --policy "$sft" --out "$out/reward" "$@"
+stage reward_modeling --policy "$sft" --out "$out/reward" --save adapter "$@" # PPO reads it on its own base
 stage ppo --policy "$sft" --reward-model "$reward" --out "$out/ppo" --steps "${STEPS:-80}" "$@"

@@ -1,4 +1,4 @@
-"""The commands `annotate`, `evaluate`, `ledger`, `export` and `serve` of `python -m alpacafarm_env`.
+"""The commands `annotate`, `evaluate`, `ledger`, `export`, `merge` and `serve` of `python -m alpacafarm_env`.
 
 Heavy modules are imported when a command runs: the command line's help needs none of them.
 """
@@ -18,6 +18,7 @@ from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
 from ..llm.endpoint import OPENAI_KEY, require_key_variable
 from ..llm.limits import ClientConfig
+from ..plugins import find_attribute
 from .serve import add_serve_arguments
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = ClientConfig()
 _LIMITS: Final = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
 """Options with the client's own defaults."""
+MERGE: Final = "alpacafarm_env.agents.merge:merge_folder"
 _PASSED: Final = (
     *("ledger", "pool", "models", "model", "base_url", "api_key_env", "allow_insecure", "seed", "budget_usd"),
     *("replay", "flip", "both_orders", "compat", *_LIMITS),
@@ -92,6 +94,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "seeds the oracle's draws (default: 0)"
     exported.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
     exported.set_defaults(run=export)
+
+    text = "make a whole model of a LoRA adapter's folder, a policy's or a reward model's, and its base"
+    joined = _command(commands, "merge", text)
+    joined.add_argument("folder", metavar="FOLDER", type=Path, help="the adapter's")
+    joined.add_argument("out", metavar="OUT", type=Path, help="a new folder for the whole model")
+    joined.set_defaults(run=merge)
 
     served = _command(commands, "serve", "serve an environment's rewards over HTTP, to any trainer")
     add_serve_arguments(served)
@@ -185,6 +193,17 @@ def ledger(options: argparse.Namespace) -> Report:
     if total.unpriced:
         lines.append(f"Attempts that count nothing, as their models have no known price: {total.unpriced}.")
     return Report("\n".join(lines))
+
+
+def merge(options: argparse.Namespace) -> Report:
+    """Writes the whole model that an adapter and its base make.
+
+    Raises:
+        AlpacaFarmError: There is no adapter, no base, or no room for the model.
+    """
+    # The agents lie above the commands, so nothing of theirs is imported.
+    find_attribute("function", MERGE)(options.folder, options.out)
+    return Report(f"written: {options.out}, a whole model. Its README.md says how to load it.")
 
 
 def export(options: argparse.Namespace) -> Report:

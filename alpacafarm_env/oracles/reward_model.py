@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bases import adapter_base
+from ..bases import is_adapter as is_adapter
 from ..chat_templates import ChatTemplate, check_template, load_template
 from ..errors import CheckpointError, did_you_mean
 from ..folders import snapshot
-from ..pretrained import PICKLED, adapter_base, file_states, load_adapter, load_model, load_tokenizer, reading
+from ..pretrained import PICKLED, file_states, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .base import DetailedOracle, OracleError, Verdicts, shorten
 
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 DType = Literal["float32", "bfloat16", "float16"]
 KIND: Final = "AutoModelForSequenceClassification"
-ADAPTER_CONFIG: Final = "adapter_config.json"
 OWN_CONFIG: Final = "alpacafarm_reward.json"
 """File of an adapter's folder with what a whole model has in its config.json, which would make transformers take the
 folder for a whole model's.
@@ -221,11 +222,6 @@ def model_folder(name: str | PathLike[str]) -> Path:
     """The folder of that name, or that of a hub model's files on this machine; CheckpointError if there is neither."""
     path = Path(name).expanduser()
     return path if path.is_dir() or isinstance(name, PathLike) else snapshot(str(path))
-
-
-def is_adapter(folder: str | PathLike[str]) -> bool:
-    """Whether a model's folder holds an adapter in peft's format."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def check_folder(path: Path) -> dict[str, Any]:

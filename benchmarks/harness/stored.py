@@ -76,14 +76,14 @@ def is_full(error: BaseException | None) -> bool:
     return error is not None and ((isinstance(error, OSError) and error.errno in full) or is_full(error.__cause__))
 
 
-def _is_helper() -> bool:
+def is_helper() -> bool:
     """Whether torchrun started this process as one of several, and another one writes."""
     return environment_number("WORLD_SIZE", 1) > 1 and environment_number("RANK", 0) > 0
 
 
 def refuse_taken(out: Path, shard: Shard = WHOLE) -> None:
     """Raises CheckpointError if another call is writing `out`, other shards of the same study aside; makes nothing."""
-    if not _is_helper():
+    if not is_helper():
         for lock in (shard.lock, *shard.rivals(out)):
             refuse_claimed(out, lock)
 
@@ -98,7 +98,7 @@ def take_folder(out: Path, name: str, shard: Shard = WHOLE) -> ExitStack:
     """
     make_folder(out)
     held = ExitStack()
-    if _is_helper():
+    if is_helper():
         return held
     with ExitStack() as claimed:
         claimed.enter_context(claim(out, name, lock=shard.lock))

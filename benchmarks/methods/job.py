@@ -14,13 +14,13 @@ import gymnasium as gym
 import tyro
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from ... import agents, pretrained, sandbox
+from ... import agents, sandbox
+from ...bases import base_of, is_adapter
 from ...data import Dataset, load_dataset
 from ...errors import DataError
 from ...instructions import Demonstration, Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
-from ...oracles.reward_model import is_adapter
 from ...sandbox.dataset import Sandbox
 from ..harness.agent_options import OPTIONS, naming, with_defaults, with_options
 from .presets import PRESETS, Dtype, PresetName, choose_preset
@@ -161,7 +161,8 @@ class Job:
                 object.__setattr__(self, name, value)
 
     @property
-    def _trains_adapter(self) -> bool:
+    def trains_adapter(self) -> bool:
+        """Whether adapters are what trains."""
         return bool(self.lora) or is_adapter(self.sft)
 
     @cached_property
@@ -173,9 +174,9 @@ class Job:
         """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
         named = PRESETS[self.preset]
         fields = dict(named.fields)
-        if ("value", "adapter") in self.changed and not self._trains_adapter:
+        if ("value", "adapter") in self.changed and not self.trains_adapter:
             raise DataError("--value adapter: expected a policy with LoRA, got none. Give --lora 8, or --value head.")
-        if fields.get("value") == "adapter" and not self._trains_adapter:
+        if fields.get("value") == "adapter" and not self.trains_adapter:
             del fields["value"]  # there is no adapter that it could stand beside
         if not self.has_presets_limit:
             fields["max_response_tokens"] = self.max_response_tokens
@@ -269,14 +270,13 @@ class Job:
     @property
     def reward_shares_base(self) -> bool:
         """Whether the reward model is an adapter over the base of the adapter that trains, so that one base will do."""
-        if not self._trains_adapter or not is_adapter(self.reward_model) or self.reward_dtype not in (None, self.dtype):
+        if not self.trains_adapter or not is_adapter(self.reward_model) or self.reward_dtype not in (None, self.dtype):
             return False
         if {**PRESETS[self.preset].fields, **dict(self.changed)}.get("sharding", "none") != "none":
             return False
         from ...agents.adapters import is_over
 
-        base = pretrained.adapter_base(self.policy_folder) if is_adapter(self.policy_folder) else self.policy_folder
-        return is_over(self.reward_model, str(base))
+        return is_over(self.reward_model, str(base_of(self.policy_folder)))
 
     def oracle(self, policy: agents.LanguageModel | None = None) -> RewardOracle:
         """The reward model as an oracle; an adapter over the base of `policy` reads with the policy's own weights."""

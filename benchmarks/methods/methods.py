@@ -49,8 +49,6 @@ class Method:
     """Whether the ranking trains it, and does not only ask it."""
     fixed: bool = True
     """Whether its settings are fixed, if it needs nothing of a feedback."""
-    merged: bool = False
-    """Whether adapters are merged into the policy that is saved: other methods start from a whole model."""
     effort: int = 60
     """Seconds it takes on one core, roughly: its weight in the progress report."""
     split: str | None = None
@@ -216,9 +214,7 @@ METHODS = (
 REWARD_MODELING = "reward_modeling"
 """Trains no policy, so it is no `Method`; it learns from preference."""
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
-FINE_TUNING = Method(
-    "fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, merged=True, split="sft"
-)
+FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
 ABLATIONS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),

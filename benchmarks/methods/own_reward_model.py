@@ -10,7 +10,7 @@ from ...errors import DataError
 from ...instructions import Preference
 from ...seeding import keyed_rng
 from .job import Job
-from .runs import state_of
+from .runs import Form, complete_card, state_of
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 500
 """Share, and most, of the instructions whose pairs test the model and do not train it."""
@@ -52,7 +52,7 @@ def make_reward_modeling(job: Job, pairs: Sequence[Preference]) -> agents.Reward
     )
 
 
-def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None]) -> dict[str, Any]:
+def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None], form: Form) -> dict[str, Any]:
     """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
 
     Raises:
@@ -67,6 +67,7 @@ def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None
     found = agent.evaluate(test)
     world = Processes()
     if world.is_main:
-        agent.save(target)
+        agent.save(target, merged=form == "merged")
+        complete_card(target, agent, agent.model, job.dataset, found)
     world.wait()
     return {"num_train": len(train) - agent.num_left_out, "num_test": len(test), **found}

@@ -3,16 +3,15 @@
 An interrupted cell continues from its checkpoints; its seconds and tokens are those of all calls.
 """
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ... import sandbox
+from ... import agents, sandbox
 from ...data.files import write_atomic
 from ...errors import DataError
 from ...folders import hash_model
@@ -40,6 +39,8 @@ FEEDBACKS = ("simulated", "human")
 ANSWERED_AT_ONCE = 161
 """Instructions of eval whose answers are stored together; draws of `act` are keyed on all of them."""
 ANSWERS = {"responses": [str], "tokens": int}
+Form = Literal["merged", "adapter"]
+"""What is saved of a model with LoRA: a whole model, or the adapter alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class MethodPlan(Job):
     num_eval: int
     judge: str | None = None
     """One's own, as `own_judge` reads it."""
+    save: Form = "merged"
     folder: Path = field(init=False)
     """The cell's own within `out`, for checkpoints."""
     mark: str = field(init=False)
@@ -102,7 +104,7 @@ class MethodPlan(Job):
         """What decides the cell's rows, JSON-able; data and models by their content."""
         from ...agents.settings import FREE_TO_CHANGE
 
-        left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward"}
+        left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward", "save"}
         if self.has_presets_limit:
             left_out.add("max_response_tokens")  # the preset says it
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
@@ -153,7 +155,8 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
     tokens = train(actor, lambda share, state: progress(learning * share, state))
     if learning and hasattr(actor, "save") and world.is_main:
-        save_policy(actor, plan.folder / "policy", merged=find_method(plan.method).merged)
+        form = {"merged": True} if plan.save == "merged" and isinstance(actor, agents.PolicyActor) else {}
+        actor.save(plan.folder / "policy", **form)
     if longest > 0:
         actor.policy.max_prompt_tokens = max(actor.policy.max_prompt_tokens, longest)  # type: ignore[attr-defined]
     files, asked = plan.folder / "answers", plan.instructions
@@ -166,22 +169,18 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
     settle()  # models and data are still what they were at the start
     costs = {"seconds": round(spent.seconds, 2), "tokens": max(tokens, _tokens(plan.folder)) + answered}
     rows = _rows(plan, evaluate(asked, responses, judges), costs)
+    if learning and isinstance(actor, agents.PolicyActor):
+        complete_card(plan.folder / "policy", actor, actor.policy.model, plan.dataset, rows[0])
     tell(1, f"{plan.cell}: {describe(rows[0])}")
     return rows
 
 
-def save_policy(actor: Any, folder: Path, *, merged: bool) -> None:
-    """Writes the policy; `merged`, as a whole model even if adapters were trained."""
-    import peft
+def complete_card(folder: Path, agent: Any, model: Any, data: str, metrics: Mapping[str, Any]) -> None:
+    """Writes the model card anew, with data and metrics beside what the agent says of itself."""
+    from ...agents.model_card import public_name, write_card
 
-    from ...agents.saving import save_files
-
-    policy = getattr(actor, "policy", None)
-    if merged and policy is not None and isinstance(policy.model, peft.PeftModel):
-        whole = copy.deepcopy(policy.model).merge_and_unload()
-        save_files(folder, whole, policy.tokenizer, policy.template)
-    else:
-        actor.save(folder)
+    numbers = {name: f"{value:.4g}" for name, value in metrics.items() if isinstance(value, float) and value == value}
+    write_card(folder, model.name_or_path, {**agent.facts, "data": public_name(data), "metrics": numbers})
 
 
 def _settle(plan: MethodPlan, *, main: bool) -> None:

@@ -10,10 +10,10 @@ import json
 import math
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from ... import agents, pretrained
+from ...bases import base_of
 from ...chat_templates import load_template
 from ...data.files import write_atomic
 from ...errors import DataError
@@ -83,8 +83,7 @@ def prompt_limits(plan: RunPlan) -> tuple[int, int]:
 
 def num_positions(folder: str) -> int:
     """Positions that a model knows, by its configuration (of a LoRA adapter: its base model's)."""
-    is_adapter = (Path(folder) / "adapter_config.json").is_file()
-    config = pretrained.load_config(pretrained.adapter_base(folder) if is_adapter else folder).get_text_config()
+    config = pretrained.load_config(base_of(folder)).get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or UNKNOWN_POSITIONS)
 
 

@@ -179,9 +179,11 @@ def test_a_saved_policy_keeps_its_chat_template(folder, tmp_path):
     assert unnamed.encode_prompts(ASKS) == named.encode_prompts(ASKS) != policy.encode_prompts(ASKS)
 
 
-def test_a_reward_model_reads_the_librarys_conversation(folder, tmp_path):
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_reward_model_reads_the_librarys_conversation(folder, tmp_path, eos):
     pairs = [Preference(Instruction(ask), ("The robin", "the wren sings"), 1 + i % 2) for i, ask in enumerate(ASKS)]
-    agent = RewardModeling(folder, pairs, config=RewardModelingConfig(batch_size=3))
+    config = RewardModelingConfig(batch_size=3, end_with_eos=eos)  # which is for texts that no chat template ends
+    agent = RewardModeling(folder, pairs, config=config)
     agent.learn()
     agent.save(tmp_path / "reward")
     asks, answers = [*ASKS, Instruction("Sum up.", "It sings.")], ["The robin", " the wren ", "No", "What?"]
@@ -189,6 +191,14 @@ def test_a_reward_model_reads_the_librarys_conversation(folder, tmp_path):
     expected = pytest.approx(scores_of(tmp_path / "reward", rows), abs=1e-5)
     assert agent.score(asks, answers).tolist() == expected
     assert RewardModel(tmp_path / "reward").score(asks, answers).tolist() == expected
+
+
+def test_a_chat_reward_model_of_before_reads_what_it_was_trained_on(family, tmp_path):
+    """Texts without an end, as its config says."""
+    folder = build_hub_folder(family, tmp_path / "reward", reward=True, alpacafarm_end_with_eos=False)
+    model = RewardModel(folder)
+    (row,), (whole,) = model.encode(["Hi"], ["No"]), [library_ids(model._tokenizer, "Hi", "No")]
+    assert row == whole[: len(row)] != whole
 
 
 def test_the_token_environment_speaks_the_chat_template(folder, family):

@@ -210,10 +210,14 @@ def test_an_adapters_run_is_resumed_to_the_same_bytes(policy_folder: Path, tmp_p
         RewardModeling(policy_folder, PREFERENCES, config=config, lora=replace(LORA, r=2), out=tmp_path / "whole")
 
 
-def test_an_adapter_is_no_start(policy_folder: Path, tmp_path: Path) -> None:
-    LanguageModel.from_pretrained(policy_folder, lora=LORA).save(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match="adapter.*merge_and_unload"):
-        RewardModeling(tmp_path / "adapter", PREFERENCES)
+def test_it_starts_from_an_adapter_and_its_base_as_from_a_whole_model(policy_folder: Path, tmp_path: Path) -> None:
+    tuned = LanguageModel.from_pretrained(policy_folder, lora=replace(LORA, init_lora_weights=False))
+    tuned.save(tmp_path / "adapter")
+    tuned.save(tmp_path / "whole", merged=True)
+    first, second = (next(RewardModeling(tmp_path / name, PREFERENCES).updates()) for name in ("adapter", "whole"))
+    assert first == second != next(RewardModeling(policy_folder, PREFERENCES).updates())
+    with pytest.raises(CheckpointError, match=r"adapter.*alpacafarm_env merge"):
+        RewardModeling(tmp_path / "adapter", PREFERENCES, lora=LORA)
 
 
 def test_all_weights_in_bfloat16_learn_too(policy_folder: Path) -> None:

@@ -164,7 +164,7 @@ def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, t
     (tuned,) = (tmp_path / "fine_tuning").glob("runs/*/policy")
     assert len((tuned.parent / "metrics.jsonl").read_text().splitlines()) == 4
     assert not (tuned / "adapter_config.json").exists()  # a whole model, which the next two build on
-    assert command("reward_modeling", tuned, "--batch-size", 2) == 0
+    assert command("reward_modeling", tuned, "--batch-size", 2, "--save", "adapter") == 0  # on PPO's own base
     row = row_of(tmp_path / "reward_modeling")
     assert (row["num_train"], row["num_test"]) == ("14", "2")  # both pairs of one instruction
     assert "accuracy" in capsys.readouterr().out
@@ -308,3 +308,82 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_written(own, tm
 def test_a_folder_that_another_call_writes_is_refused_before_models_are_read(own, tmp_path):
     with claim(tmp_path / "out", "another call"), pytest.raises(CheckpointError, match="another call"):
         own("ppo", "--policy", tmp_path / "nowhere")
+
+
+@pytest.fixture
+def pairs(own_data, tmp_path):
+    """The data with preferences too."""
+    data = shutil.copytree(own_data, tmp_path / "data")
+    row = {"input": "", "output_1": "No.", "output_2": "Yes, now.", "preference": 2}
+    (data / "preference.json").write_text(json.dumps([{"instruction": f"Try {i}.", **row} for i in range(8)]))
+    return data
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter"])
+def test_either_form_is_a_policy_a_reward_model_and_a_judge_of_later_runs(own, pairs, tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    small = ["--dataset", "data", "--batch-size", 4, "--lora", 2, "--save", form]
+    assert own("reward_modeling", *small, "--out", "reward", "--reward-model", "sandbox") == 0
+    assert own("dpo", *small, "--out", "dpo") == 0
+    (policy,), reward = Path("dpo").glob("runs/*/policy"), Path("reward/reward_model")
+    for folder in (policy, reward):
+        assert (folder / "adapter_config.json").exists() is (form == "adapter")
+        card = (folder / "README.md").read_text()
+        assert all(f"| {name} |" in card for name in ("method", "base", "data", "settings", "metrics"))
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name} moved"))
+    monkeypatch.chdir(moved / "dpo")
+    used = ["--dataset", "../data", "--policy", moved / policy, "--reward-model", "../reward/reward_model"]
+    assert own("best_of_16", *used, "--out", "best") == 0
+    judged = ["--judge", json.dumps({"reward_model": "../reward/reward_model"}), "--out", "judged"]
+    assert own("dpo", *used, "--batch-size", 4, *judged) == 0
+
+
+class Hub:
+    """The hub's client, as far as it is used."""
+
+    def __init__(self):
+        self.calls, self.refuses = [], set()
+
+    def __getattr__(self, name):
+        def call(*args, **options):
+            self.calls.append((name, args, options))
+            if name in self.refuses:
+                raise OSError(f"{name}: 403 Forbidden")
+            return "https://hub/me/model"
+
+        return call
+
+    def auth_check(self, name, *, write=False):
+        self.__getattr__("auth_check")(name, write=write)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    hub = Hub()
+    monkeypatch.setattr("alpacafarm_env.benchmarks.methods.publish.HfApi", lambda: hub)
+    return hub
+
+
+def test_a_model_is_pushed_once_it_is_saved(own, pairs, hub, capsys):
+    given = ["--dataset", pairs, "--batch-size", 4, "--push-to-hub", "me/model"]
+    assert own("dpo", *given) == 0
+    (*early, (name, _, options)) = hub.calls
+    assert ("create_repo", ("me/model",), {"private": True, "exist_ok": True}) in early
+    assert (name, options["repo_id"]) == ("upload_folder", "me/model")
+    assert "metrics" in (options["folder_path"] / "README.md").read_text()
+    assert "https://hub/me/model" in capsys.readouterr().out
+    hub.refuses = {"upload_folder"}
+    with pytest.raises(CheckpointError, match=r"403.*hf upload me/model .*policy"):
+        own("dpo", *given)
+    LanguageModel.from_pretrained(options["folder_path"])
+
+
+def test_what_cannot_be_pushed_is_refused_before_training(own, pairs, hub, tmp_path):
+    given = ["--dataset", pairs, "--batch-size", 4, "--push-to-hub", "me/model"]
+    with pytest.raises(DataError, match=r"adapter.*--save merged"):
+        own("dpo", *given, "--lora", 2, "--save", "adapter")
+    for name in ("create_repo", "auth_check"):
+        hub.refuses = {name}
+        with pytest.raises(CheckpointError, match=r"me/model.*403.*hf auth login"):
+            own("dpo", *given)
+    assert not (tmp_path / "out").exists()

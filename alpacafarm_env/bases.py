@@ -1,0 +1,72 @@
+"""What a LoRA adapter's folder builds on: its base by a way that holds after a move, by absolute path, or by hub name.
+
+adapter_config.json names a base as peft reads it from any directory: by absolute path or hub name. Of a base in a
+folder, `BASE_FILE` beside it keeps the way there from the adapter's own folder, {"path": "../base"}. We go that way
+first, so a tree that holds both can be moved.
+"""
+
+import json
+import os
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import CheckpointError
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+BASE_FILE: Final = "alpacafarm_base.json"
+_HUB_NAME: Final = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
+
+
+def is_adapter(folder: str | PathLike[str]) -> bool:
+    """Whether a model's folder holds an adapter in peft's format."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def adapter_base(folder: str | PathLike[str]) -> str:
+    """Returns the folder or hub name of the model that a LoRA adapter builds on; CheckpointError if there is none."""
+    root, way = Path(folder), None
+    name = _read(root / ADAPTER_CONFIG, "base_model_name_or_path")
+    if (root / BASE_FILE).is_file():
+        way = os.path.normpath(root.resolve() / _read(root / BASE_FILE, "path"))
+        if Path(way).is_dir():
+            return way
+    if not Path(name).is_dir() and (way or not may_be_hub_name(name)):
+        places = " or ".join(dict.fromkeys(place for place in (way, name) if place))
+        raise CheckpointError(
+            f"{folder}: expected the base of this adapter at {places}, found no folder there. Move the base there, or "
+            f"write its place into {root / ADAPTER_CONFIG} (base_model_name_or_path). An adapter that shall travel "
+            "without its base is merged with it first: python -m alpacafarm_env merge FOLDER OUT."
+        )
+    return name
+
+
+def base_of(folder: str | PathLike[str]) -> str | PathLike[str]:
+    """The base of an adapter's folder; a whole model's folder or hub name as it is."""
+    return adapter_base(folder) if is_adapter(folder) else folder
+
+
+def name_base(config: Any, folder: Path) -> dict[str, dict[str, str]]:
+    """Has peft's settings name their base for any directory; what the adapter's `folder` keeps beside, by file."""
+    name = config.base_model_name_or_path
+    if not name or not Path(name).is_dir():
+        return {}
+    base = Path(name).resolve()
+    config.base_model_name_or_path = str(base)
+    return {BASE_FILE: {"path": Path(os.path.relpath(base, folder.resolve())).as_posix()}}
+
+
+def may_be_hub_name(name: str | PathLike[str]) -> bool:
+    """Whether a model's name may be meant as one of the hub, and not only as a local folder."""
+    text, path = str(name), Path(name)
+    beside = len(path.parts) > 1 and path.parent.is_dir()
+    return isinstance(name, str) and _HUB_NAME.fullmatch(text) is not None and not beside
+
+
+def _read(file: Path, key: str) -> str:
+    """A text of a JSON object."""
+    try:
+        return os.fspath(json.loads(file.read_text(encoding="utf-8"))[key])  # a TypeError for what is no text
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file}: expected a JSON object with the text {key}, got {error!r}.") from error
