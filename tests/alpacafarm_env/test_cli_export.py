@@ -7,6 +7,7 @@ Written against verl 0.9.1 (`RLHFDataset`, `load_module`, `NaiveRewardManager`) 
 import importlib.util
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -129,6 +130,14 @@ def refusal(url: str, **payload: object) -> tuple[int, str | None]:
         ask(url, **payload)
     with caught.value as refused:
         return refused.code, json.load(refused)["error"]["param"]
+
+
+def test_a_long_row_of_special_tokens_is_taken_off_a_response_in_a_moment():
+    with ScoreServer(Constant(0.5), ["<s>", "</s>"]) as server:
+        start = time.process_time()
+        query = {"query": ["p" + 250_000 * "</s>"], "prompts": ["p"], "labels": ["l"]}
+        assert ask(server.url, **query)["rewards"] == [0.5]
+        assert time.process_time() - start < 1
 
 
 def test_queries_are_refused_by_a_server_that_does_not_know_their_special_tokens():
