@@ -9,7 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..arguments import whole_number
+from ..arguments import SEED, whole_number
 from ..cli.commands import Report
 from ..errors import DataError, did_you_mean
 
@@ -45,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--qualification", metavar="FILE", type=Path, help=text)
     parser.add_argument("--guideline", metavar="FILE", type=Path, help="a text for annotators, instead of our own")
     text = "seeds the orders of pairs and outputs (default: 0, then as it began)"
-    parser.add_argument("--seed", type=whole_number(), metavar="N", help=text)
+    parser.add_argument("--seed", type=SEED, metavar="N", help=text)
     text = "write --out from what is stored, and serve no page"
     parser.add_argument("--export", action="store_true", help=text)
     text = "leave an annotator out of --out; may be given several times"

@@ -245,6 +245,33 @@ def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "oracle",
+    [
+        *('{"reward_model": 5}', '{"ensemble": 5}', '{"judge": 5}', '{"judge": "gold", "flip": "x"}', "{}"),
+        *('{"judge": "gold", "flip": 2}', '{"judge": "gold", "seed": null}', '{"name": "surrogate", "device": "x"}'),
+        *('{"name": "surrogate", "batch_size": true}', '{"ensemble": ["gold"], "weight": []}', "os:system"),
+        *('{"pool": "ann", "base_url": 5}', '{"a":' + 100_000 * "[", "builtins:max"),
+    ],
+)
+def test_what_is_no_oracle_is_one_line_and_not_a_traceback(tmp_path, capsys, monkeypatch, oracle):
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", lambda *_, **__: pytest.fail("served"))
+    asked = ["serve", "AlpacaFarm-Gold-v0"], ["export", "--format", "trl", "--split", "val", "--out", str(tmp_path / "o")]
+    for command in asked:
+        assert main([*command, "--oracle", oracle]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("form", ["openrlhf", "alpacafarm"])
+@pytest.mark.parametrize("place", ["file", "file/out"])
+def test_a_file_is_no_folder_to_export_into(tmp_path, capsys, form, place):
+    (tmp_path / "file").write_text("mine")
+    assert export(form, tmp_path / place) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         (("--format", "verl"), "--oracle"),
