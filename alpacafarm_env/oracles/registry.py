@@ -224,9 +224,11 @@ def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
         return _plan_human(options, _human_ratings)
     from ..annotators.pool import make_pool
     from ..annotators.rating import make_raters
+    from ..annotators.served import check_server
 
     _check_pool(options["pool"], rates=True)
     check_options(make_pool, options, "flip", "both_orders", "compat")
+    check_server(options)
     return lambda: make_raters(**options)
 
 
@@ -255,12 +257,15 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
         return _plan_human(spec, _human)
     if "pool" in spec:
         from ..annotators import make_policy_pool, make_pool
+        from ..annotators.served import check_server
 
         _check_pool(spec["pool"], rates=False)
         if "policy" in spec:
             check_policy(spec["policy"])
         make = make_policy_pool if "policy" in spec else make_pool
         check_options(make, spec)
+        if "policy" not in spec:
+            check_server(spec)
         return lambda: make(**{"seed": seed, **spec})
     _plan_judge(spec["judge"])
     check_options(_judge, spec, "dataset")
