@@ -63,6 +63,12 @@ def test_texts_are_text(tmp_path):
     assert sorted(shown(page.work())) == [row["output_1"], row["output_2"]]
 
 
+def test_the_guideline_is_shown_before_the_first_pair_and_hides_none(page):
+    """A closed <details> takes a line; the open one took a phone's whole screen."""
+    assert "Guideline &lt;script&gt;" in page.get("").text
+    assert re.search(r'<details class="guideline"\s*>', page.work())
+
+
 def test_nothing_is_there_without_the_secret(page):
     for path in ("/", "/work?name=Ann", "/x/", "/x/work?name=Ann", f"/{page.root[2:]}", "//", "/page.css"):
         assert page.client.get(path).status_code == 404

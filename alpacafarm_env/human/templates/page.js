@@ -64,7 +64,7 @@ function draw(text) {
     } else if (!line) {
       open = null;
     } else if (open) {
-      open.append("\n", ...spans(lines[n]));
+      open.append("\n", ...spans(open.tagName === "LI" ? line : lines[n]));
     } else {
       open = add(indent, make("p", ...spans(lines[n])));
     }
