@@ -40,9 +40,9 @@ def check_server(spec: Mapping[str, Any]) -> None:
     endpoint.key()
     if not endpoint.local and "budget_usd" not in spec:
         raise PoolError(
-            f"Pool {spec['pool']!r}: expected budget_usd, what its ledger may have spent in all (US dollars; None, null "
-            f"in JSON: no limit), as answers of {endpoint.host} may cost money; got none. Give it, or the base_url of a "
-            "server on this machine."
+            f"Pool {spec['pool']!r}: expected budget_usd, the US dollars that its ledger may have spent in all (None, "
+            f"in JSON null: no limit), got none, and answers of {endpoint.host} may cost money. Give it, or the "
+            "base_url of a server on this machine."
         )
 
 

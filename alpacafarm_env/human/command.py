@@ -24,8 +24,8 @@ GUIDELINE: Final = Path(__file__).parent / "templates" / "guideline.txt"
 GUIDELINE_RATING: Final = Path(__file__).parent / "templates" / "guideline_rating.txt"
 _EPILOG: Final = (
     "Every answer is stored at once, in a database beside --out: stop the command, or kill it, at any time, and give "
-    "it again to go on at the same address. --out has all labels so far when the command starts, when it ends, and after "
-    "--export, which may be given while it serves; as long as there are none, no such file is made."
+    "it again to go on at the same address. --out has all labels so far when the command starts, when it ends, and "
+    "after --export, which may be given while it serves; as long as there are none, no such file is made."
 )
 
 

@@ -1,11 +1,12 @@
 """What an oracle is: two protocols, and the functions `judge` and `compare` that ask one and check its answer.
 
 An oracle needs a `name` and one method, `score` or `compare`, and nothing has to be inherited or registered; where one
-is given as an object, a function that scores may stand for it (`FunctionOracle`). It answers a whole batch in one call, given as tuples of texts; NaN means "no verdict". One that knows more about each row (who
-judged, in which order, at what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the
-environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
-a row that it was not asked about, so that every step's info has the same keys. One whose answers cost something says
-so by an attribute `paid`: where several processes train together, the main one alone asks it, for all.
+is given as an object, a function that scores may stand for it (`FunctionOracle`). It answers a whole batch in one call,
+given as tuples of texts; NaN means "no verdict". One that knows more about each row (who judged, in which order, at
+what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the environment puts the details into
+`info`. A preference oracle that does so also has an attribute `blank`, the details of a row that it was not asked
+about, so that every step's info has the same keys. One whose answers cost something says so by an attribute `paid`:
+where several processes train together, the main one alone asks it, for all.
 """
 
 from __future__ import annotations

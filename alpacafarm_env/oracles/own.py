@@ -1,7 +1,7 @@
 """Oracles and judges of a user's own, named `module:Name` as Gymnasium names environments of other modules.
 
 A class or a function is called with the specification's keywords, and with `dataset` and `seed` if it has parameters
-of these names; what it returns, or an object, is the oracle. A function of `instructions` and `responses` is one itself.
+of these names; what it returns, or an object, is the oracle. A function of `instructions` and `responses` is one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from .base import FunctionOracle, OracleError, PreferenceOracle, RewardOracle
 
 Kind = Literal["oracle", "judge"]
 _TYPES: Final[Mapping[str, type]] = {
-    **{"bool": bool, "int": Integral, "float": Real, "str": str, "None": NoneType},
-    **{"Path": PathLike, "PathLike[str]": PathLike},
+    "bool": bool,
+    "int": Integral,
+    "float": Real,
+    "str": str,
+    "None": NoneType,
+    "Path": PathLike,
+    "PathLike[str]": PathLike,
 }
 """What an annotation's words mean for a value that may come from JSON."""
 _PROTOCOLS: Final[Mapping[Kind, tuple[type, str]]] = {

@@ -232,7 +232,7 @@ def test_environments_equal_those_of_stable_baselines3(policy_folder, tiny_datas
 def test_texts_are_refused_with_the_id_that_can_be_trained():
     from stable_baselines3.common.env_util import make_vec_env
 
-    for make_algorithm in (make_vec_env, lambda id: PPO("MlpPolicy", gym.make(id, oracle="constant"))):
+    for make_algorithm in (make_vec_env, lambda name: PPO("MlpPolicy", gym.make(name, oracle="constant"))):
         with pytest.raises(CustomSpaceError, match="AlpacaFarm-Token-v0"):
             make_algorithm("AlpacaFarm-PPO-v0")
 

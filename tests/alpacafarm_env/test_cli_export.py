@@ -255,8 +255,8 @@ def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
 )
 def test_what_is_no_oracle_is_one_line_and_not_a_traceback(tmp_path, capsys, monkeypatch, oracle):
     monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", lambda *_, **__: pytest.fail("served"))
-    asked = ["serve", "AlpacaFarm-Gold-v0"], ["export", "--format", "trl", "--split", "val", "--out", str(tmp_path / "o")]
-    for command in asked:
+    exported = ["export", "--format", "trl", "--split", "val", "--out", str(tmp_path / "o")]
+    for command in (["serve", "AlpacaFarm-Gold-v0"], exported):
         assert main([*command, "--oracle", oracle]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "o").exists()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_files import read, write
-from human_pairs import SCRIPT
+from human_pairs import HOSTILE, MARKDOWN, SCRIPT
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
@@ -297,34 +297,6 @@ def test_responses_are_rated_with_words_by_two_people_over_a_kill(browser, tmp_p
         assert person.hosts == {"127.0.0.1"}
 
 
-MARKDOWN = """# A plan
-
-**Bold**, *leaning* and `code`, but 2*3*4, a_b_c and <b>no HTML</b>.
-
-3. third
-   - nested
-4. fourth
-
-```python
-# no title
-x = "**no bold**"
-```
-
-| a | b |
-|---|---|
-"""
-HOSTILE = [
-    SCRIPT,
-    "<img src=//evil.example/x onerror=alert(1)>",
-    "[x](javascript:alert(1)) ![x](http://evil.example/x.png) <http://evil.example>",
-    "| " + "wide | " * 2_000,
-    *(" " * n + "- deep" for n in range(300)),
-    *("*" * 999, "`" * 999, "**" + "a*" * 999, "# " * 99, "9" * 99 + ". x", "x" * 9_000),
-    "```" + SCRIPT,
-    f"never closed {SCRIPT}",
-]
-
-
 def visit(browser, command, tmp_path, rows, size):
     """Somebody at the page of these pairs, and what the page holds of a kind."""
     write(tmp_path / "pairs.json", rows)
@@ -337,8 +309,7 @@ def visit(browser, command, tmp_path, rows, size):
 
 @pytest.mark.parametrize("size", [(1280, 800), (360, 740)])
 def test_markdown_is_drawn_and_nothing_in_it_runs_loads_or_links(browser, command, tmp_path, size):
-    hostile = "\n".join(HOSTILE)
-    row = {"instruction": "Ask", "output_1": MARKDOWN, "output_2": hostile}
+    row = {"instruction": "Ask", "output_1": MARKDOWN, "output_2": HOSTILE}
     person, drawn = visit(browser, command, tmp_path, [row], size)
     assert "A plan" in drawn("h3")
     assert drawn("strong")[0] == "Bold"
@@ -354,7 +325,7 @@ def test_markdown_is_drawn_and_nothing_in_it_runs_loads_or_links(browser, comman
     assert person.page.evaluate("document.documentElement.scrollWidth") <= size[0]
     person.page.keyboard.press("r")
     texts = person.page.locator(".responses .text").evaluate_all("e => e.map(x => x.textContent)")
-    assert sorted(texts) == sorted([MARKDOWN, hostile])
+    assert sorted(texts) == sorted([MARKDOWN, HOSTILE])
     person.page.reload()  # raw it stays
     assert drawn("h3") == []
     assert person.told == []

@@ -19,7 +19,6 @@ from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import (
     Constant,
-    FunctionOracle,
     Recorded,
     RecordedJudge,
     References,
@@ -60,35 +59,6 @@ def test_an_object_is_returned_as_it_is_and_a_constant_made(tiny_dataset, counti
     assert make_oracle("constant", dataset=tiny_dataset) == Constant(0.0)
     oracle = make_oracle({"name": "constant", "value": 2.5}, dataset=tiny_dataset)
     assert oracle.score(["i", "j"], ["x", "y"]).tolist() == [2.5, 2.5]
-
-
-def length(instructions, responses):
-    return [len(text) for text in responses]
-
-
-def test_a_function_is_an_oracle_of_its_own_name(tiny_dataset):
-    env = AddScore(InstructionEnv(tiny_dataset, oracle=length), key="half", oracle=lambda x, y: np.array([0.5] * len(y)))
-    env.reset(seed=0)
-    _, reward, *_, info = env.step("123")
-    assert (reward, info["half"], info["reward_components"]) == (3, 0.5, {"length": 3})
-    given = {"oracle": lambda asked, texts: [float(len(asked) == 2)] * len(texts), "autoreset_mode": "Disabled"}
-    envs = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=2, **given)
-    envs.reset(seed=0)
-    _, rewards, *_, infos = envs.step(["a", "b"])
-    assert rewards.tolist() == [1, 1]
-    assert set(infos["oracle"]) == {"lambda"}
-    named = make_oracle(FunctionOracle(length, name="mine"), dataset=tiny_dataset)
-    both = make_oracle({"ensemble": [length, named, {"name": "constant", "value": 3}]}, dataset=tiny_dataset)
-    assert list(both.member_names) == ["length", "mine", "constant"]
-    assert both.score(["x", "y"], ["", "123"]).tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("wrong", [["a"], [[1.0]], 1.0, [1.0, 2.0], [math.inf], None, ["1"]])
-def test_what_a_function_answers_is_checked_as_any_oracles_answer(tiny_dataset, wrong):
-    env = InstructionEnv(tiny_dataset, oracle=lambda instructions, responses: wrong)
-    env.reset(seed=0)
-    with pytest.raises(OracleError, match="lambda"):
-        env.step("x")
 
 
 def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tiny_model):
