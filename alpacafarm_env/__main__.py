@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from . import __version__
-from .arguments import whole_number
+from .arguments import SEED, whole_number
 from .cli.commands import Report, add_commands
 from .errors import AlpacaFarmError
 from .human.command import add_command as add_human_command
@@ -35,14 +35,14 @@ def main(args: Sequence[str] | None = None) -> int:
         report = options.run(options)
         print(*report.notes, sep="\n", end="\n" * bool(report.notes), file=sys.stderr, flush=True)
         print(report.text, end="\n" * bool(report.text), flush=True)
-    except AlpacaFarmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt as stop:
         print(f"interrupted: {stop}" if str(stop) else "interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has seen enough: `... show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it flushes
+    except (AlpacaFarmError, OSError) as error:  # an OSError names its file: a full disk, a folder that may not be read
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return report.status
 
 
@@ -77,7 +77,7 @@ def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     )
     show.add_argument("--split", default="eval", help="sft, preference, unlabeled, val or eval")
     show.add_argument("--num", type=whole_number(1), default=5, metavar="N", help="how many instructions")
-    show.add_argument("--seed", type=int, default=0, metavar="N", help="picks instructions and responses")
+    show.add_argument("--seed", type=SEED, default=0, metavar="N", help="picks instructions and responses")
     text = "of the policy's sampling; 0 for its likeliest response"
     show.add_argument("--temperature", type=_temperature, default=0.7, metavar="T", help=text)
     show.set_defaults(run=_show)

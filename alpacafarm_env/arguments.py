@@ -4,6 +4,7 @@ import math
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from typing import Final
 
 from .errors import WorldError
 
@@ -19,6 +20,10 @@ def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int
         return value
 
     return read
+
+
+SEED: Final = whole_number(0, 2**63 - 1)
+"""Seeds: those that a database and a server's JSON can hold."""
 
 
 def real_number(low: float = 0.0, high: float = math.inf) -> Callable[[str], float]:

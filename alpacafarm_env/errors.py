@@ -1,6 +1,7 @@
 """The package's own exceptions; each also derives from the built-in that a caller would expect."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -108,6 +109,17 @@ class CheckpointError(AlpacaFarmError):
 
 class TrackerError(AlpacaFarmError, RuntimeError):
     """An experiment tracker cannot be used here: its package, or a folder for it, is missing."""
+
+
+@contextmanager
+def blaming(option: str) -> Iterator[None]:
+    """While this context is open, a built-in error about a value becomes a DataError that begins with the option."""
+    try:
+        yield
+    except AlpacaFarmError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{option}: {error}") from error
 
 
 def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownNameError:

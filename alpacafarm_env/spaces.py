@@ -91,6 +91,15 @@ class UnicodeText(Text):
         """The code point."""
         return np.int32(ord(char))
 
+    def __getattr__(self, name: str) -> Any:
+        # Stable-Baselines3 asks each space of observations for this, then fails at a shape that texts do not have.
+        if name == "spaces" and sys._getframe(1).f_globals.get("__name__", "").startswith("stable_baselines3."):
+            raise CustomSpaceError(
+                "Stable-Baselines3 expected observations of numbers, got texts: its policies read none. Take "
+                "AlpacaFarm-Token-v0 with alpacafarm_env.agents.sb3, as docs/guides/stable_baselines3.md shows."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = copy.copy(self)  # everything but the generator is immutable
         twin._np_random = copy.deepcopy(self._np_random, memo)

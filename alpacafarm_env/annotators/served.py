@@ -23,6 +23,29 @@ from .batch import Answer, BatchRun, Progress, Question, Served
 from .config import ModelConfig, PoolConfig, check_form, load_models, load_pool, load_prompt
 
 
+def check_server(spec: Mapping[str, Any]) -> None:
+    """Refuses a mapping of a pool's keywords that could ask nobody, or spend without a limit that anybody has set.
+
+    Raises:
+        PoolError: The server is not on this machine and `budget_usd` is not given (None for no limit), or the variable
+            named by `api_key_env` is not set.
+        PermanentAPIError: The server needs a key, and there is none.
+        ValueError: `base_url` is no address.
+    """
+    if getattr(spec.get("ledger"), "replay", spec.get("replay", False)):  # asks nobody
+        return
+    require_key_variable(spec.get("api_key_env", OPENAI_KEY))
+    given = {key: spec[key] for key in ("base_url", "api_key_env", "allow_insecure") if key in spec}
+    endpoint = Endpoint(**given)
+    endpoint.key()
+    if not endpoint.local and "budget_usd" not in spec:
+        raise PoolError(
+            f"Pool {spec['pool']!r}: expected budget_usd, the US dollars that its ledger may have spent in all (None, "
+            f"in JSON null: no limit), got none, and answers of {endpoint.host} may cost money. Give it, or the "
+            "base_url of a server on this machine."
+        )
+
+
 class ServedOptions(TypedDict, total=False):
     """Keywords of `ServedPool`."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..arguments import positive_number, real_number, whole_number
+from ..arguments import SEED, positive_number, real_number, whole_number
 from ..data.forms import FORMATS
 from ..data.load import DATA_VARIABLE
 from ..errors import AlpacaFarmError, DataError, LedgerError
@@ -92,7 +92,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "who rewards: a name such as gold or win_rate, or a mapping as JSON, as gym.make takes them"
     exported.add_argument("--oracle", metavar="SPEC", help=f"{text}; trl and alpacafarm may do without")
     text = "seeds the oracle's draws (default: 0)"
-    exported.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+    exported.add_argument("--seed", type=SEED, default=0, metavar="N", help=text)
     exported.set_defaults(run=export)
 
     text = "make a whole model of a LoRA adapter's folder, a policy's or a reward model's, and its base"
@@ -296,7 +296,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     text = "draw annotators, orders and noise as the released AlpacaFarm does"
     order.add_argument("--compat", choices=["alpacafarm"], help=text)
     text = "another seed is another opinion on the same pairs, asked and paid for anew (default: 0)"
-    options.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+    options.add_argument("--seed", type=SEED, default=0, metavar="N", help=text)
 
     spending = parser.add_argument_group("answers and money")
     text = (

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ..data.files import write_records
+from ..data.files import check_folder, write_records
 from ..data.forms import messages_of
 from ..data.load import load_dataset
-from ..errors import DataError
+from ..errors import DataError, blaming
 from ..instructions import Instruction
 from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
@@ -40,16 +40,17 @@ def read_oracle(text: str) -> Any:
     """An oracle as the command line names it: a name, or a mapping as JSON.
 
     Raises:
-        DataError: It begins like JSON and is none.
+        DataError: It begins like JSON and is none, or says nothing that is an oracle.
         UnknownNameError: There is no such oracle.
     """
     spec: Any = text
     if text.lstrip().startswith("{"):
         try:
             spec = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"--oracle: expected a name or JSON, got {shorten(text)}: {error}.") from error
-    check_oracle(spec)
+    with blaming("--oracle"):
+        check_oracle(spec)
     if isinstance(spec, dict) and "reward_model" in spec and Path(spec["reward_model"]).is_dir():
         spec["reward_model"] = str(Path(spec["reward_model"]).resolve())  # it is read from another working folder
     return spec
@@ -63,11 +64,13 @@ def export(form: str, *, dataset: str, split: str, oracle: str | Mapping[str, An
     """
     found = load_dataset(dataset)
     asked = found.instructions(split)
-    make_oracle(oracle, dataset=found, seed=seed)  # what it lacks is told now, not by another framework
+    with blaming("--oracle"):
+        make_oracle(oracle, dataset=found, seed=seed)  # what it lacks is told now, not by another framework
     known = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     source = f"alpacafarm_env/{found.name}"
     names = ("prompts.parquet", "reward.py") if form == "verl" else ("prompts.jsonl",)
     paths = [out.absolute() / name for name in names]
+    check_folder(out)
     for path in paths:
         if path.exists():
             raise DataError(f"{path}: expected a new file, got one that is there. Give another --out.")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..data.dataset import Dataset, data_files
-from ..data.files import write_atomic, write_records
+from ..data.files import check_folder, write_atomic, write_records
 from ..data.forms import row_of
 from ..data.load import load_dataset
-from ..errors import DataError
+from ..errors import DataError, blaming
 from ..instructions import Demonstration, Instruction
 from ..integrations.rewards import scorer
 from .dataset_card import Record, dataset_card, read_card
@@ -56,12 +56,15 @@ def export_split(
     records = split_records(found, split)
     path, card = out / f"{split}{FILES[to]}", out / "README.md"
     # What cannot be written is told before anything is scored.
+    check_folder(out)
     if out.is_dir() and (there := data_files(out).get(split)) is not None:
         raise DataError(f"{there}: expected no file of the split {split!r}, got one. Give another --out.")
     before = read_card(card, found) if to == "hub-folder" else ""
     rows = [row_of(record, form) for record in records]
     if oracle is not None:
-        _add_scores(rows, records, scorer(dataset=dataset, oracle=oracle, seed=seed))
+        with blaming("--oracle"):
+            score = scorer(dataset=dataset, oracle=oracle, seed=seed)
+        _add_scores(rows, records, score)
     out.mkdir(parents=True, exist_ok=True)
     write_records(path, rows)
     if to != "hub-folder":

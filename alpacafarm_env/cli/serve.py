@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..arguments import whole_number
-from ..errors import AlpacaFarmError, DataError, did_you_mean
+from ..arguments import SEED, whole_number
+from ..errors import AlpacaFarmError, DataError, blaming, did_you_mean
 
 _IDS: Final = "the id of an environment of texts, such as AlpacaFarm-PPO-v0, whose rewards they are"
 
@@ -20,7 +20,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--oracle", metavar="SPEC", help=text)
     text = "a data set's name, folder or hub name (default: sandbox)"
     parser.add_argument("--dataset", default="sandbox", metavar="NAME", help=text)
-    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help="seeds the oracle's draws")
+    parser.add_argument("--seed", type=SEED, default=0, metavar="N", help="seeds the oracle's draws")
     text = "the trained model's folder or hub name: its tokenizer's special tokens are taken off a response's end"
     parser.add_argument("--tokenizer", metavar="NAME", help=f"for OpenRLHF (--reward.remote_url): {text}")
     text = "speak OpenEnv's protocol too: a session each, steps of all sessions in one call (the extra openenv)"
@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
         raise did_you_mean("id", options.id, TEXT_IDS)
     dataset, defaults = load_dataset(options.dataset), keywords_of(options.id)
     spec = defaults["oracle"] if options.oracle is None else read_oracle(options.oracle)
-    oracle = make_oracle(spec, dataset=dataset, seed=options.seed)
+    with blaming("--oracle"):
+        oracle = make_oracle(spec, dataset=dataset, seed=options.seed)
     if not is_paid(oracle):  # models and references are read, and what is lacking is told, before anybody waits for it
         judge(oracle, [str(dataset.instructions(defaults["split"])[0])], ["A first response."])
     tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer).all_special_tokens

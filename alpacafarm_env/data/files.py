@@ -65,6 +65,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise
 
 
+def check_folder(path: Path) -> None:
+    """Refuses a path that can be no folder to write into; it need not be there.
+
+    Raises:
+        DataError: It lies in or is a file, or may not be written.
+    """
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "one that may not be written" if there.is_dir() else f"the file {there}"
+        raise DataError(f"{path}: expected a folder to write into, got {what}. Choose another folder.")
+
+
 def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as JSON Lines, in ASCII, or as Parquet, by the file's name; DataError for another name."""
     if path.suffix == ".jsonl":

@@ -9,7 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..arguments import whole_number
+from ..arguments import SEED, whole_number
 from ..cli.commands import Report
 from ..errors import DataError, did_you_mean
 
@@ -24,7 +24,8 @@ GUIDELINE: Final = Path(__file__).parent / "templates" / "guideline.txt"
 GUIDELINE_RATING: Final = Path(__file__).parent / "templates" / "guideline_rating.txt"
 _EPILOG: Final = (
     "Every answer is stored at once, in a database beside --out: stop the command, or kill it, at any time, and give "
-    "it again to go on at the same address. --out is written at the start, at the end, and with --export."
+    "it again to go on at the same address. --out has all labels so far when the command starts, when it ends, and "
+    "after --export, which may be given while it serves; as long as there are none, no such file is made."
 )
 
 
@@ -45,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--qualification", metavar="FILE", type=Path, help=text)
     parser.add_argument("--guideline", metavar="FILE", type=Path, help="a text for annotators, instead of our own")
     text = "seeds the orders of pairs and outputs (default: 0, then as it began)"
-    parser.add_argument("--seed", type=whole_number(), metavar="N", help=text)
+    parser.add_argument("--seed", type=SEED, metavar="N", help=text)
     text = "write --out from what is stored, and serve no page"
     parser.add_argument("--export", action="store_true", help=text)
     text = "leave an annotator out of --out; may be given several times"

@@ -131,7 +131,6 @@ class _Page:
             shown=shown,
             left=_minutes(standing.seconds_left),
             since=f"{time.time():.3f}",
-            guideline=self._guideline,
             choices=list(enumerate(self._choices, 1)),
             reasons=[reason for reason in REASONS if not (self._session.rates and reason.startswith("Both"))],
             needed=QUALIFIED_FROM,
@@ -182,7 +181,8 @@ class _Page:
         return FileResponse(TEMPLATES / name) if name in FILES else PlainTextResponse("Not found.", 404)
 
     def _show(self, template: str, status: int = 200, **values: Any) -> Response:
-        text = self._environment.get_template(template).render(rates=self._session.rates, **values)
+        values |= {"rates": self._session.rates, "guideline": self._guideline}
+        text = self._environment.get_template(template).render(values)
         return Response(text, status, media_type="text/html")
 
 

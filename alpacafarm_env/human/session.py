@@ -55,6 +55,8 @@ class Standing:
     num_done: int
     num_pairs: int
     """Of this part."""
+    last_answer: int
+    """The number of the last answer in this part, which undo takes back; 0 if there is none."""
     seconds_left: float
     """Of this part; NaN before the first answer."""
     agreement: float
@@ -110,6 +112,7 @@ class Session:
             shown_first=self.shown_first(annotator, pair) if pair else 1,
             num_done=len(order) - len(open_pairs),
             num_pairs=len(order),
+            last_answer=next(reversed(done.values())).id if done else 0,
             seconds_left=len(open_pairs) * statistics.median(seconds) if seconds else math.nan,
             agreement=agreement,
             qualified=qualified,
@@ -173,7 +176,8 @@ class Session:
             return "moved"
         if seconds < LEAST_SECONDS:
             return "soon"
-        return "" if standing.can_undo and self.store.undo(annotator, standing.part) else "nothing"
+        # By its number: several such calls at once, which all see one standing, take back one answer.
+        return "" if standing.can_undo and self.store.undo(standing.last_answer) else "nothing"
 
     def _order(self, annotator: str, part: Part) -> list[Task]:
         if (annotator, part) not in self._orders:

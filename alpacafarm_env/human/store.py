@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
@@ -67,6 +67,8 @@ class Answer:
     """ISO 8601, UTC."""
     critique: str = ""
     """Of a single response, in words."""
+    id: int = field(default=0, compare=False)
+    """Its number in the database; 0 before it is there."""
 
     @property
     def better(self) -> int:
@@ -152,16 +154,15 @@ class Store:
             rows = [(_json(pair), part, pair.key) for pair in pairs]
             conn.executemany("UPDATE pairs SET record = ? WHERE part = ? AND key = ?", rows)
 
-    def undo(self, annotator: str, part: Part) -> bool:
-        """Takes back an annotator's last answer in a part; False if there is none."""
+    def undo(self, id: int) -> bool:
+        """Takes back the answer of that number; False if it was taken back already, or never was there."""
         with self._transaction() as conn:
-            sql = """UPDATE answers SET undone_at = ? WHERE id = (
-                SELECT max(id) FROM answers WHERE annotator = ? AND part = ? AND undone_at IS NULL)"""
-            return conn.execute(sql, (now(), annotator, part)).rowcount > 0
+            sql = "UPDATE answers SET undone_at = ? WHERE id = ? AND undone_at IS NULL"
+            return conn.execute(sql, (now(), id)).rowcount > 0
 
     def answers(self, annotator: str) -> list[Answer]:
         """An annotator's answers, the first first, without those undone."""
-        sql = f"SELECT {_COLUMNS} FROM answers WHERE annotator = ? AND undone_at IS NULL ORDER BY id"  # noqa: S608
+        sql = f"SELECT {_COLUMNS}, id FROM answers WHERE annotator = ? AND undone_at IS NULL ORDER BY id"  # noqa: S608
         with self._transaction("BEGIN") as conn:
             return [Answer(*row) for row in conn.execute(sql, (annotator,))]
 
@@ -182,7 +183,7 @@ class Store:
 
     def all(self) -> list[Stored]:
         """Everybody's answers, the first first, without those undone."""
-        sql = f"""SELECT {_COLUMNS}, record FROM answers JOIN pairs USING (part)
+        sql = f"""SELECT {_COLUMNS}, id, record FROM answers JOIN pairs USING (part)
             WHERE key = pair AND undone_at IS NULL ORDER BY id"""  # noqa: S608
         with self._transaction("BEGIN") as conn:
             return [Stored(Answer(*row), json.loads(record)) for *row, record in conn.execute(sql)]

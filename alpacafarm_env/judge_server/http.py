@@ -17,6 +17,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from ..errors import AlpacaFarmError
+from ..oracles.base import shorten
 from .guard import is_loopback, refusal
 from .replies import HttpReply, as_error
 
@@ -27,6 +28,8 @@ MOST_CONNECTIONS: Final = 512
 REPORT_S: Final = 60.0
 """Seconds between two lines of a server's log."""
 MAX_BODY: Final = 64 * 1024**2
+_MOST_DIGITS: Final = 20
+"""Of a Content-Length: int() refuses thousands."""
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -203,11 +206,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes | None:
         """The request's body; None if it was refused, which ends the connection, as its rest is still to come."""
         length = self.headers.get("Content-Length", "0" if self.command == "GET" else "")
-        if length.isdecimal() and int(length) <= MAX_BODY:
-            return self.rfile.read(int(length))
+        number = int(length) if length.isdecimal() and len(length) <= _MOST_DIGITS else -1
+        if 0 <= number <= MAX_BODY:
+            return self.rfile.read(number)
         self.close_connection = True
-        if length.isdecimal():
+        if number > MAX_BODY:
             self._send(as_error(413, f"A body of {length} bytes; expected at most {MAX_BODY}.", "too_large"))
+        elif length:
+            text = f"Content-Length: expected a number of bytes, got {shorten(length)}."
+            self._send(as_error(400, text, "invalid_request_error"))
         else:
             self._send(as_error(411, "Expected a Content-Length; bodies in chunks are not read.", "length_required"))
         return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..annotators.config import ROLES, load_models
-from ..arguments import real_number, whole_number
+from ..arguments import SEED, real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
 from .faults import FAULTS, PARAMETERS, Faults
@@ -190,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "JSON or YAML: a rate in [0, 1] for each fault, and the parameters that should not be as below"
     parser.add_argument("--faults", metavar="FILE", help=text)
     text = "seeds the faults, and verdicts of requests without a seed"
-    parser.add_argument("--seed", type=whole_number(), default=0, metavar="N", help=text)
+    parser.add_argument("--seed", type=SEED, default=0, metavar="N", help=text)
     text = "seconds an answer takes at least"
     parser.add_argument("--latency", dest="latency_s", type=real_number(), default=0.0, metavar="S", help=text)
     text = "a pool of your own, whose prompts are to be read; may be given several times"

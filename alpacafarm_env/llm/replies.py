@@ -32,7 +32,8 @@ _OF_A_TEXT: Final = (400, 403, 413, 422)
 _QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
 _CLOSING: Final = {
-    401: "the server refused the key; check the environment variable {key_variable}, or api_key",
+    401: "the server refused the key; put the right one into the environment variable {key_variable}, or name another "
+    "variable (api_key_env=, --api-key-env)",
     402: "the quota or the credit of this key is used up; see the account at {host}",
     403: "the key may not use this model or server",
     404: "the server has no model {model!r}, or base_url is wrong (it mostly ends in /v1)",

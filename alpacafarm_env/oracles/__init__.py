@@ -1,6 +1,6 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
-from .base import Constant, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
 from .human import HumanJudge, HumanRatings
@@ -16,6 +16,7 @@ __all__ = [
     "Constant",
     "Ensemble",
     "Flip",
+    "FunctionOracle",
     "HigherReward",
     "HumanJudge",
     "HumanRatings",

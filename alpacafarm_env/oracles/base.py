@@ -1,11 +1,12 @@
 """What an oracle is: two protocols, and the functions `judge` and `compare` that ask one and check its answer.
 
-An oracle needs a `name` and one method, `score` or `compare`, and nothing has to be inherited or registered. It answers
-a whole batch in one call, given as tuples of texts; NaN means "no verdict". One that knows more about each row (who
-judged, in which order, at what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the
-environment puts the details into `info`. A preference oracle that does so also has an attribute `blank`, the details of
-a row that it was not asked about, so that every step's info has the same keys. One whose answers cost something says
-so by an attribute `paid`: where several processes train together, the main one alone asks it, for all.
+An oracle needs a `name` and one method, `score` or `compare`, and nothing has to be inherited or registered; where one
+is given as an object, a function that scores may stand for it (`FunctionOracle`). It answers a whole batch in one call,
+given as tuples of texts; NaN means "no verdict". One that knows more about each row (who judged, in which order, at
+what cost) adds a method `judge` with the same arguments that returns `Verdicts`; the environment puts the details into
+`info`. A preference oracle that does so also has an attribute `blank`, the details of a row that it was not asked
+about, so that every step's info has the same keys. One whose answers cost something says so by an attribute `paid`:
+where several processes train together, the main one alone asks it, for all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import AlpacaFarmError, UnscoredError
 
@@ -134,6 +135,25 @@ class Constant(NoDeepCopy):
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
         """`value` for each response, [B]."""
         return np.full(len(responses), self.value, np.float64)
+
+
+class FunctionOracle(NoDeepCopy):
+    """An oracle that is a function of instructions and responses, such as `lambda instructions, responses: [...]`.
+
+    Args:
+        function: Gets two tuples of B texts; gives B scores, such as a list or an array [B]; NaN = no verdict.
+        name: The function's own name by default, "lambda" of a lambda.
+    """
+
+    def __init__(
+        self, function: Callable[[Sequence[str], Sequence[str]], ArrayLike], *, name: str | None = None
+    ) -> None:
+        self._function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+        """What the function gives, [B]."""
+        return np.asarray(self._function(instructions, responses))
 
 
 def blank_of(oracle: PreferenceOracle) -> Mapping[str, Any]:

@@ -1,20 +1,34 @@
 """Oracles and judges of a user's own, named `module:Name` as Gymnasium names environments of other modules.
 
 A class or a function is called with the specification's keywords, and with `dataset` and `seed` if it has parameters
-of these names; what it returns, or an object, is the oracle.
+of these names; what it returns, or an object, is the oracle. A function of `instructions` and `responses` is one.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType
 from typing import Any, Final, Literal
 
 from ..errors import AlpacaFarmError, did_you_mean
 from ..plugins import find_attribute
-from .base import OracleError, PreferenceOracle, RewardOracle
+from .base import FunctionOracle, OracleError, PreferenceOracle, RewardOracle
 
 Kind = Literal["oracle", "judge"]
+_TYPES: Final[Mapping[str, type]] = {
+    "bool": bool,
+    "int": Integral,
+    "float": Real,
+    "str": str,
+    "None": NoneType,
+    "Path": PathLike,
+    "PathLike[str]": PathLike,
+}
+"""What an annotation's words mean for a value that may come from JSON."""
 _PROTOCOLS: Final[Mapping[Kind, tuple[type, str]]] = {
     "oracle": (RewardOracle, "score"),
     "judge": (PreferenceOracle, "compare"),
@@ -32,6 +46,14 @@ def is_object(found: object, kind: Kind) -> bool:
     if isinstance(found, type) or not isinstance(found, protocol):
         return False
     return isinstance(getattr(found, "name", None), str) and callable(getattr(found, method))
+
+
+def as_object(found: Any, kind: Kind) -> Any:
+    """An object of that kind as it is, a function as an oracle that asks it; None for anything else."""
+    if is_object(found, kind):
+        return found
+    function = callable(found) and not (isinstance(found, type) or hasattr(found, "score") or hasattr(found, "compare"))
+    return FunctionOracle(found) if function and kind == "oracle" else None
 
 
 def parts_of(spec: Mapping[str, Any]) -> list[Any]:
@@ -74,6 +96,8 @@ def plan_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Callabl
         raise _no_such(kind, name, found)
     check_options(found, options)
     signature = inspect.signature(found)
+    if kind == "oracle" and [*signature.parameters][:2] == ["instructions", "responses"]:
+        return lambda: FunctionOracle(partial(found, **options), name=name.partition(":")[2])
     arguments = {key: value for key, value in given.items() if key in signature.parameters} | options
     try:
         signature.bind(**arguments)
@@ -82,27 +106,42 @@ def plan_own(kind: Kind, spec: str | Mapping[str, Any], **given: Any) -> Callabl
 
     def make() -> Any:
         try:
-            made = found(**arguments)
+            returned = found(**arguments)
         except AlpacaFarmError:
             raise
         except Exception as error:
             raise OracleError(f"{who} raised {type(error).__name__}: {error}") from error
-        if not is_object(made, kind):
-            raise _no_such(kind, name, made)
+        if (made := as_object(returned, kind)) is None:
+            raise _no_such(kind, name, returned)
         return made
 
     return make
 
 
 def check_options(build: Callable[..., Any], given: Mapping[str, Any], *fixed: str) -> None:
-    """Refuses keywords of a user's that `build` does not take; `fixed` are not for users."""
+    """Refuses keywords of a user's that `build` does not take; `fixed` are not for users.
+
+    Raises UnknownNameError for the name of one, TypeError for a value that is not as the parameter is annotated.
+    """
     parameters = inspect.signature(build).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
     options = [name for name in parameters if name not in fixed]
-    for key in given:
-        if key not in options:
-            raise did_you_mean("option", key, options)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for key in given:
+            if key not in options:
+                raise did_you_mean("option", key, options)
+    for key in given.keys() & parameters.keys():
+        _check_type(key, given[key], parameters[key].annotation)
+
+
+def _check_type(key: str, value: object, annotation: Any) -> None:
+    """Refuses another type than that of an annotation such as `float | None`; what is not of `_TYPES` is left alone."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    names = text.split(" | ")
+    if not all(name in _TYPES for name in names):
+        return
+    types = tuple(_TYPES[name] for name in names)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):  # bool is an int to Python
+        raise TypeError(f"Option {key!r}: expected {' or '.join(names)}, got {value!r:.60}.")
 
 
 def _no_such(kind: Kind, name: str, found: object) -> TypeError:

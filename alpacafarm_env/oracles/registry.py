@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from os import PathLike, fspath
@@ -40,7 +40,7 @@ from .base import Constant, PreferenceOracle, RewardOracle
 from .ensemble import Ensemble
 from .human import HumanJudge, HumanRatings
 from .judges import BothOrders, Flip, WinRate
-from .own import Kind, check_options, is_object, is_own, own_names, plan_own
+from .own import Kind, as_object, check_options, is_object, is_own, own_names, plan_own
 from .policies import check_policy
 from .policy_rating import PolicyRating
 from .recorded import Recorded, RecordedJudge
@@ -65,6 +65,8 @@ _made: dict[tuple[Any, ...], tuple[list[Any], RewardOracle]] = {}
 
 def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
     """Returns the oracle that a name or a mapping (see above) stands for; an oracle is returned as it is.
+
+    A function of instructions and responses becomes a `FunctionOracle`.
 
     The same specification, dataset and seed give the same object, so a model is loaded once however many environments
     and wrappers name it. A user's own module that is reloaded gives another one. A mapping's own `seed` counts more.
@@ -167,7 +169,7 @@ def _plan_oracle(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], 
         # No TypeError: gym.make would add all keywords to its message, and a key given by mistake with them.
         raise ValueError(
             "A mapping gives an oracle by 'name', 'reward_model', 'judge', 'pool', 'human', 'rating' or 'ensemble', "
-            f"got one with the keys {', '.join(map(repr, options))}."
+            f"got the keys {_listed(options)}."
         )
     if "name" not in options:
         _plan_judge(options)
@@ -209,22 +211,24 @@ def _plan_rating(options: dict[str, Any], dataset: Any, seed: int) -> Callable[[
     return lambda: _rating(**{"seed": seed, **options}, dataset=dataset)
 
 
-def _rating(*, dataset: Dataset, rating: str, seed: int) -> RewardOracle:
+def _rating(*, dataset: Dataset, rating: Any, seed: int) -> RewardOracle:
     return cast(RewardOracle, _sandbox(dataset, f"rater {rating!r}").raters(rating, seed))
 
 
 def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
     """LLM annotators that rate, or a file of people's ratings."""
     if len(options.keys() & {"pool", "human"}) != 1:
-        keys = ", ".join(map(repr, options))
-        raise ValueError(f"A mapping names raters by 'pool', 'human', or 'policy' alone, got the keys {keys}.")
+        text = "A mapping names raters by 'pool', 'human', or 'policy' alone"
+        raise ValueError(f"{text}, got the keys {_listed(options)}.")
     if "human" in options:
         return _plan_human(options, _human_ratings)
     from ..annotators.pool import make_pool
     from ..annotators.rating import make_raters
+    from ..annotators.served import check_server
 
     _check_pool(options["pool"], rates=True)
     check_options(make_pool, options, "flip", "both_orders", "compat")
+    check_server(options)
     return lambda: make_raters(**options)
 
 
@@ -247,20 +251,21 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
             return lambda: RecordedJudge(_recorded(dataset))
         return lambda: cast(PreferenceOracle, _sandbox(dataset, f"judge {spec!r}").judge(spec, seed))
     if len(spec.keys() & _OF_JUDGES) != 1:
-        keys = ", ".join(map(repr, spec))
-        raise ValueError(
-            f"A mapping names a judge by its key 'judge', 'pool' or 'human', got one with the keys {keys}."
-        )
+        text = "A mapping names a judge by its key 'judge', 'pool' or 'human'"
+        raise ValueError(f"{text}, got the keys {_listed(spec)}.")
     if "human" in spec:
         return _plan_human(spec, _human)
     if "pool" in spec:
         from ..annotators import make_policy_pool, make_pool
+        from ..annotators.served import check_server
 
         _check_pool(spec["pool"], rates=False)
         if "policy" in spec:
             check_policy(spec["policy"])
         make = make_policy_pool if "policy" in spec else make_pool
         check_options(make, spec)
+        if "policy" not in spec:
+            check_server(spec)
         return lambda: make(**{"seed": seed, **spec})
     _plan_judge(spec["judge"])
     check_options(_judge, spec, "dataset")
@@ -286,13 +291,17 @@ def _human_ratings(*, human: str | PathLike[str], seed: int = 0) -> RewardOracle
     return HumanRatings(human)
 
 
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(map(repr, keys)) or "(none)"
+
+
 def _given(spec: Any, kind: Kind, what: str, method: str) -> Callable[[], Any]:
-    if not is_object(spec, kind):
+    if (found := as_object(spec, kind)) is None:
         raise TypeError(
             f"{what} is given by a name, a mapping or an object with name (a text) and {method} (a method), "
             f"got {'the class ' if isinstance(spec, type) else ''}{spec!r}."
         )
-    return lambda: spec
+    return lambda: found
 
 
 def _surrogate(*, dataset: Dataset, **options: Any) -> RewardOracle:

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import EvalCallback
@@ -226,6 +227,14 @@ def test_environments_equal_those_of_stable_baselines3(policy_folder, tiny_datas
     ours.reset()
     assert [info["instruction_id"] for info in ours.reset_infos] == [asked.id] * 3
     assert ours.env_is_wrapped(VecMonitor) == [False] * 3
+
+
+def test_texts_are_refused_with_the_id_that_can_be_trained():
+    from stable_baselines3.common.env_util import make_vec_env
+
+    for make_algorithm in (make_vec_env, lambda name: PPO("MlpPolicy", gym.make(name, oracle="constant"))):
+        with pytest.raises(CustomSpaceError, match="AlpacaFarm-Token-v0"):
+            make_algorithm("AlpacaFarm-PPO-v0")
 
 
 def test_what_cannot_work_is_refused(make, settings, policy_folder):

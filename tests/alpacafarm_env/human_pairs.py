@@ -11,6 +11,36 @@ SCRIPT = "<script>alert(1)</script>"
 LONG_AGO = f"{time.time() - 60:.1f}"
 
 
+MARKDOWN = """# A plan
+
+**Bold**, *leaning* and `code`, but 2*3*4, a_b_c and <b>no HTML</b>.
+
+3. third
+   - nested
+4. fourth
+
+```python
+# no title
+x = "**no bold**"
+```
+
+| a | b |
+|---|---|
+"""
+HOSTILE = "\n".join(
+    [
+        SCRIPT,
+        "<img src=//evil.example/x onerror=alert(1)>",
+        "[x](javascript:alert(1)) ![x](http://evil.example/x.png) <http://evil.example>",
+        "| " + "wide | " * 900,
+        *(" " * n + "- deep" for n in range(60)),
+        *("*" * 999, "`" * 999, "**" + "a*" * 999, "# " * 99, "9" * 99 + ". x", "x" * 9_000),
+        "```" + SCRIPT,
+        f"never closed {SCRIPT}",
+    ]
+)
+
+
 def make_pairs(num, **more):
     """Pairs with an input now and then and a field of their own; output_1 says "left n", output_2 "right n"."""
     rows = [{"id": n, "instruction": f"Ask {n}", "output_1": f"left {n}", "output_2": f"right {n}"} for n in range(num)]

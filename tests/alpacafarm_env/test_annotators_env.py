@@ -109,6 +109,28 @@ def test_a_pool_made_again_sees_the_key_and_the_file_of_now(oracle, monkeypatch,
         assert batched(spec, 2).unwrapped.make_oracle(spec) is not first
 
 
+@pytest.mark.parametrize(
+    "nest", [lambda pool: pool, lambda pool: {"judge": pool}, lambda pool: {"ensemble": ["gold", pool]}, "rating"]
+)
+def test_a_server_elsewhere_needs_a_key_and_a_budget_before_anything_is_asked(monkeypatch, tmp_path, nest):
+    def make(**options):
+        spec = {"pool": "raters" if nest == "rating" else "ann", "ledger": str(tmp_path / "l.sqlite"), **options}
+        return gym.make("AlpacaFarm-PPO-v0", oracle={"rating": spec} if nest == "rating" else nest(spec))
+
+    with pytest.raises(PermanentAPIError, match="OPENAI_API_KEY"):
+        make(budget_usd=5)
+    for local in ({"base_url": "http://localhost:1/v1"}, {"replay": True}):
+        make(**local)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-right")
+    for elsewhere in ({}, {"base_url": "https://example.invalid/v1"}):
+        with pytest.raises(PoolError, match="budget_usd"):
+            make(**elsewhere)
+        for budget_usd in (5, None):
+            make(**elsewhere, budget_usd=budget_usd)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    make()
+
+
 def _asked():
     instructions = load_dataset("sandbox").instructions("preference")[:2]
     return instructions, ["An answer.", "Another."]

@@ -163,7 +163,8 @@ def test_what_cannot_be_asked(make):
 def test_a_pool_made_again_is_the_same_until_its_file_changes(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("name: own\nannotators:\n  - {name: a, role: gpt4, prompt: rating_2, max_tokens: 90}\n")
-    spec = {"rating": {"pool": str(path), "models": "sandbox", "ledger": str(tmp_path / "l.sqlite")}}
+    pool = {"pool": str(path), "models": "sandbox", "base_url": "http://localhost:1/v1"}
+    spec = {"rating": {**pool, "ledger": str(tmp_path / "l.sqlite")}}
     data = load_dataset("sandbox")
     first = make_oracle(spec, dataset=data)
     assert make_oracle(spec, dataset=data) is first

@@ -7,6 +7,7 @@ Written against verl 0.9.1 (`RLHFDataset`, `load_module`, `NaiveRewardManager`) 
 import importlib.util
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -131,6 +132,14 @@ def refusal(url: str, **payload: object) -> tuple[int, str | None]:
         return refused.code, json.load(refused)["error"]["param"]
 
 
+def test_a_long_row_of_special_tokens_is_taken_off_a_response_in_a_moment():
+    with ScoreServer(Constant(0.5), ["<s>", "</s>"]) as server:
+        start = time.process_time()
+        query = {"query": ["p" + 250_000 * "</s>"], "prompts": ["p"], "labels": ["l"]}
+        assert ask(server.url, **query)["rewards"] == [0.5]
+        assert time.process_time() - start < 1
+
+
 def test_queries_are_refused_by_a_server_that_does_not_know_their_special_tokens():
     with ScoreServer(sandbox.gold_oracle()) as server:
         assert refusal(server.url, query=["px"], prompts=["p"], labels=["l"]) == (400, "query")
@@ -233,6 +242,33 @@ def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
     pairs = sandbox.SANDBOX.preferences()[:20]
     card = dataset_card(sandbox.SANDBOX, "preference", pairs, form="trl", fields=["prompt"], scores="none.")
     assert all(fact in card for fact in ("20 pairs", "sim_ann", "simulation"))
+
+
+@pytest.mark.parametrize(
+    "oracle",
+    [
+        *('{"reward_model": 5}', '{"ensemble": 5}', '{"judge": 5}', '{"judge": "gold", "flip": "x"}', "{}"),
+        *('{"judge": "gold", "flip": 2}', '{"judge": "gold", "seed": null}', '{"name": "surrogate", "device": "x"}'),
+        *('{"name": "surrogate", "batch_size": true}', '{"ensemble": ["gold"], "weight": []}', "os:system"),
+        *('{"pool": "ann", "base_url": 5}', '{"a":' + 100_000 * "[", "builtins:max"),
+    ],
+)
+def test_what_is_no_oracle_is_one_line_and_not_a_traceback(tmp_path, capsys, monkeypatch, oracle):
+    monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", lambda *_, **__: pytest.fail("served"))
+    exported = ["export", "--format", "trl", "--split", "val", "--out", str(tmp_path / "o")]
+    for command in (["serve", "AlpacaFarm-Gold-v0"], exported):
+        assert main([*command, "--oracle", oracle]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("form", ["openrlhf", "alpacafarm"])
+@pytest.mark.parametrize("place", ["file", "file/out"])
+def test_a_file_is_no_folder_to_export_into(tmp_path, capsys, form, place):
+    (tmp_path / "file").write_text("mine")
+    assert export(form, tmp_path / place) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_files import read, write
-from human_pairs import SCRIPT
+from human_pairs import HOSTILE, MARKDOWN, SCRIPT
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
@@ -295,6 +295,58 @@ def test_responses_are_rated_with_words_by_two_people_over_a_kill(browser, tmp_p
     for person in people:
         assert person.told == []
         assert person.hosts == {"127.0.0.1"}
+
+
+def visit(browser, command, tmp_path, rows, size):
+    """Somebody at the page of these pairs, and what the page holds of a kind."""
+    write(tmp_path / "pairs.json", rows)
+    command.kill()
+    person = Typist(browser, command, "Ann")
+    person.page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    person.begin()
+    return person, lambda kind: person.page.locator(f".responses .text {kind}").all_inner_texts()
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (360, 740)])
+def test_markdown_is_drawn_and_nothing_in_it_runs_loads_or_links(browser, command, tmp_path, size):
+    row = {"instruction": "Ask", "output_1": MARKDOWN, "output_2": HOSTILE}
+    person, drawn = visit(browser, command, tmp_path, [row], size)
+    assert "A plan" in drawn("h3")
+    assert drawn("strong")[0] == "Bold"
+    assert drawn("em")[:1] == ["leaning"]
+    assert drawn("ol > li")[1] == "fourth"
+    assert person.page.locator("ol > li").first.get_attribute("value") == "3"
+    assert "nested" in drawn("li > ul > li")
+    assert '# no title\nx = "**no bold**"' in drawn("pre")
+    assert any("2*3*4, a_b_c and <b>no HTML</b>" in text for text in drawn("p"))
+    kinds = "e => [...new Set([...e.querySelectorAll('.text *')].map(x => x.tagName))]"
+    found = person.page.locator(".responses").evaluate(kinds)
+    assert set(found) <= {"P", "H3", "UL", "OL", "LI", "PRE", "CODE", "STRONG", "EM"}
+    assert person.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    person.page.keyboard.press("r")
+    texts = person.page.locator(".responses .text").evaluate_all("e => e.map(x => x.textContent)")
+    assert sorted(texts) == sorted([MARKDOWN, HOSTILE])
+    person.page.reload()  # raw it stays
+    assert drawn("h3") == []
+    assert person.told == []
+    assert person.hosts == {"127.0.0.1"}
+
+
+def test_on_a_phone_the_pair_comes_first_and_is_answered_once_it_was_seen(browser, command, tmp_path):
+    rows = [{"instruction": f"Ask {n}", "output_1": "one\n" * 40, "output_2": "two\n" * 40} for n in range(2)]
+    person, _ = visit(browser, command, tmp_path, rows, (360, 740))
+    footer = person.page.locator("footer").bounding_box()["y"]
+    assert person.page.locator(".responses .text").first.bounding_box()["y"] < footer - 100
+    buttons = person.page.locator("#answer button")
+    assert buttons.evaluate_all("e => e.map(x => x.disabled)") == [True] * 4
+    person.page.wait_for_timeout(350)
+    person.choose(1)
+    person.page.wait_for_timeout(200)
+    assert person.done() == 0
+    person.page.locator(".responses section").nth(1).evaluate("e => e.scrollIntoView()")
+    sync_api.expect(buttons.first).to_be_enabled()
+    person.choose(1)
+    person.wait_for(1)
 
 
 @pytest.mark.parametrize("rows", [pairs, singles])

@@ -8,13 +8,17 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from html import unescape
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from command_files import read, write
 from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run, undo
 
+from alpacafarm_env.__main__ import main
 from alpacafarm_env.errors import AlpacaFarmError
+from alpacafarm_env.human.pairs import load_pairs
+from alpacafarm_env.human.session import Session
 from alpacafarm_env.human.store import Store
 
 pytest.importorskip("starlette")
@@ -61,6 +65,12 @@ def test_texts_are_text(tmp_path):
         assert SCRIPT not in text
         assert "<script src=" in text
     assert sorted(shown(page.work())) == [row["output_1"], row["output_2"]]
+
+
+def test_the_guideline_is_shown_before_the_first_pair_and_hides_none(page):
+    """A closed <details> takes a line; the open one took a phone's whole screen."""
+    assert "Guideline &lt;script&gt;" in page.get("").text
+    assert re.search(r'<details class="guideline"\s*>', page.work())
 
 
 def test_nothing_is_there_without_the_secret(page):
@@ -161,6 +171,32 @@ def test_who_is_kept_out_is_told_and_gets_no_pair(tmp_path):
 def test_a_database_that_fails_is_an_error_and_no_stored_answer(page):
     page.session.store.close()
     assert page.get("work", name="Ann").status_code == 503
+
+
+def test_the_guide_shows_an_address_as_the_command_prints_it(tmp_path):
+    """Without the secret there is nothing to see."""
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "people.md").read_text()
+    with PageServer(open_session(tmp_path, write, make_pairs(2)), "") as server:
+        form = re.sub(r"[\w-]{22}(?=/$)", r"[\\w-]{22}", server.url.replace(f":{urlsplit(server.url).port}", ":8017"))
+    shown = re.findall(r"http://127\S*", guide)
+    assert shown
+    assert all(re.fullmatch(f"{form}`?:?", address) for address in shown)
+
+
+def test_labels_are_written_while_the_page_is_served_too(tmp_path, monkeypatch):
+    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
+
+    def label(_):
+        assert not out.exists()
+        with Store(tmp_path / "labels.sqlite") as store:
+            judge(Session(store, load_pairs(pairs)), "Ann", 1)
+        assert main(["annotate-human", str(pairs), "--out", str(out), "--export"]) == 0
+        assert len(read(out)) == 1
+        out.unlink()
+
+    assert run(monkeypatch, pairs, "--out", out, act=label) == 0
+    out.unlink()
+    assert run(monkeypatch, pairs, "--out", out, act=lambda _: read(out)) == 0  # there since the start
 
 
 def test_other_machines_cannot_reach_it_unasked(tmp_path):

@@ -5,6 +5,8 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from command_files import read, write
@@ -67,6 +69,24 @@ def test_a_choice_is_for_the_output_that_was_shown_there(tmp_path, slightly):
     answers = [each.answer for each in session.store.all()]
     assert {answer.shown_first for answer in answers} == {1, 2}
     assert {answer.grade for answer in answers} == {3 if slightly else 4}
+
+
+def test_one_form_that_is_sent_many_times_at_once_takes_back_one_answer(tmp_path, monkeypatch):
+    session = open_session(tmp_path, write, make_pairs(8))
+    for _ in range(6):
+        judge(session, "Ann", 1)
+    key, all_read, standing = session.standing("Ann").pair.key, Barrier(4, timeout=20), session.standing
+
+    def read_together(name):
+        read = standing(name)
+        all_read.wait()
+        return read
+
+    monkeypatch.setattr(session, "standing", read_together)
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(lambda _: session.undo("Ann", key, 9.0), range(4)))
+    assert sorted(told) == ["", "nothing", "nothing", "nothing"]
+    assert len(session.store.all()) == 5
 
 
 def test_an_answer_stands_until_it_is_taken_back(tmp_path):

@@ -86,7 +86,12 @@ def test_bad_bodies_are_refused_and_the_connection_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("header", "status"), [("", 411), ("Content-Length: many\r\n", 411), ("Content-Length: 99999999999\r\n", 413)]
+    ("header", "status"),
+    [
+        ("", 411),
+        *((f"Content-Length: {wrong}\r\n", 400) for wrong in ("many", "-1", 5_000 * "9")),
+        ("Content-Length: 99999999999\r\n", 413),
+    ],
 )
 def test_bodies_of_unknown_or_endless_length_end_the_connection(header, status):
     with JudgeServer() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as connection:

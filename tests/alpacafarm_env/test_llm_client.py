@@ -192,7 +192,7 @@ def test_a_request_ends_at_its_deadline_repeats_included():
 
 QUOTA = http(429, {"error": {"message": "You have no credit left", "code": "insufficient_quota"}})
 CLOSING = {
-    401: "OPENAI_API_KEY",
+    401: "--api-key-env",
     402: "quota",
     403: "may not use",
     404: "'m-1'",

@@ -210,3 +210,24 @@ raise SystemExit(command.main(["many"]))
     shell = ["bash", "-c", f'{sys.executable} -c "$0" | head -n 1', code]
     run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("x\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show"],
+        ["annotate", "pairs.json", "--out", "out.json"],
+        ["annotate-human", "pairs.json", "--out", "out.json"],
+        ["export", "--format", "trl", "--out", "out"],
+        ["serve", "AlpacaFarm-Gold-v0"],
+        ["judge-server"],
+    ],
+)
+def test_a_seed_that_cannot_be_one_is_refused_by_every_command(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("-1", str(10**20), 5_000 * "9"):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, f"--seed={seed}"])
+        assert ended.value.code == 2
+        assert "--seed" in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

@@ -259,6 +259,8 @@ def of_dataset(dataset, **options):
 def needy(price, rate): return Brevity(price, seed=rate)
 def five(): return 5
 def broken(): raise KeyError("boom")
+def longest(instructions, responses, *, price=1): return [price * len(text) for text in responses]
+def maker(): return longest
 BREVITY, SHORTER, NUMBER = Brevity(2.0, seed=0), Shorter(), 5
 class Nameless:
     def score(self, instructions, responses): return np.zeros(len(responses))
@@ -287,6 +289,9 @@ def test_a_class_a_function_and_an_object_are_oracles(tiny_dataset):
     assert scores("mine:BREVITY", tiny_dataset) == [-4, -8]
     assert scores({"name": "mine:Brevity", "price": 3}, tiny_dataset) == [-6, -12]
     assert scores({"name": "mine:needy", "price": 3, "rate": 1}, tiny_dataset) == [-6, -12]
+    assert scores("mine:longest", tiny_dataset) == scores("mine:maker", tiny_dataset) == [2, 4]
+    assert scores({"name": "mine:longest", "price": 3}, tiny_dataset) == [6, 12]
+    assert make_oracle({"name": "mine:longest", "price": 3}, dataset=tiny_dataset).name == "longest"
     assert scores({"ensemble": ["mine:BREVITY", {"name": "mine:Brevity", "price": 4}]}, tiny_dataset) == [-6, -12]
 
 

@@ -170,6 +170,13 @@ def test_pages_of_other_sites_are_refused(make):
         assert ask(open_to_all, "/score", GOOD, Host="my.net", Origin="http://evil.com")[0] == 403
 
 
+def test_a_length_that_is_no_number_is_refused(server):
+    head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n\r\n"
+    for length in (b"9" * 5_000, b"-1"):
+        with opened(server.url, head % length) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
 def test_connections_that_bring_no_request_keep_nobody_out_of_an_application(monkeypatch):
     monkeypatch.setattr(running, "MOST_CONNECTIONS", 20)
     with SERVERS[1](Constant(0.5)) as server, ExitStack() as stack:
