@@ -18,7 +18,11 @@ from .checkpoints import write_json, writing
 from .control_tokens import control_tokens
 from .model_card import write_card
 
-ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE, OWN_CONFIG)
+FORM_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *(ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE, OWN_CONFIG),
+)
+"""What a whole model has, and what an adapter: a folder holds one of them."""
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
@@ -59,7 +63,7 @@ def save_files(
             write_json(Path(beside) / name, content)
         write_card(Path(beside), model.name_or_path, facts or {})
         # An older file would render another prompt, or make a whole model an adapter.
-        for name in (FILE_NAME, "chat_template.jinja", *ADAPTER_FILES):
+        for name in (FILE_NAME, "chat_template.jinja", *FORM_FILES):
             if not (Path(beside) / name).is_file():
                 (target / name).unlink(missing_ok=True)
         mode = _default_mode(Path(beside))

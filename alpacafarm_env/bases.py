@@ -53,6 +53,8 @@ def name_base(config: Any, folder: Path) -> dict[str, dict[str, str]]:
     if not name or not Path(name).is_dir():
         return {}
     base = Path(name).resolve()
+    if base == folder.resolve():
+        raise CheckpointError(f"{folder}: expected another folder for an adapter than that of its base.")
     config.base_model_name_or_path = str(base)
     return {BASE_FILE: {"path": Path(os.path.relpath(base, folder.resolve())).as_posix()}}
 
