@@ -141,10 +141,9 @@ def test_control_tokens_are_merged_too(tree):
 
 def test_a_folder_holds_the_form_that_was_saved_last(tree):
     policy = LanguageModel.from_pretrained("out/policy")
-    before = {path.name for path in Path("out/policy").iterdir()}
     policy.save("out/policy", merged=True)
     policy.save("out/policy")
-    assert {path.name for path in Path("out/policy").iterdir()} == before
+    assert not list(Path("out/policy").glob("model*"))
     policy.save("out/policy", merged=True)
     with pytest.raises(CheckpointError, match="base"):
         policy.save("base")
