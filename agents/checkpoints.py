@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
+from ..bases import read_json as read_json
 from ..errors import CheckpointError
 from ..folders import Claim
 from ..pretrained import reading
@@ -37,17 +38,6 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as JSON. Floats survive exactly: their text reads back to the same bits."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError if the file is missing or holds something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}. Expected a JSON file of a checkpoint.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"Cannot read {path}: expected a JSON object, got {type(content).__name__}.")
-    return content
 
 
 def flush(path: Path) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bases import base_of, is_adapter
+from ..bases import adapter_task, base_of, is_adapter
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
-from ..pretrained import adapter_task, load_adapter, load_model, load_tokenizer, reading
+from ..pretrained import load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import reward_oracle, with_adapter, with_tokens
 from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from ..bases import adapter_base, is_adapter
+from ..bases import adapter_base, adapter_task, is_adapter
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..oracles.reward_model import check_folder, load_scorer
-from ..pretrained import adapter_task, load_config, load_tokenizer
+from ..pretrained import load_config, load_tokenizer
 from .language_model import LanguageModel
 from .merged import merge
 from .saving import save_files

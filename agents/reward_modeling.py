@@ -48,7 +48,7 @@ from .merge import merge_folder
 from .merged import merge
 from .processes import default_device
 from .rollouts import micro_batches, ragged
-from .saving import end_texts, leave_texts, save_files
+from .saving import end_texts, save_files
 from .settings import Schedule, TrainingConfig
 from .special_tokens import check_eos, settle
 from .trainer import Trainer
@@ -166,11 +166,9 @@ class RewardModeling(Trainer):
         with reading(init, "a language model's tokenizer"):
             check_eos(self.tokenizer)
         self.template = load_template(init, self.tokenizer, template)
-        self._ends = self.config.end_with_eos or isinstance(self.template, ChatTemplate)
-        if isinstance(self.template, ChatTemplate):
-            leave_texts(self.tokenizer)
-        else:
-            end_texts(self.tokenizer, self._ends)
+        chat = isinstance(self.template, ChatTemplate)
+        self._ends = chat or self.config.end_with_eos
+        end_texts(self.tokenizer, None if chat else self._ends)
         self.model = _scoring_model(init, seed, dtype).to(device or default_device())
         settle(self.model, self.tokenizer, self.template)  # a score is read at the last token that is no pad
         self.lora = None if lora is None else replace(lora, task_type="SEQ_CLS")  # which trains the head too

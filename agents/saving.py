@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..bases import ADAPTER_CONFIG, BASE_FILE, name_base
 from ..chat_templates import chat_template, ids_around
-from ..oracles.reward_model import OWN_CONFIG
 from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import write_json, writing
 from .control_tokens import control_tokens
 from .model_card import write_card
 
-ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE, OWN_CONFIG)
+FORM_FILES = ("config.json", "model.safetensors", ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE)
+"""What a whole model has, and what an adapter: a folder holds one of them."""
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
 """What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
@@ -59,7 +59,7 @@ def save_files(
             write_json(Path(beside) / name, content)
         write_card(Path(beside), model.name_or_path, facts or {})
         # An older file would render another prompt, or make a whole model an adapter.
-        for name in (FILE_NAME, "chat_template.jinja", *ADAPTER_FILES):
+        for name in (FILE_NAME, "chat_template.jinja", *FORM_FILES):
             if not (Path(beside) / name).is_file():
                 (target / name).unlink(missing_ok=True)
         mode = _default_mode(Path(beside))
@@ -71,27 +71,19 @@ def save_files(
                 path.replace(place)
 
 
-def end_texts(tokenizer: Any, wanted: bool) -> None:
-    """Makes a tokenizer end every text with EOS, or not, if its kind can do that.
+def end_texts(tokenizer: Any, wanted: bool | None) -> None:
+    """Makes a tokenizer end every text with EOS, or not, if its kind can do that; None: makes it add nothing at all.
 
-    A reward model whose score is read at EOS then reads the same in any library that has its tokenizer.
+    A reward model whose score is read at EOS then reads the same in any library that has its tokenizer. Nothing is
+    added for a chat template that writes all there is: a conversation that another library renders and then tokenizes
+    would begin with two BOS otherwise.
     """
     front, behind = ids_around(tokenizer)
-    ends = bool(behind) and behind == [tokenizer.eos_token_id]
-    if ends == wanted or not hasattr(tokenizer, "update_post_processor") or front not in ([], [tokenizer.bos_token_id]):
-        return
-    tokenizer.add_bos_token, tokenizer.add_eos_token = bool(front), wanted
-
-
-def leave_texts(tokenizer: Any) -> None:
-    """Makes a tokenizer add nothing to a text, if its kind can do that, for a chat template that writes all there is.
-
-    Another library that renders a conversation and tokenizes the text would find two BOS in front otherwise.
-    """
-    front, behind = ids_around(tokenizer)
-    own = front in ([], [tokenizer.bos_token_id]) and behind in ([], [tokenizer.eos_token_id])
-    if (front or behind) and own and hasattr(tokenizer, "update_post_processor"):
-        tokenizer.add_bos_token = tokenizer.add_eos_token = False
+    now = bool(front), bool(behind) and behind == [tokenizer.eos_token_id]
+    then = (False, False) if wanted is None else (now[0], wanted)
+    own = front in ([], [tokenizer.bos_token_id]) and (wanted is not None or now[1] or not behind)
+    if own and now != then and hasattr(tokenizer, "update_post_processor"):
+        tokenizer.add_bos_token, tokenizer.add_eos_token = then
 
 
 def _strip_loading_state(config: Path) -> None:

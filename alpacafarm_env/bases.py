@@ -27,9 +27,9 @@ def is_adapter(folder: str | PathLike[str]) -> bool:
 def adapter_base(folder: str | PathLike[str]) -> str:
     """Returns the folder or hub name of the model that a LoRA adapter builds on; CheckpointError if there is none."""
     root, way = Path(folder), None
-    name = _read(root / ADAPTER_CONFIG, "base_model_name_or_path")
+    name = _text(root / ADAPTER_CONFIG, "base_model_name_or_path")
     if (root / BASE_FILE).is_file():
-        way = os.path.normpath(root.resolve() / _read(root / BASE_FILE, "path"))
+        way = os.path.normpath(root.resolve() / _text(root / BASE_FILE, "path"))
         if Path(way).is_dir():
             return way
     if not Path(name).is_dir() and (way or not may_be_hub_name(name)):
@@ -47,12 +47,19 @@ def base_of(folder: str | PathLike[str]) -> str | PathLike[str]:
     return adapter_base(folder) if is_adapter(folder) else folder
 
 
+def adapter_task(folder: str | PathLike[str]) -> str | None:
+    """Returns the kind of model that a LoRA adapter was trained for, in peft's words, if its folder says so."""
+    return read_json(Path(folder) / ADAPTER_CONFIG).get("task_type")
+
+
 def name_base(config: Any, folder: Path) -> dict[str, dict[str, str]]:
     """Has peft's settings name their base for any directory; what the adapter's `folder` keeps beside, by file."""
     name = config.base_model_name_or_path
     if not name or not Path(name).is_dir():
         return {}
     base = Path(name).resolve()
+    if base == folder.resolve():
+        raise CheckpointError(f"{folder}: expected another folder for an adapter than that of its base.")
     config.base_model_name_or_path = str(base)
     return {BASE_FILE: {"path": Path(os.path.relpath(base, folder.resolve())).as_posix()}}
 
@@ -64,9 +71,19 @@ def may_be_hub_name(name: str | PathLike[str]) -> bool:
     return isinstance(name, str) and _HUB_NAME.fullmatch(text) is not None and not beside
 
 
-def _read(file: Path, key: str) -> str:
-    """A text of a JSON object."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; CheckpointError if the file is missing or holds something else."""
     try:
-        return os.fspath(json.loads(file.read_text(encoding="utf-8"))[key])  # a TypeError for what is no text
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file}: expected a JSON object with the text {key}, got {error!r}.") from error
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}. Expected a JSON file.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"Cannot read {path}: expected a JSON object, got {type(content).__name__}.")
+    return content
+
+
+def _text(path: Path, key: str) -> str:
+    """A text of a JSON object."""
+    if not isinstance(value := read_json(path).get(key), str):
+        raise CheckpointError(f"{path}: expected a text as {key}, got {value!r}.")
+    return value

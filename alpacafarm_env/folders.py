@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from .bases import ADAPTER_CONFIG, BASE_FILE, adapter_base, is_adapter, may_be_hub_name
+from .bases import ADAPTER_CONFIG, BASE_FILE, adapter_base, is_adapter, may_be_hub_name, read_json
 from .data.files import OUTPUTS, stem_of
 from .errors import CheckpointError, DataError
 
@@ -153,7 +153,7 @@ def hash_model(name: Path | str) -> Content:
         unread = [path for path in files if path.name.startswith(".") or path.name in (*TRAINING_FILES, BASE_FILE)]
         found = {file.name: _hash(file) for file in files if file not in unread}
         if is_adapter(root):
-            settings = json.loads((root / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+            settings = read_json(root / ADAPTER_CONFIG)
             named = settings.pop("base_model_name_or_path", None)  # content is what it is, not where
             found[ADAPTER_CONFIG] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
             base = hash_model(adapter_base(root)) if named else {}

@@ -1,6 +1,5 @@
 """Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
-import json
 import math
 import re
 import warnings
@@ -10,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from .bases import ADAPTER_CONFIG
 from .bases import adapter_base as adapter_base
+from .bases import read_json
 from .errors import AlpacaFarmError, CheckpointError
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
@@ -57,6 +56,7 @@ def without_weights(path: str | PathLike[str]) -> Any:
     base = adapter_base(path) if (Path(path) / "adapter_config.json").is_file() else path
     config = load_config(base)
     with reading(base, "a language model's config.json"), torch.device("meta"):
+        _check_size(base)
         make: Any = AutoModelForCausalLM.from_config
         return make(config)
 
@@ -135,7 +135,7 @@ def _check_size(path: str | PathLike[str]) -> None:
 
 def _check_growth(file: Path) -> None:
     """Raises CheckpointError for a tokenizer.json whose normalizer may make a text `MAX_GROWTH` times as long."""
-    growth = _growth(json.loads(file.read_text(encoding="utf-8")).get("normalizer")) if file.is_file() else 1
+    growth = _growth(read_json(file).get("normalizer")) if file.is_file() else 1
     if growth > MAX_GROWTH:
         raise CheckpointError(
             f"{file}: expected texts to grow {MAX_GROWTH} times at most, its normalizer: {growth:.3g}."
@@ -163,17 +163,9 @@ def load_adapter(base: Any, folder: str | PathLike[str], *, trains: bool) -> Any
         others = set(weights.keys()) - set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
     if unexpected := sorted(name for name in others if "lora_" in name):
         raise CheckpointError(f"{file}: the base has no place for {len(unexpected)} matrices, such as {unexpected[0]}.")
-    if base.name_or_path:  # it may have been moved since the adapter was saved
-        model.active_peft_config.base_model_name_or_path = base.name_or_path
+    config = model.active_peft_config  # the base may have been moved since the adapter was saved
+    config.base_model_name_or_path = base.name_or_path or config.base_model_name_or_path
     return model
-
-
-def adapter_task(folder: str | PathLike[str]) -> str | None:
-    """Returns the kind of model that a LoRA adapter was trained for, in peft's words, if its folder says so."""
-    with reading(folder, f"a task_type in {ADAPTER_CONFIG}"):
-        config = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        task: str | None = config.get("task_type")
-        return task
 
 
 def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:

@@ -12,7 +12,6 @@ ours:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bases import adapter_base
+from ..bases import adapter_base, read_json
 from ..bases import is_adapter as is_adapter
 from ..chat_templates import ChatTemplate, check_template, load_template
 from ..errors import CheckpointError, DataError, did_you_mean
@@ -235,13 +234,7 @@ def check_folder(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: expected a reward model's folder, found none.")
     adapter = is_adapter(path)
     config_file = path / (OWN_CONFIG if adapter else "config.json")
-    try:
-        has_none = adapter and not config_file.exists()  # an adapter that others have trained
-        config = {} if has_none else json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{config_file}: expected a model's configuration as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{config_file}: expected a JSON object, got {config!r}.")
+    config = {} if adapter and not config_file.exists() else read_json(config_file)  # of others' adapter there is none
     if not any(path.glob("*.safetensors")):
         found = sorted(file.name for file in path.iterdir())
         raise CheckpointError(f"{path}: expected weights as *.safetensors, found {found[:10]}. {PICKLED}")

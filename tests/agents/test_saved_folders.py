@@ -139,8 +139,14 @@ def test_control_tokens_are_merged_too(tree):
         torch.testing.assert_close(again.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=1e-4)
 
 
-def test_a_whole_model_saved_over_an_adapter_is_one(tree):
-    LanguageModel.from_pretrained("out/policy").save("out/policy", merged=True)
+def test_a_folder_holds_the_form_that_was_saved_last(tree):
+    policy = LanguageModel.from_pretrained("out/policy")
+    policy.save("out/policy", merged=True)
+    policy.save("out/policy")
+    assert not list(Path("out/policy").glob("model*"))
+    policy.save("out/policy", merged=True)
+    with pytest.raises(CheckpointError, match="base"):
+        policy.save("base")
     shutil.rmtree("base")
     LanguageModel.from_pretrained("out/policy")
 
