@@ -103,8 +103,8 @@ def test_only_annotations_are_overwritten(call, anyway, tmp_path, capsys, comman
 
 
 def test_orders_that_cannot_be_compared_are_null():
-    """One pair whose orders agree, one whose orders do not, one of which an order has no verdict."""
-    scores = [1.0, 0.0, 0.0, 0.0, 0.0, math.nan]
+    """The verdicts of one order, and of the other, where 0 prefers the same response as 1 does here."""
+    scores = [1.0, 0.0, 0.0, 0.5, 0.5, 1.0, 0.0, 0.0, math.nan, 0.5, 0.0, 0.5]
 
     class Judge:
         name = "judge"
@@ -113,12 +113,12 @@ def test_orders_that_cannot_be_compared_are_null():
             return self.judge().scores
 
         def judge(self, *_):
-            return Verdicts(np.array(scores), {"shown_first": np.array(["a"] * 6)})
+            return Verdicts(np.array(scores), {"shown_first": np.array(["a"] * 12)})
 
-    texts = ["x", "y", "z"]
+    texts = list("uvwxyz")
     verdicts = BothOrders(Judge()).judge(texts, texts, texts)
-    rows = annotate(Pairs([{}] * 3, texts, texts, texts), verdicts)
-    assert [row["orders_agree"] for row in rows] == [True, False, None]
+    rows = annotate(Pairs([{}] * 6, texts, texts, texts), verdicts)
+    assert [row["orders_agree"] for row in rows] == [True, False, None, True, False, False]
 
 
 @pytest.mark.parametrize(
