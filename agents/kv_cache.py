@@ -21,7 +21,6 @@ class PreallocatedCache(Cache):
     def __init__(
         self, num_layers: int, source: Tensor, max_length: int, *, known: Sequence[tuple[Tensor, ...]] | None = None
     ) -> None:
-        self.width = max_length
         states = known or [()] * num_layers
         self._own_layers = [_PreallocatedLayer(source, max_length, states[i]) for i in range(num_layers)]
         super().__init__(layers=list(self._own_layers))
@@ -30,16 +29,6 @@ class PreallocatedCache(Cache):
         """Replaces the first `update` where the known prompt is the only one."""
         for layer in self._own_layers:
             layer.fill(*layer.known)
-
-    def write_at(self, slot: Tensor) -> None:
-        """From now on `update` writes into the slot [1] and gives whole buffers; `advance` counts what is written."""
-        for layer in self._own_layers:
-            layer.write_at(slot)
-
-    def advance(self) -> None:
-        """Counts one slot more as written."""
-        for layer in self._own_layers:
-            layer.advance()
 
     def states(self, row: int, length: int) -> list[tuple[Tensor, ...]]:
         """Copies of a row's newest `length` keys and values, each [heads, length, head size], layer by layer."""
@@ -60,7 +49,6 @@ class _PreallocatedLayer(CacheLayerMixin):
         self._source = source
         self._max_length = max_length
         self._length = 0
-        self._slot: Tensor | None = None
         self._buffers: tuple[Tensor, ...] = ()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -85,21 +73,10 @@ class _PreallocatedLayer(CacheLayerMixin):
             return key_states, value_states
         end = self._length + key_states.shape[2]
         keys, values = self._buffers
-        if self._slot is not None:
-            return keys.index_copy_(2, self._slot, key_states), values.index_copy_(2, self._slot, value_states)
         keys[:, :, self._length : end] = key_states
         values[:, :, self._length : end] = value_states
         self._length = end
         return keys[:, :, :end], values[:, :, :end]
-
-    def write_at(self, slot: Tensor) -> None:
-        if self._slot is None:
-            for buffer in self._buffers:
-                buffer[:, :, self._length :] = 0  # what is hidden is still multiplied, by 0: it must be finite
-        self._slot = slot
-
-    def advance(self) -> None:
-        self._length += 1
 
     @staticmethod
     def _beside_known(states: Tensor, known: Tensor | None) -> Tensor:

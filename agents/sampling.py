@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from .control_tokens import silence
 from .kv_cache import PreallocatedCache
-from .static_decode import StaticStep
 
 
 class Samples(NamedTuple):
@@ -45,18 +44,16 @@ def sample(
     temperature: float,
     eos_token_ids: Sequence[int],
     batch_size: int = 256,
-    compact_below: float | None = None,
+    compact_below: float = 0.9,
     silent: Sequence[int] = (),
-    static: bool | None = None,
 ) -> Samples:
     """Samples a response for each of B prompts (ids, none empty), without gradient; equal prompts are read once.
 
     Rows come back in the order of the prompts, on the model's device. `uniforms` are [B, `max_new_tokens` or more] in
     [0, 1); None if and only if temperature is 0, which takes the likeliest tokens, with log-probabilities at
     temperature 1. Each of `eos_token_ids` ends a row. Ended rows leave their batch, of `batch_size` at most, once less
-    than a share of `compact_below` is alive (0 never, 1 at once; None: 0.9, or 0.5 if static). Log-probabilities are
-    those of the distribution without `silent` tokens, which are never drawn. Steps are `static`, and a CUDA graph, on a
-    CUDA device (None); see `static_decode`.
+    than a share of `compact_below` is alive (0 never, 1 at once). Log-probabilities are those of the distribution
+    without `silent` tokens, which are never drawn.
 
     Raises:
         ValueError: `uniforms` and temperature do not fit, or attention is not full ("sdpa" or "eager", no window).
@@ -65,16 +62,13 @@ def sample(
         raise ValueError("sample: give uniforms with a temperature above 0, and none for greedy decoding (0)")
     check_attention(model, max(map(len, prompts), default=0) + max_new_tokens)
     device, shape = model.device, (len(prompts), max_new_tokens)
-    static = device.type == "cuda" if static is None else static
-    if compact_below is None:
-        compact_below = 0.5 if static else 0.9  # a graph is of a number of rows: each other number takes a new one
     # Slots past a row's end stay EOS, so a row's first EOS is its end however long its batch ran.
     tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
     last: _ReadPrompt | None = None
     for rows in _even_batches(order, batch_size):
-        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last, static=static)
+        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last)
         logits, last = batch.read_prompts()
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
         drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_ids, compact_below)
@@ -186,7 +180,6 @@ class _Batch:
         silent: Sequence[int],
         *,
         known: _ReadPrompt | None,
-        static: bool,
     ) -> None:
         device = model.device
         distinct = list(dict.fromkeys(prompts))
@@ -194,8 +187,6 @@ class _Batch:
         width = max(map(len, distinct))
         self._model = model
         self._silent = silent
-        self._static = static
-        self._step: StaticStep | None = None
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
@@ -236,18 +227,8 @@ class _Batch:
     def read_token(self) -> Tensor:
         """Reads each row's sampled token; [rows, V] logits of the next one."""
         self._positions = self._positions + 1
-        if self._static:
-            self._step = self._step or StaticStep(self._forward, self._cache, self._whole_mask())
-            return self._step(self.token, self._positions)
         mask = None if self._mask is None else self._mask[..., : self._cache.get_seq_length() + 1]
         return self._forward(self.token[:, None], self._positions, mask)
-
-    def _whole_mask(self) -> Tensor:
-        """Additive [rows, 1, 1, buffers' width], for a static step to write to."""
-        if self._mask is not None:
-            return self._mask.clone()
-        shape = (len(self.rows), 1, 1, self._cache.width)
-        return torch.zeros(shape, dtype=self._model.dtype, device=self.rows.device)
 
     def compact(self, num_alive: int) -> None:
         """Moves live rows from the tail into the places of ended ones, and cuts the tail off."""
@@ -259,7 +240,6 @@ class _Batch:
             return kept[:num_alive]
 
         self._cache.close_up(places, movers, num_alive)
-        self._step = None
         self.rows, self.alive, self.token = close_up(self.rows), close_up(self.alive), close_up(self.token)
         self._positions = close_up(self._positions)
         self._mask = None if self._mask is None else close_up(self._mask)

@@ -83,7 +83,7 @@ def _parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     add_commands(commands)
     add_human_command(commands)
-    text = "serve the sandbox's annotators over an OpenAI-compatible API on this machine, with faults if wanted"
+    text = "serve the sandbox's annotators over an OpenAI-compatible API on this machine"
     serve = commands.add_parser("judge-server", help=text, description=text)
     serve.set_defaults(run=_serve)
     if "judge-server" in chosen:  # its options come from a module that takes a while to load

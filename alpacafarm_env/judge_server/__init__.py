@@ -1,1 +1,1 @@
-"""A server that judges as the sandbox's annotators do, over an OpenAI-compatible API, with faults if wanted."""
+"""A server that judges as the sandbox's annotators do, over an OpenAI-compatible API."""

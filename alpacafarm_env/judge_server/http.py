@@ -1,11 +1,9 @@
-"""HTTP of the judge server and the score server: connections, keep-alive, and replies that drip, hang or break off."""
+"""HTTP of the judge server and the score server: connections and keep-alive."""
 
 import errno
 import math
-import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -31,7 +29,6 @@ MAX_BODY: Final = 64 * 1024**2
 _MOST_DIGITS: Final = 20
 """Of a Content-Length: int() refuses thousands."""
 _CROWDED: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Listener(ThreadingMixIn, TCPServer):
@@ -196,8 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         reply = reply or listener.reply(self.command, self.path, content, key)
         if listener.latency_s:
             listener.closing.wait(listener.latency_s)
-        if reply.manner == "whole":
-            listener.awaits(self.connection)
+        listener.awaits(self.connection)
         self._send(reply)
         listener.awaits(self.connection)
 
@@ -220,35 +216,13 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: HttpReply) -> None:
-        if reply.manner == "hang":
-            cast(Listener, self.server).closing.wait(reply.pause_s)
-            self.close_connection = True
-            return
+        self.wfile.write(self._head(reply) + reply.body)  # in one piece: half the system calls
+
+    def _head(self, reply: HttpReply) -> bytes:
         lines = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in reply.headers]
         lines += [f"Content-Length: {len(reply.body)}", *(["Connection: close"] if self.close_connection else [])]
-        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        if reply.manner == "whole":
-            self.wfile.write(head + reply.body)  # in one piece: half the system calls
-        elif reply.manner == "reset":
-            self.wfile.write(head + reply.body[: len(reply.body) // 2])
-            self._reset()
-        else:
-            self._drip(head, reply)
-
-    def _drip(self, head: bytes, reply: HttpReply) -> None:
-        self.wfile.write(head)
-        for byte in reply.body:
-            self.wfile.write(bytes([byte]))
-            if cast(Listener, self.server).closing.wait(reply.pause_s):
-                self.close_connection = True
-                return
-
-    def _reset(self) -> None:
-        self.close_connection = True
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        # Closed for good here: the base class would say goodbye first, and the client see an orderly end.
-        os.close(self.connection.detach())
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the server is quiet."""

@@ -1,38 +1,19 @@
-"""An annotator's answer as a served model gives it, on the wire, and what each fault makes of it."""
+"""An annotator's answer as a served model gives it, on the wire."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ..annotators.prompts import Shown
-from .faults import Draw, Faults
 
 BYTES_PER_TOKEN: Final = 4
 """Tokens are counted as bytes of UTF-8 over this: there is no tokenizer. The judge server's own text is ASCII."""
 _LEAST_LOGPROB: Final = -9999.0
-_GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")
-_PAGE: Final = b"<!doctype html><html><head><title>502 Bad Gateway</title></head><body>Bad gateway</body></html>\n"
-_CROWDED: Final = (429, "Too many requests.", "rate_limit_exceeded")
-_REFUSALS: Final = {
-    "retry_after_seconds": _CROWDED,
-    "retry_after_date": _CROWDED,
-    "retry_after_ms": _CROWDED,
-    "retry_after_garbage": _CROWDED,
-    "server_error": (500, "The server had an error.", "server_error"),
-    "unavailable": (503, "The server is overloaded.", "overloaded"),
-    "echo_key": (401, "Incorrect API key provided: {key}.", "invalid_api_key"),
-    "redirect": (307, "The server has moved.", "moved"),
-    "error_in_200": (200, "The model could not be reached.", "upstream_error"),
-}
-Manner = Literal["whole", "reset", "drip", "hang"]
-_MANNERS: Final[dict[str, Manner]] = {"reset": "reset", "drip": "drip", "hang": "hang"}
 
 
 def count_tokens(text: str) -> int:
@@ -191,18 +172,11 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """A reply to send, with a Content-Length of its body's bytes.
-
-    Attributes:
-        manner: "whole": at once. "reset": headers and half of the body, then the connection is reset. "drip": headers
-            at once, then a byte every `pause_s` seconds. "hang": nothing for `pause_s`, then the connection ends.
-    """
+    """A reply to send, with a Content-Length of its body's bytes."""
 
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
-    manner: Manner = "whole"
-    pause_s: float = 0.0
 
 
 def as_json(content: object, status: int = 200) -> HttpReply:
@@ -213,68 +187,3 @@ def as_json(content: object, status: int = 200) -> HttpReply:
 def as_error(status: int, message: str, code: str, field: str | None = None) -> HttpReply:
     """A refusal, with the error object that OpenAI-compatible servers send; `field` is the body's that is wrong."""
     return as_json({"error": {"message": message, "type": code, "param": field, "code": code}}, status)
-
-
-def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:
-    """The reply to a request on which the fault `draw.fault` falls, None for none; `key` came with the request."""
-    if draw.fault is None:
-        return as_json(answer.completion())
-    if draw.fault == "html":
-        return HttpReply(200, _PAGE, (("Content-Type", "text/html; charset=utf-8"),))
-    if draw.fault not in _REFUSALS:
-        return _changed(answer, draw, faults)
-    status, message, code = _REFUSALS[draw.fault]
-    headers = {
-        "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
-        "retry_after_date": ("Retry-After", _date(faults.retry_s)),
-        "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
-        "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
-        "redirect": ("Location", faults.redirect_to),
-    }
-    reply = as_error(status, message.replace("{key}", key), code)
-    return replace(reply, headers=(*reply.headers, headers[draw.fault])) if draw.fault in headers else reply
-
-
-def _date(seconds: float) -> str:
-    """The time `seconds` from now, or up to a second later, as HTTP writes dates."""
-    moment = datetime.now(UTC) + timedelta(seconds=seconds)
-    return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
-
-
-def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
-    """A reply that begins as the answer."""
-    fault, first = str(draw.fault), draw.detail < 0.5
-    if fault == "wrong_count":
-        fewer = answer.verdicts[:-1]
-        other = fewer if first and fewer else (*answer.verdicts, answer.verdicts[-1])
-        return as_json(replace(answer, verdicts=other).completion())
-    content = answer.completion()
-    choice, usage = content["choices"][0], content["usage"]
-    if fault == "empty_choices":
-        content["choices"] = []
-    elif fault == "null_content":
-        _say(choice, None)
-    elif fault == "content_filter":
-        _say(choice, "", "content_filter")
-    elif fault == "finish_length":
-        _say(choice, answer.text[: len(answer.text) // 2], "length")
-    elif fault == "absurd_usage":
-        usage.update({"prompt_tokens": -usage["prompt_tokens"]} if first else {"completion_tokens": 10**12})
-        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-    elif fault == "no_usage":
-        del content["usage"]
-    reply = as_json(content)
-    if fault == "cut_json":
-        return replace(reply, body=reply.body[: len(reply.body) // 2])
-    pauses = {"drip": faults.drip_s, "hang": faults.hang_s}
-    return replace(reply, manner=_MANNERS.get(fault, "whole"), pause_s=pauses.get(fault, 0.0))
-
-
-def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:
-    """Puts another text in a choice; its logprobs would be of the old one."""
-    choice["logprobs"] = None
-    choice["finish_reason"] = reason or choice["finish_reason"]
-    if "message" in choice:
-        choice["message"]["content"] = text
-    else:
-        choice["text"] = text

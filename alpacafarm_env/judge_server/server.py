@@ -1,4 +1,4 @@
-"""The judge server: the sandbox's annotators behind an OpenAI-compatible endpoint on this machine, with seeded faults.
+"""The judge server: the sandbox's annotators behind an OpenAI-compatible endpoint on this machine.
 
     with JudgeServer(seed=0) as server:
         pool = AnnotatorPool("alpaca_farm", "sandbox", base_url=server.base_url)
@@ -13,7 +13,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -21,9 +20,8 @@ from ..annotators.config import ROLES, load_models
 from ..arguments import SEED, real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
-from .faults import FAULTS, PARAMETERS, Faults
 from .http import Listener, serve
-from .replies import HttpReply, JudgeAnswer, as_error, as_json, spoiled
+from .replies import HttpReply, JudgeAnswer, as_error, as_json
 from .sandbox_judge import BY_TASTE, SandboxJudge
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -34,12 +32,10 @@ class JudgeServer:
     """A judge server in this process, on threads of its own; a context manager.
 
     A verdict depends on the seed and its own pair alone, see `SandboxJudge.answer`: a failed request, when repeated,
-    gets the verdicts it would have got at once. Faults are keyed on the whole body and how often it came before. So
-    neither depends on the order or the number of connections.
+    gets the verdicts it would have got at once, whatever the order or the number of connections.
 
     Args:
-        seed: Seeds the faults, and the verdicts of requests without a seed.
-        faults: What goes wrong, and how often. None: nothing.
+        seed: Seeds the verdicts of requests without a seed.
         host: The interface to listen on, an address or a name of this machine.
         port: 0 for any free one.
         api_key: The only accepted key; None accepts all.
@@ -58,7 +54,6 @@ class JudgeServer:
         self,
         *,
         seed: int = 0,
-        faults: Faults | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
@@ -67,10 +62,9 @@ class JudgeServer:
         anyway: bool = False,
         allow_remote: bool = False,
     ) -> None:
-        self.seed, self.faults = seed, faults or Faults()
         self.judging = SandboxJudge(seed, pools, anyway=anyway)
         self._api_key = api_key
-        self._arrived, self._statuses, self._faulted = Counter[str](), Counter[str](), Counter[str]()
+        self._statuses = Counter[str]()
         self._charged: dict[str, Counter[str]] = {}
         self._answered = 0
         self._lock = threading.Lock()
@@ -90,9 +84,8 @@ class JudgeServer:
     def stats(self) -> dict[str, Any]:
         """What happened so far, as plain data.
 
-        `requests` (for answers, and whatever was refused), `answered` (with the right answer, however odd its usage or
-        slow its bytes), `charged` and `charged_by_model` (requests, prompt_tokens and completion_tokens that a provider
-        would have billed), `by_status` ("none": no status was sent) and `by_fault`.
+        `requests` (for answers, and whatever was refused), `answered`, `charged` and `charged_by_model` (requests,
+        prompt_tokens and completion_tokens that a provider would have billed) and `by_status`.
         """
         with self._lock:
             by_model = {model: {name: sums[name] for name in _CHARGES} for model, sums in self._charged.items()}
@@ -102,7 +95,6 @@ class JudgeServer:
                 "charged": {name: sum(sums[name] for sums in by_model.values()) for name in _CHARGES},
                 "charged_by_model": by_model,
                 "by_status": dict(sorted(self._statuses.items())),
-                "by_fault": dict(sorted(self._faulted.items())),
             }
 
     def close(self) -> None:
@@ -141,21 +133,18 @@ class JudgeServer:
         except (ValueError, RecursionError) as error:
             raise PoolError(f"The body is not JSON: {error}.") from error
         question = self.judging.read(kind, body)
-        with self._lock:
-            draw = self.faults.draw(self.seed, digest, self._arrived[digest])
-            self._arrived[digest] += 1
-        answer = self.judging.answer(question, digest)
-        reply = spoiled(answer, draw, self.faults, key)
-        with self._lock:
-            self._statuses["none" if reply.manner == "hang" else str(reply.status)] += 1
-            self._count(answer, draw.fault)
-        return reply
+        return self._deliver(self.judging.answer(question, digest), digest, key)
 
-    def _count(self, answer: JudgeAnswer, fault: str | None) -> None:
-        if fault is not None:
-            self._faulted[fault] += 1
-        self._answered += fault is None or FAULTS[fault].usable
-        if fault is None or FAULTS[fault].billed:
+    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> HttpReply:
+        """The reply with an answer to a body of that digest, sent with that key; counted."""
+        with self._lock:
+            self._count(answer, "200")
+        return as_json(answer.completion())
+
+    def _count(self, answer: JudgeAnswer, status: str, *, answered: bool = True, billed: bool = True) -> None:
+        self._statuses[status] += 1
+        self._answered += answered
+        if billed:
             usage = {name: count for name, count in answer.usage.items() if name in _CHARGES}
             self._charged.setdefault(answer.question.model, Counter()).update(requests=1, **usage)
 
@@ -165,19 +154,17 @@ class JudgeServer:
         return as_error(status, message, code)
 
 
-def run_server(*, faults: str | PathLike[str] | None = None, **options: Any) -> int:
+def run_server(**options: Any) -> int:
     """Serves until Ctrl-C; returns the exit status. Prints the base URL, and a warning if other machines can reach it.
 
     Args:
-        faults: A faults file, see `faults`; None for no faults.
-        options: The other arguments of `JudgeServer`.
+        options: The arguments of `JudgeServer`.
 
     Raises:
-        AlpacaFarmError: The faults file is not well written (PoolError), or the host or port cannot be had.
+        AlpacaFarmError: The host or port cannot be had.
     """
-    loaded = None if faults is None else Faults.load(faults)
     where = {name: options[name] for name in ("host", "port") if name in options}
-    return serve(lambda: JudgeServer(faults=loaded, **options), lambda server: server.base_url, **where)
+    return serve(lambda: JudgeServer(**options), lambda server: server.base_url, **where)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,9 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
     text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
     parser.add_argument("--allow-remote", action="store_true", help=text)
-    text = "JSON or YAML: a rate in [0, 1] for each fault, and the parameters that should not be as below"
-    parser.add_argument("--faults", metavar="FILE", help=text)
-    text = "seeds the faults, and verdicts of requests without a seed"
+    text = "seeds the verdicts of requests without a seed"
     parser.add_argument("--seed", type=SEED, default=0, metavar="N", help=text)
     text = "seconds an answer takes at least"
     parser.add_argument("--latency", dest="latency_s", type=real_number(), default=0.0, metavar="S", help=text)
@@ -197,7 +182,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", dest="pools", action="append", default=[], metavar="FILE", help=text)
     text = f"judge instructions that are not the sandbox's too, {BY_TASTE}: such verdicts say nothing of the responses"
     parser.add_argument("--anyway", action="store_true", help=text)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    kinds = [f"  {name:<20} {kind.about}" for name, kind in FAULTS.items()]
-    rest = [f"  {name:<20} {default}" for name, default in PARAMETERS.items()]
-    parser.epilog = "\n".join(["faults:", *kinds, "parameters:", *rest])

@@ -141,8 +141,8 @@ class BothOrders(DetailedJudge):
 
     Details are those of the order (a, b), except that costs (`cost_*`) are summed, booleans have to hold in both, and
     the reason of a missing verdict may be the other order's. `orders_agree` says whether both orders prefer the same
-    response, None where one has no verdict. Raises ValueError for a judge that shuffles each pair itself
-    (`draws_order`, as the sandbox's do): the other order would be the same question, paid for twice.
+    response, or both neither; None where one has no verdict. Raises ValueError for a judge that shuffles each pair
+    itself (`draws_order`, as the sandbox's do): the other order would be the same question, paid for twice.
     """
 
     def __init__(self, judge: PreferenceOracle) -> None:
@@ -162,7 +162,7 @@ class BothOrders(DetailedJudge):
         verdicts = compare(self._judge, [*instructions, *instructions], [*a, *b], [*b, *a])
         forth, back = verdicts.scores[:size], 1 - verdicts.scores[size:]
         details = {key: _both(key, values[:size], values[size:]) for key, values in verdicts.details.items()}
-        agree = ((forth - 0.5) * (back - 0.5) >= 0).astype(object)
+        agree = (np.sign(forth - 0.5) == np.sign(back - 0.5)).astype(object)
         agree[np.isnan(forth + back)] = None
         return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
 

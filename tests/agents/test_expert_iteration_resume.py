@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from dataclasses import replace
@@ -64,12 +63,11 @@ def test_a_killed_process_is_resumed(policy_folder: Path, out: Path, whole: Expe
 
     for step in (1, 4):  # while sampling, while training
         process = start(train, policy_folder, out)
-        assert process.pid is not None
         deadline = time.monotonic() + DEADLINE_S
         while num_steps() < step and process.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
     make(policy_folder, out).learn()

@@ -88,9 +88,12 @@ def all_sums(agent: PPO, experience: Any, rows: torch.Tensor) -> dict[str, torch
     return found
 
 
-def test_before_training_the_policy_is_the_reference_and_the_ratio_one(language_model: LanguageModel) -> None:
+@pytest.mark.parametrize("value", ["model", "head"])
+def test_before_training_the_policy_is_the_reference_and_the_ratio_one(
+    language_model: LanguageModel, value: str
+) -> None:
     _, sampled, drawn = prepared(language_model, temperature=0.7)
-    agent, experience, metrics = prepared(language_model, temperature=0.7, recompute_logprobs=True)
+    agent, experience, metrics = prepared(language_model, temperature=0.7, recompute_logprobs=True, value=value)
     torch.testing.assert_close(sampled.old_logprobs, experience.old_logprobs, rtol=0, atol=1e-5)
     assert abs(drawn["kl/k1"]) < 1e-5
     assert metrics["kl/k1"] == metrics["kl/k3"] == 0
@@ -192,6 +195,14 @@ def test_an_adaptive_coefficient_follows_the_measured_kl(llama: LanguageModel) -
     assert first["kl/coef"] == 0.1
     assert second["kl/coef"] == pytest.approx(0.09)  # KL 0 is below the target: the largest step down
     assert third["kl/coef"] == pytest.approx(0.099)
+
+
+def test_an_adaptive_coefficient_rests_where_k1_is_the_target(policy_folder: Path) -> None:
+    config = small_ppo(kl_coef=0.1, total_steps=3, learning_rate=1e-2, adaptive_kl_step=0.5)
+    measured = [*PPO(make_env(), load_policy(policy_folder), config=config).updates()][1]
+    config = replace(config, target_kl=measured["kl/k1"])  # in the first step there is no KL to weigh
+    _, second, third = PPO(make_env(), load_policy(policy_folder), config=config).updates()
+    assert third["kl/coef"] == pytest.approx(second["kl/coef"])
 
 
 def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageModel) -> None:

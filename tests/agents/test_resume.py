@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -41,13 +40,12 @@ def num_steps(out: Path) -> int:
 def kill_after(job: Job, policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
     """Start the run, SIGKILL it `delay_s` after `step` is on disk; False if it was done before."""
     process = start(job, policy_folder, out, total_steps)
-    assert process.pid is not None
     deadline = time.monotonic() + DEADLINE_S
     while num_steps(out) < step and process.is_alive():
         assert time.monotonic() < deadline
         time.sleep(0.002)
     time.sleep(delay_s)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()  # os.kill would fail where the run has ended
     process.join()
     return process.exitcode == -signal.SIGKILL
 
@@ -56,6 +54,10 @@ def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
     process = start(job, policy_folder, out, total_steps)
     process.join(DEADLINE_S)
     assert process.exitcode == 0
+
+
+def test_a_run_that_ends_before_its_kill_is_not_killed(tmp_path: Path) -> None:
+    assert not kill_after(print, tmp_path, tmp_path, 1, step=1, delay_s=0.1)
 
 
 @pytest.mark.parametrize(

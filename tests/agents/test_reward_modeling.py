@@ -55,6 +55,16 @@ def test_a_target_of_zero_is_the_flipped_preference(policy_folder: Path) -> None
     assert soft["grad_norm"] == pytest.approx(hard["grad_norm"], abs=1e-5)
 
 
+def test_a_target_stays_with_its_preference_where_another_is_left_out(policy_folder: Path) -> None:
+    preferences = [PREFERENCES[2], *PREFERENCES[:2]]  # the longest prompt comes first
+    config = RewardModelingConfig(batch_size=2, max_length=40)
+    with pytest.warns(UserWarning, match="1 of 3"):
+        cut = RewardModeling(policy_folder, preferences, targets=[0.5, 1.0, 0.0], config=config)
+    assert cut.num_left_out == 1
+    whole = RewardModeling(policy_folder, preferences[1:], targets=[1.0, 0.0], config=config)
+    assert next(cut.updates()) == next(whole.updates())
+
+
 def test_flipped_labels_and_other_targets_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
     config = RewardModelingConfig(epochs=1, batch_size=5)
     RewardModeling(policy_folder, PREFERENCES, config=config, out=tmp_path).learn()

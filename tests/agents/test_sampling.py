@@ -1,15 +1,11 @@
 """The decode loop: exact log-probabilities, exact distribution, and nothing that depends on the batch."""
 
-from contextlib import contextmanager, nullcontext
-from unittest.mock import MagicMock
-
 import pytest
 import torch
 from scipy.stats import chisquare
 from tiny_models import BUILDERS, build_llama, generator, say_more
 from transformers import MistralConfig, MistralForCausalLM
 
-from alpacafarm_env.agents import static_decode
 from alpacafarm_env.agents.sampling import pick, sample
 
 VOCABULARY, EOS = 40, 1
@@ -167,66 +163,3 @@ def test_sliding_window_shorter_than_the_text_is_refused():
     check(model, PROMPTS, draw(model, steps=7))  # 9 + 7 tokens fill the window exactly
     with pytest.raises(ValueError, match="17 tokens.* 16"):
         draw(model, steps=8)
-
-
-def assert_same(samples, expected):
-    assert torch.equal(samples.lengths, expected.lengths)
-    real = torch.arange(expected.tokens.shape[1]) < expected.lengths[:, None]
-    assert torch.equal(samples.tokens[real], expected.tokens[real])
-    torch.testing.assert_close(samples.logprobs[real], expected.logprobs[real], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("prompts", [PROMPTS, prompts_of((4,)) * 6, prompts_of((3, 9)) * 4])
-def test_static_steps_sample_the_same(model, prompts):
-    """Padded prompts, one prompt for all, and prompts that several batches go on with."""
-    for options in ({"temperature": 0, "silent": [5]}, {"batch_size": 3}):
-        assert_same(draw(model, prompts, static=True, **options), draw(model, prompts, **options))
-
-
-class Graph:
-    """On a CPU, what a CUDA graph does: notes a step down without making it, then makes it on the same tensors."""
-
-    made = 0
-
-    def __init__(self, monkeypatch, off=0.0):
-        self.off = off
-        monkeypatch.setattr(static_decode, "makes_graphs", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
-        monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
-        monkeypatch.setattr(torch.cuda, "graph", self.capture)
-        real = static_decode.StaticStep._step
-        monkeypatch.setattr(static_decode.StaticStep, "_step", lambda step: self.note(step, real))
-
-    @contextmanager
-    def capture(self, graph):
-        self.made += 1
-        yield
-        self.step._slot -= 1
-
-    def note(self, step, real):
-        self.step, self.real, self.logits = step, real, real(step)
-        return self.logits
-
-    def replay(self):
-        result = self.logits
-        result.copy_(self.real(self.step) + self.off)
-
-
-def test_a_graph_samples_the_same_and_is_made_anew_for_another_number_of_rows(likely_eos, monkeypatch):
-    prompts = prompts_of(tuple(range(1, 13)) * 2)
-    expected = draw(likely_eos, prompts)
-    graph = Graph(monkeypatch)
-    shapes = watch(likely_eos)
-    assert_same(draw(likely_eos, prompts, static=True), expected)
-    sizes = {rows for rows, width in shapes if width == 1}
-    assert graph.made == len(sizes) > 2
-
-
-def test_a_graph_that_disagrees_with_its_step_is_not_used(likely_eos, monkeypatch):
-    expected = draw(likely_eos)
-    Graph(monkeypatch, off=1.0)
-    with pytest.warns(UserWarning, match="without a CUDA graph"):
-        samples = draw(likely_eos, static=True)
-    assert_same(samples, expected)

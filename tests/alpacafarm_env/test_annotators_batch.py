@@ -6,13 +6,13 @@ import time
 
 import numpy as np
 import pytest
+from faulty_server import Faults, FaultyJudgeServer
 from judge_requests import SINGLE, cut, truth
 
 from alpacafarm_env import errors
 from alpacafarm_env.annotators import batch as asking
 from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool, make_pool
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import Client, ClientConfig
 from alpacafarm_env.llm.ledger import operations as sql
@@ -70,7 +70,7 @@ def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make,
 
 def test_a_pause_that_the_server_asks_for_holds_over_calls(make, pairs):
     rows = cut(pairs, 3)
-    with JudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=1)) as server:
+    with FaultyJudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=1)) as server:
         pool = make(server, SINGLE, client_config=ClientConfig(max_attempts=1))
         assert np.isnan(pool.compare(*(column[:1] for column in rows))).all()
         start = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_pause_that_the_server_asks_for_holds_over_calls(make, pairs):
 def test_one_ledger_holds_every_attempt_billed_without_an_answer_too_and_no_key(make, pairs, tmp_path):
     key = "sk-canary-1234567890abcdef"
     rates = {"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}
-    with JudgeServer(faults=Faults(rates)) as server:
+    with FaultyJudgeServer(faults=Faults(rates)) as server:
         pool = make(server, SINGLE, prices={"sandbox-gpt4": (100.0, 100.0)}, api_key=key)
         verdicts = pool.judge(*cut(pairs, 40))
         total, stats = pool.ledger.do(sql.spending).result().total, server.stats()
@@ -170,7 +170,7 @@ SHARED = PoolConfig(
 def test_a_pair_was_asked_if_any_request_about_it_was(make, pairs):
     """Here the shared requests are sent and say nothing; the pairs' own are in the ledger."""
     rows = cut(pairs, 10)
-    with JudgeServer() as server:
+    with FaultyJudgeServer() as server:
         make(server, SINGLE, prices=PRICES).judge(*rows)
         server.faults = Faults({"wrong_count": 1.0})
         verdicts = make(server, SHARED, prices=PRICES).judge(*rows)
@@ -183,7 +183,7 @@ def test_a_pair_was_asked_if_any_request_about_it_was(make, pairs):
 def test_a_pair_was_not_asked_if_all_its_replies_were_in_the_ledger(make, pairs):
     """One pair alone is the same request, whatever number could share it."""
     rows = cut(pairs, 1)
-    with JudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
+    with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
         first = make(server, SINGLE, prices=PRICES).judge(*rows)
         verdicts = make(server, SHARED, prices=PRICES).judge(*rows)
         assert server.stats()["requests"] == 3
@@ -254,7 +254,7 @@ def test_few_requests_are_made_ahead_and_start_in_the_same_order(make, pairs, mo
 def test_pairs_that_are_asked_again_find_a_place(make, pairs, monkeypatch):
     """Shared requests, of which each is followed by its pairs' own, hold all the places there are."""
     rows, config = cut(pairs, 15), ClientConfig(max_concurrency=1)
-    with JudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
+    with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
         order, most, scores = asked_at_once(make(server, SHARED, client_config=config), rows, monkeypatch, ahead=0)
     assert (most, len(order)) == (1, 3 + 3 * 15)
     assert np.isnan(scores).all()

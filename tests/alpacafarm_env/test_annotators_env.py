@@ -6,6 +6,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from faulty_server import Faults, FaultyJudgeServer
 from judge_requests import cut, unequal_pairs
 
 import alpacafarm_env
@@ -13,7 +14,6 @@ from alpacafarm_env import sandbox
 from alpacafarm_env.annotators import AnnotatorPool, JudgeServer, make_pool
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import PermanentAPIError, PoolError, UnknownNameError, UnscoredError
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.oracles import compare
 
 
@@ -62,7 +62,7 @@ def test_a_batch_is_asked_concurrently_in_one_step(oracle):
 
 
 def test_no_verdict_is_never_a_reward(oracle):
-    with JudgeServer(faults=Faults({"finish_length": 1.0})) as server:
+    with FaultyJudgeServer(faults=Faults({"finish_length": 1.0})) as server:
         env = gym.make("AlpacaFarm-Annotators-v0", oracle=oracle(server))
         env.reset(seed=0)
         with pytest.raises(UnscoredError, match="UnparsableVerdictError"):
@@ -203,7 +203,7 @@ def test_verdicts_in_any_calls_and_orders(server, tmp_path, pairs, pool, seed, s
 def test_faults_change_no_verdict(tmp_path, pairs):
     """A request that failed is asked again as it was. (A reply without a verdict is asked for with another seed.)"""
     few = [column[:120] for column in pairs]
-    with JudgeServer(faults=Faults({"cut_json": 0.1, "null_content": 0.05, "server_error": 0.05})) as server:
+    with FaultyJudgeServer(faults=Faults({"cut_json": 0.1, "null_content": 0.05, "server_error": 0.05})) as server:
         check_same(live(server, tmp_path / "all", "eval", 0), sandbox.judge("sim_eval", 0), few, (120,))
         assert len(server.stats()["by_fault"]) == 3
 

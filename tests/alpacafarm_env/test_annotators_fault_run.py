@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faulty_server import Faults, FaultyJudgeServer
 from judge_requests import SINGLE, truth
 
 import alpacafarm_env
 from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.llm.ledger import operations as sql
@@ -76,7 +76,7 @@ def test_a_quarter_of_faults_gives_right_labels_or_typed_errors(tmp_path, count,
     assert sum(RATES.values()) == pytest.approx(0.27)
     columns = rows(count)
     pool = PoolConfig(name="p", annotators=(SINGLE.annotators[0].model_copy(update={"batch_size": size}),))
-    with JudgeServer(faults=Faults(RATES, retry_s=0.05, drip_s=0.5, hang_s=60.0)) as server:
+    with FaultyJudgeServer(faults=Faults(RATES, retry_s=0.05, drip_s=0.5, hang_s=60.0)) as server:
         verdicts, total = judged(tmp_path / "ledger.sqlite", server, columns, pool)
         stats = server.stats()
     right, wrong, missing = labels(verdicts, columns)

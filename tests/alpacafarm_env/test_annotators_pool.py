@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_files import read, write
+from faulty_server import Faults, FaultyJudgeServer
 from judge_requests import SINGLE, chances, cut, truth
 from scipy.stats import chisquare
 
@@ -21,7 +22,6 @@ from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.cli import annotation_files
 from alpacafarm_env.errors import PermanentAPIError
 from alpacafarm_env.instructions import Instruction
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
@@ -108,7 +108,7 @@ def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, 
 def test_shared_replies_without_verdicts_are_asked_again_pair_by_pair(make, pairs, fault, rate, least, error):
     """A pair alone has three tries after a wrong count, and one after a refusal."""
     rows = cut(pairs, 100)
-    with JudgeServer(faults=Faults({fault: rate}), seed=3) as server:
+    with FaultyJudgeServer(faults=Faults({fault: rate}), seed=3) as server:
         verdicts = make(server, "greedy").judge(*rows)
         assert server.stats()["by_fault"][fault] > 5
     missing = np.isnan(verdicts.scores)
@@ -134,7 +134,7 @@ def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, mon
 def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
     rows = cut(pairs, 40)
     config = ClientConfig(max_attempts=1)
-    with JudgeServer(faults=Faults({"server_error": 0.3})) as server:
+    with FaultyJudgeServer(faults=Faults({"server_error": 0.3})) as server:
         pool = make(server, SINGLE, client_config=config)
         verdicts = pool.judge(*rows)
         missing = np.isnan(verdicts.scores)

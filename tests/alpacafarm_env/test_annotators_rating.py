@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.annotators import AnnotatorPool, JudgeServer, RatingPool
@@ -10,7 +11,6 @@ from alpacafarm_env.annotators.config import PoolConfig, load_pool
 from alpacafarm_env.annotators.prompts import Single
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import InvalidResponseError, PoolError, UnknownNameError
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.replies import JudgeQuestion
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.llm.client import ClientConfig
@@ -47,7 +47,7 @@ def own(seed=0):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_ratings_are_those_of_the_sandboxs_raters(make, responses, seed, short_waits):
     """The server's own seed is another; few of its replies fail, and those are asked again as they were."""
-    with JudgeServer(seed=99, faults=Faults({"cut_json": 0.1, "server_error": 0.05})) as server:
+    with FaultyJudgeServer(seed=99, faults=Faults({"cut_json": 0.1, "server_error": 0.05})) as server:
         got, wanted = judge(make(server, seed=seed), *responses), judge(own(seed), *responses)
     np.testing.assert_array_equal(got.scores, wanted.scores)
     assert set(got.scores) == set(range(1, 8))
@@ -88,7 +88,7 @@ def test_two_responses_to_one_instruction_never_share_a_request(make, responses)
 
 def test_a_reply_without_ratings_is_no_score(make, responses, short_waits):
     columns = [column[:30] for column in responses]
-    with JudgeServer(faults=Faults({"content_filter": 0.3})) as server:
+    with FaultyJudgeServer(faults=Faults({"content_filter": 0.3})) as server:
         got = make(server, client_config=ClientConfig(max_attempts=1)).judge(*columns)
     missing = np.isnan(got.scores)
     assert 0 < missing.mean() < 0.6

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_files import make_pairs, read, requests, write
+from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.cli import annotation_files
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.statistics import win_rate
@@ -227,7 +227,7 @@ def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys
 
 @pytest.fixture(scope="module")
 def filtering():
-    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
+    with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
         yield running
 
 

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 from command_files import make_pairs, outputs, read, requests, write
+from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli.annotation_files import FIELDS, Pairs, annotate
 from alpacafarm_env.data.recorded import reference_digest
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.oracles import BothOrders
 from alpacafarm_env.oracles.base import Verdicts
@@ -103,8 +103,8 @@ def test_only_annotations_are_overwritten(call, anyway, tmp_path, capsys, comman
 
 
 def test_orders_that_cannot_be_compared_are_null():
-    """One pair whose orders agree, one whose orders do not, one of which an order has no verdict."""
-    scores = [1.0, 0.0, 0.0, 0.0, 0.0, math.nan]
+    """The verdicts of one order, and of the other, where 0 prefers the same response as 1 does here."""
+    scores = [1.0, 0.0, 0.0, 0.5, 0.5, 1.0, 0.0, 0.0, math.nan, 0.5, 0.0, 0.5]
 
     class Judge:
         name = "judge"
@@ -113,12 +113,12 @@ def test_orders_that_cannot_be_compared_are_null():
             return self.judge().scores
 
         def judge(self, *_):
-            return Verdicts(np.array(scores), {"shown_first": np.array(["a"] * 6)})
+            return Verdicts(np.array(scores), {"shown_first": np.array(["a"] * 12)})
 
-    texts = ["x", "y", "z"]
+    texts = list("uvwxyz")
     verdicts = BothOrders(Judge()).judge(texts, texts, texts)
-    rows = annotate(Pairs([{}] * 3, texts, texts, texts), verdicts)
-    assert [row["orders_agree"] for row in rows] == [True, False, None]
+    rows = annotate(Pairs([{}] * 6, texts, texts, texts), verdicts)
+    assert [row["orders_agree"] for row in rows] == [True, False, None, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_labels_of_the_input_are_written_anew_and_that_is_said(call, tmp_path, c
 def test_a_leaderboard_row_with_bounds(call, tmp_path, capsys):
     ours, base = outputs(24)
     args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
-    with JudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as cutting:
+    with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as cutting:
         assert call("evaluate", *args, "--out", "annotations.json", at=cutting) == 1
     rows = read(tmp_path / "annotations.json")
     assert [row["output_1"] for row in rows] == [row["output"] for row in base]

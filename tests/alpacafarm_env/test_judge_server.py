@@ -15,10 +15,10 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from faulty_server import FAULTS, Faults, FaultyJudgeServer
 from judge_requests import LOOK_UP, PATHS, connect, exchange, make_body, pairs, port_of, post, send, text_of
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import KINDS, JudgeServer
 from alpacafarm_env.llm.requests import content_key
 
@@ -114,7 +114,7 @@ def test_only_the_key_is_let_in():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_connection_goes_on_after_a_fault_that_does_not_end_it(fault):
-    with JudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0, hang_s=0.05)) as server:
+    with FaultyJudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0, hang_s=0.05)) as server:
         if fault in ("reset", "hang"):
             assert exchange(server, *faulted(server, fault)[0]).end != "whole"
             assert exchange(server, *faulted(server, None)[0]).status == 200
@@ -131,7 +131,7 @@ def test_connection_goes_on_after_a_fault_that_does_not_end_it(fault):
 
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_stuck_requests_block_neither_others_nor_the_end(fault):
-    server = JudgeServer(faults=Faults({fault: 0.5}, drip_s=60.0))
+    server = FaultyJudgeServer(faults=Faults({fault: 0.5}, drip_s=60.0))
     stuck = [send(server, *request) for request in faulted(server, fault, 20)]
     healthy = faulted(server, None, 20)
     idle = connect(server)
@@ -181,7 +181,7 @@ def test_same_seed_same_faults_in_any_order():
     requests, rates = bodies(60), {"retry_after_seconds": 0.2, "cut_json": 0.1, "hang": 0.1, "reset": 0.1}
     mix = Faults(rates, hang_s=0.0)
     with ExitStack() as stack:
-        one, two, three = (stack.enter_context(JudgeServer(seed=seed, faults=mix)) for seed in (3, 3, 0))
+        one, two, three = (stack.enter_context(FaultyJudgeServer(seed=seed, faults=mix)) for seed in (3, 3, 0))
         first = outcomes(one, requests, 1)
         assert outcomes(two, requests[::-1], 8) == first
         assert outcomes(three, requests, 8) != first
@@ -229,22 +229,16 @@ def start():
         process.communicate()
 
 
-def test_command_line_serves_until_ctrl_c(start, tmp_path):
-    (tmp_path / "faults.yaml").write_text("unavailable: 0.5\nhang: 0.1\n", encoding="utf-8")
+def test_command_line_serves_until_ctrl_c(start):
     plain = start()  # loads while the other does
-    process = start("--port", "0", "--faults", str(tmp_path / "faults.yaml"), "--seed", "7", "--allow-remote")
+    process = start("--port", "0", "--latency", "600", "--seed", "7", "--allow-remote")
     base_url = process.stdout.readline().strip()
     assert base_url == f"http://127.0.0.1:{port_of(base_url)}/v1"
-    expected = Faults({"unavailable": 0.5, "hang": 0.1})
-    drawn = [(request, expected.draw(7, content_key(request[1]), 0).fault) for request in bodies(30)]
-    for request, fault in drawn:
-        if fault != "hang":
-            assert exchange(base_url, *request).status == (503 if fault else 200)
-    with send(base_url, *next(request for request, fault in drawn if fault == "hang")):
+    with send(base_url, *bodies(1)[0]):
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=30)
-        assert time.monotonic() - began < 5  # a hang alone would last 600 s
+        assert time.monotonic() - began < 5  # the answer alone would take 600 s
     assert (process.returncode, out, err) == (0, "", "")
     # A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run.
     base_url = plain.stdout.readline().strip()
@@ -254,17 +248,13 @@ def test_command_line_serves_until_ctrl_c(start, tmp_path):
     assert plain.returncode == 0
 
 
-def test_command_line_names_what_is_wrong(tmp_path, capsys, monkeypatch):
+def test_command_line_names_what_is_wrong(capsys, monkeypatch):
     def refused(*args):
         assert main(["judge-server", *args]) == 2
         out, err = capsys.readouterr()
         assert (out, err[:7]) == ("", "error: ")
         return err
 
-    (tmp_path / "faults.json").write_text('{"hng": 0.5, "drip": 7}', encoding="utf-8")
-    err = refused("--faults", str(tmp_path / "faults.json"))
-    assert "Did you mean 'hang'?" in err
-    assert "drip: " in err
     with JudgeServer() as server:
         err = refused("--port", str(port_of(server)))
         assert f"{port_of(server)}: " in err

@@ -1,15 +1,14 @@
-"""Faults: each on the wire, as often as it should come, and its file."""
+"""Faults that the tests inject: each on the wire, as often as it should come."""
 
 import json
 import math
 from email.utils import parsedate_to_datetime
 
 import pytest
+from faulty_server import FAULTS, Faults, FaultyJudgeServer
 from judge_requests import exchange, make_body, pairs, text_of
 from scipy.stats import binom
 
-from alpacafarm_env.errors import PoolError
-from alpacafarm_env.judge_server.faults import FAULTS, Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 
 RETRY_S, DRIP_S, HANG_S = 1.5, 0.0005, 0.1
@@ -155,7 +154,7 @@ def clean():
 def make_server(fault, seed=0):
     place = "http://127.0.0.1:9/elsewhere"
     settings = {"retry_s": RETRY_S, "drip_s": DRIP_S, "hang_s": HANG_S, "redirect_to": place}
-    return JudgeServer(seed=seed, faults=Faults({fault: 1.0} if fault else {}, **settings))
+    return FaultyJudgeServer(seed=seed, faults=Faults({fault: 1.0} if fault else {}, **settings))
 
 
 @pytest.mark.parametrize("fault", FAULTS)  # each has to have a check
@@ -210,67 +209,3 @@ def test_draws_are_keyed_by_seed_body_and_occurrence_alone():
     mixes = Faults(RATES), Faults(dict(reversed(RATES.items())))
     draws = [all_draws(mix, seed, 300) for mix, seed in ((mixes[0], 0), (mixes[1], 0), (mixes[0], 1))]
     assert draws[0] == draws[1] != draws[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("f.json", '{"drip": 0.1, "cut_json": 1e-3, "drip_s": 2}'),
-        ("f.yaml", "drip: 0.1  # slow\ncut_json: 0.001\ndrip_s: 2\n"),
-        ("f.txt", "{drip: .1, cut_json: .001, drip_s: 2}"),
-        ("none.yaml", "# none\n"),
-    ],
-)
-def test_file_is_read(tmp_path, name, text):
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    expected = Faults() if name == "none.yaml" else Faults({"drip": 0.1, "cut_json": 0.001}, drip_s=2)
-    assert Faults.load(tmp_path / name) == Faults.load(str(tmp_path / name)) == expected
-
-
-def test_mistaken_fields_are_listed_all_at_once(tmp_path):
-    path = tmp_path / "bad.yaml"
-    wrong = {
-        "cutjson": ("0.1", "'cut_json'"),
-        "hng": ("1", "'hang'"),
-        "drip": ("2", "got 2"),
-        "html": ("true", "got True"),
-        "reset": (".nan", "got nan"),
-        "hang_s": ("-1", "got -1"),
-        "redirect_to": ("ftp://x", "'ftp://x'"),
-        "redirct": ("0.1", "'redirect'"),
-    }
-    path.write_text("".join(f"{name}: {value}\n" for name, (value, _) in wrong.items()), encoding="utf-8")
-    with pytest.raises(PoolError, match=str(path)) as caught:
-        Faults.load(path)
-    told = dict(line.strip().split(": ", 1) for line in str(caught.value).split("\n")[1:])
-    assert told.keys() == wrong.keys()
-    assert all(part in told[name] for name, (_, part) in wrong.items())
-
-
-UNREADABLE = {
-    "f.json": [b"{", b'{"hang": 0.1, "hang": 0.2}', b'{"hang": "\xff"}', b"[]", b"[" * 100_000],
-    "f.yaml": [b"hang: 0.1\nhang: 0.2\n", b"!!python/object/apply:os.getcwd []", b"just words", b"1: 0.5", None],
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_unreadable_files_name_the_file(tmp_path, name):
-    for content in [*UNREADABLE[name], None]:
-        (tmp_path / name).unlink(missing_ok=True)
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        with pytest.raises(PoolError, match=str(tmp_path / name)):
-            Faults.load(tmp_path / name)
-
-
-@pytest.mark.parametrize("value", ["http://[", "http://", "x", 3, "http://a b", "http://a/\r\nX: 1", "http://ä"])
-def test_redirects_go_to_addresses(value):
-    with pytest.raises(PoolError, match="redirect_to"):
-        Faults(redirect_to=value)
-
-
-def test_arguments_are_checked_like_files():
-    with pytest.raises(PoolError, match="'hang'"):
-        Faults({"hangg": 0.1})
-    with pytest.raises(PoolError, match=r"1\.8"):  # the rates together
-        Faults({"hang": 0.9, "no_usage": 0.9})

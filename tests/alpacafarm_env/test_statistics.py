@@ -89,6 +89,9 @@ def test_length_control_drops_rows_without_a_verdict_and_refuses_lengths_that_do
     kept = length_controlled_win_rate([1, 0, 1, 0, math.nan], lengths, references)
     assert 0 < kept < 100
     assert kept != length_controlled_win_rate([1, 0, 1, 0, 1], lengths, references)
+    # Lengths are in units of their spread over all rows, these included.
+    wider = length_controlled_win_rate([1, 0, 1, 0, math.nan], [5, 50, 30, 20, 244], references)
+    assert wider != pytest.approx(kept, abs=0.1)
     assert math.isnan(length_controlled_win_rate([math.nan] * 2, [1, 2], [3, 4]))
     for lengths, references in (([1, 2, 3], [1, 2, 3]), ([1, math.nan], [1, 2])):
         with pytest.raises(ValueError, match="lengths"):

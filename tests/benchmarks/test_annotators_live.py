@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import written
 from annotator_worlds import Fake, make_assets, run, shut_off
+from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env.annotators.analysis import COST
 from alpacafarm_env.benchmarks.annotators import command as annotators
 from alpacafarm_env.benchmarks.annotators.live import LivePool
 from alpacafarm_env.benchmarks.annotators.rows import TARGETS, rows_of
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
-from alpacafarm_env.judge_server.faults import Faults
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.ledger.operations import spending
 from alpacafarm_env.llm.ledger.store import Ledger
@@ -203,7 +203,7 @@ def test_what_fails_while_asking_is_told_in_one_line_and_the_rest_is_written(
     assets, tmp_path, monkeypatch, capsys, server, said
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "canary-of-a-key")
-    with JudgeServer(**server) as serving:
+    with FaultyJudgeServer(**server) as serving:
         where = ("--base-url", serving.base_url, "--models", "sandbox", "--ledger", str(tmp_path / "ledger.sqlite"))
         assert run(assets, tmp_path / "out", *where, "--pairs", "4") == 1
     told = capsys.readouterr()

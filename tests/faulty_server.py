@@ -1,0 +1,238 @@
+"""A judge server on which things go wrong, seeded: how often, and whether the answer was billed."""
+
+import math
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any, Final, NamedTuple
+
+from alpacafarm_env.judge_server.http import _Handler
+from alpacafarm_env.judge_server.replies import HttpReply, JudgeAnswer, as_error, as_json
+from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.seeding import keyed_uniforms
+
+_GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")
+_PAGE: Final = b"<!doctype html><html><head><title>502 Bad Gateway</title></head><body>Bad gateway</body></html>\n"
+_CROWDED: Final = (429, "Too many requests.", "rate_limit_exceeded")
+_REFUSALS: Final = {
+    "retry_after_seconds": _CROWDED,
+    "retry_after_date": _CROWDED,
+    "retry_after_ms": _CROWDED,
+    "retry_after_garbage": _CROWDED,
+    "server_error": (500, "The server had an error.", "server_error"),
+    "unavailable": (503, "The server is overloaded.", "overloaded"),
+    "echo_key": (401, "Incorrect API key provided: {key}.", "invalid_api_key"),
+    "redirect": (307, "The server has moved.", "moved"),
+    "error_in_200": (200, "The model could not be reached.", "upstream_error"),
+}
+
+
+class Kind(NamedTuple):
+    """What a fault looks like to the client, whether the work was charged, and whether the reply holds the answer."""
+
+    about: str
+    billed: bool
+    usable: bool = False
+
+
+FAULTS: Final[Mapping[str, Kind]] = {
+    "retry_after_seconds": Kind("status 429, Retry-After in seconds", billed=False),
+    "retry_after_date": Kind("status 429, Retry-After as an HTTP date", billed=False),
+    "retry_after_ms": Kind("status 429, retry-after-ms in milliseconds", billed=False),
+    "retry_after_garbage": Kind("status 429, a Retry-After that says nothing", billed=False),
+    "server_error": Kind("status 500", billed=False),
+    "unavailable": Kind("status 503", billed=False),
+    "reset": Kind("the connection is reset in the middle of the answer", billed=True),
+    "cut_json": Kind("status 200, half of the JSON body", billed=True),
+    "html": Kind("status 200, a page of HTML", billed=False),
+    "error_in_200": Kind("status 200, an error object instead of an answer", billed=False),
+    "empty_choices": Kind("status 200, a list of no choices", billed=True),
+    "null_content": Kind("status 200, null where the text belongs", billed=True),
+    "wrong_count": Kind("status 200, a verdict too few or too many", billed=True),
+    "content_filter": Kind("status 200, no text, finish_reason content_filter", billed=True),
+    "finish_length": Kind("status 200, half of the text, finish_reason length", billed=True),
+    "drip": Kind("the answer arrives one byte at a time, drip_s apart", billed=True, usable=True),
+    "hang": Kind("nothing arrives for hang_s, then the connection ends", billed=True),
+    "absurd_usage": Kind("the answer with negative tokens or 10^12 of them", billed=True, usable=True),
+    "no_usage": Kind("the answer without its count of tokens", billed=True, usable=True),
+    "echo_key": Kind("status 401, the message quotes the key that was sent", billed=False),
+    "redirect": Kind("status 307 to redirect_to", billed=False),
+}
+
+
+class Draw(NamedTuple):
+    """What happens to one request: a fault or none, and a number in [0, 1) for its details."""
+
+    fault: str | None
+    detail: float
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often each fault comes.
+
+    Args:
+        rates: Fault (see `FAULTS`) -> share of the requests in [0, 1]; together at most 1.
+        retry_s: What the Retry-After headers ask for, in seconds; a date is rounded up to a whole second.
+        drip_s: Seconds between two bytes of a dripping answer.
+        hang_s: Seconds until a hanging connection ends without an answer.
+        redirect_to: Where a redirect points. The default exists nowhere.
+    """
+
+    rates: Mapping[str, float] = field(default_factory=dict)
+    retry_s: float = 1.0
+    drip_s: float = 1.0
+    hang_s: float = 600.0
+    redirect_to: str = "http://elsewhere.invalid/v1/chat/completions"
+
+    def __post_init__(self) -> None:
+        assert self.rates.keys() <= FAULTS.keys()
+        assert sum(self.rates.values()) <= 1 + 1e-9
+
+    def draw(self, seed: int, body: str, occurrence: int) -> Draw:
+        """The fault of one request, keyed on the server's seed, the body's digest, and how often it came before."""
+        if not any(self.rates.values()):
+            return Draw(None, 0.0)
+        chance, detail = (
+            float(keyed_uniforms(seed, stream, [(body, str(occurrence))])[0]) for stream in ("fault", "fault detail")
+        )
+        for name in FAULTS:  # in this order, whatever the file's, so that equal rates give equal faults
+            chance -= self.rates.get(name, 0.0)
+            if chance < 0:
+                return Draw(name, detail)
+        return Draw(None, detail)
+
+
+@dataclass(frozen=True)
+class Spoiled(HttpReply):
+    """A reply that is not sent whole.
+
+    Attributes:
+        manner: "reset": headers and half of the body, then the connection is reset. "drip": headers at once, then a
+            byte every `pause_s` seconds. "hang": nothing for `pause_s`, then the connection ends.
+    """
+
+    manner: str = "reset"
+    pause_s: float = 0.0
+
+
+class SpoilingHandler(_Handler):
+    def _send(self, reply: HttpReply) -> None:
+        if not isinstance(reply, Spoiled):
+            return super()._send(reply)
+        self.server.answers(self.connection)
+        if reply.manner == "hang":
+            self.server.closing.wait(reply.pause_s)
+            self.close_connection = True
+        elif reply.manner == "reset":
+            self.wfile.write(self._head(reply) + reply.body[: len(reply.body) // 2])
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            # Closed for good here: the base class would say goodbye first, and the client see an orderly end.
+            os.close(self.connection.detach())
+        else:
+            self.wfile.write(self._head(reply))
+            for byte in reply.body:
+                self.wfile.write(bytes([byte]))
+                if self.server.closing.wait(reply.pause_s):
+                    self.close_connection = True
+                    return None
+        return None
+
+
+class FaultyJudgeServer(JudgeServer):
+    """A judge server with `faults`, keyed on its seed, the whole body and how often that came before.
+
+    In `stats`, "answered" are right answers, however odd their usage or slow their bytes; there is `by_fault` too.
+    """
+
+    def __init__(self, faults: Faults | None = None, *, seed: int = 0, **options: Any) -> None:
+        self.seed, self.faults = seed, faults or Faults()
+        self._arrived, self._faulted = Counter[str](), Counter[str]()
+        super().__init__(seed=seed, **options)
+        self._listener.RequestHandlerClass = SpoilingHandler
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "by_fault": dict(sorted(self._faulted.items()))}
+
+    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> HttpReply:
+        with self._lock:
+            draw = self.faults.draw(self.seed, digest, self._arrived[digest])
+            self._arrived[digest] += 1
+            if draw.fault is None:
+                self._count(answer, "200")
+                return as_json(answer.completion())
+            reply, kind = spoiled(answer, draw, self.faults, key), FAULTS[draw.fault]
+            self._faulted[draw.fault] += 1
+            status = "none" if draw.fault == "hang" else str(reply.status)
+            self._count(answer, status, answered=kind.usable, billed=kind.billed)
+        return reply
+
+
+def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:
+    """The reply to a request on which the fault `draw.fault` falls; `key` came with the request."""
+    if draw.fault == "html":
+        return HttpReply(200, _PAGE, (("Content-Type", "text/html; charset=utf-8"),))
+    if draw.fault not in _REFUSALS:
+        return _changed(answer, draw, faults)
+    status, message, code = _REFUSALS[draw.fault]
+    headers = {
+        "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
+        "retry_after_date": ("Retry-After", _date(faults.retry_s)),
+        "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
+        "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
+        "redirect": ("Location", faults.redirect_to),
+    }
+    reply = as_error(status, message.replace("{key}", key), code)
+    return replace(reply, headers=(*reply.headers, headers[draw.fault])) if draw.fault in headers else reply
+
+
+def _date(seconds: float) -> str:
+    """The time `seconds` from now, or up to a second later, as HTTP writes dates."""
+    moment = datetime.now(UTC) + timedelta(seconds=seconds)
+    return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
+
+
+def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
+    """A reply that begins as the answer."""
+    fault, first = str(draw.fault), draw.detail < 0.5
+    if fault == "wrong_count":
+        fewer = answer.verdicts[:-1]
+        other = fewer if first and fewer else (*answer.verdicts, answer.verdicts[-1])
+        return as_json(replace(answer, verdicts=other).completion())
+    content = answer.completion()
+    choice, usage = content["choices"][0], content["usage"]
+    if fault == "empty_choices":
+        content["choices"] = []
+    elif fault == "null_content":
+        _say(choice, None)
+    elif fault == "content_filter":
+        _say(choice, "", "content_filter")
+    elif fault == "finish_length":
+        _say(choice, answer.text[: len(answer.text) // 2], "length")
+    elif fault == "absurd_usage":
+        usage.update({"prompt_tokens": -usage["prompt_tokens"]} if first else {"completion_tokens": 10**12})
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    elif fault == "no_usage":
+        del content["usage"]
+    reply = as_json(content)
+    if fault == "cut_json":
+        return replace(reply, body=reply.body[: len(reply.body) // 2])
+    pauses = {"drip": faults.drip_s, "hang": faults.hang_s}
+    if fault in ("reset", "drip", "hang"):
+        return Spoiled(reply.status, reply.body, reply.headers, fault, pauses.get(fault, 0.0))
+    return reply
+
+
+def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:
+    """Puts another text in a choice; its logprobs would be of the old one."""
+    choice["logprobs"] = None
+    choice["finish_reason"] = reason or choice["finish_reason"]
+    if "message" in choice:
+        choice["message"]["content"] = text
+    else:
+        choice["text"] = text
