@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.py")) + [
     each.stem for each in sorted(ROOT.glob("benchmarks/*.py")) if each.stem != "__init__"
 ]
-COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "serve", "judge-server")
+COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "merge", "serve", "judge-server")
 
 
 @event_priority(100)  # before mkdocstrings reads its configuration
