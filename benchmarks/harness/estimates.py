@@ -92,6 +92,25 @@ def estimates(
     return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
 
 
+def holm(values: Sequence[Array], level: float = 0.05) -> list[bool]:
+    """Which means of a family are not 0, by t-tests whose chance of a single false one among all is `level`.
+
+    Args:
+        values: Of each member of the family [S], one a seed.
+        level: Of the family.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    """
+    from scipy import stats
+
+    chances = np.array([stats.ttest_1samp(each, 0).pvalue if np.ptp(each) > 0 else not each.any() for each in values])
+    order = np.argsort(chances)
+    passed = chances[order] <= level / np.arange(len(order), 0, -1)
+    kept = np.zeros(len(order), dtype=bool)
+    kept[order] = np.logical_and.accumulate(passed)
+    return [bool(each) for each in kept]
+
+
 RESAMPLES = 2_000
 FEWEST = 3
 """Methods below which a rank correlation says nothing."""
