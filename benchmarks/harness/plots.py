@@ -118,7 +118,7 @@ def draw_rows(
     axis.set(xlabel=xlabel, ylim=(-0.6, len(rows) - 0.5))
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
-    return titled(figure, title, note)
+    return titled(figure, title, f"Ticks: seeds; point and bar: their mean and its 95 % t-interval. {note}")
 
 
 def titled(figure: Figure, title: str = "", note: str = "") -> Figure:

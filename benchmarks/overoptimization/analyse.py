@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from ..harness.estimates import Estimate, frame_of, holm
+from ..harness.estimates import Estimate, drop, frame_of, holm, other_peaks
 from ..harness.study import Row
-from .curves import METHOD_WORDS, Array, Curves, Fit, Key, curves_of, drop, fit, fit_mean, gain_at, other_peaks
+from .curves import METHOD_WORDS, Array, Curves, Fit, Key, curves_of, fit, fit_mean, gain_at
 from .ranges import Along, cost, distances, fall, peak
 from .treatments import Treatment
 

@@ -73,34 +73,6 @@ def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
     return found
 
 
-def rises(estimate: Estimate) -> bool:
-    """Whether the 95 % t-interval of a mean is above 0; never for one seed.
-
-    For 2 to 60 seeds this is stricter than a mean of more than two standard errors.
-    """
-    return estimate.interval.low > 0
-
-
-def other_peaks(values: Array) -> NDArray[np.int64]:
-    """[S]: for each seed, where along K the mean of the OTHER seeds of [S, K] is highest; its own if alone."""
-    others = values.sum(axis=0) - values if len(values) > 1 else values
-    peaks: NDArray[np.int64] = others.argmax(axis=1)
-    return peaks
-
-
-def drop(gold: Array) -> Array:
-    """[S] drop of gold, or of a win rate, [S, K] from its peak to the end, each seed's peak chosen on the mean curve of the other seeds.
-
-    A maximum of noisy numbers is too high (the winner's curse), so a curve that only wobbles "falls" from its highest
-    point; here the noise that chose the peak is not the noise in the gold at it. The mean is therefore right where the
-    true curve has a peak, 0 where it is flat, and at most 0 where it rises to the end. The seeds share parts of their
-    choice, so sd / sqrt(S) is too small where nothing falls: in simulations of flat noise 2 standard errors were
-    exceeded in 10 % of studies of 5 seeds instead of the nominal 6 %, and the t-interval of `rises` in 5 %.
-    """
-    fallen: Array = gold[np.arange(len(gold)), other_peaks(gold)] - gold[:, -1]
-    return fallen
-
-
 def root_kl(curves: Curves) -> Array:
     """[S, K] distances d = sqrt(KL) in sqrt(nats); an estimate of KL a little below 0 counts as 0."""
     roots: Array = np.sqrt(np.maximum(curves["kl_exact"], 0))
