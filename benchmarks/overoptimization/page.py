@@ -98,15 +98,41 @@ def page_of(results: Results, trained: Sequence[Row], sizes: Sizes) -> Page:
         "fits": fits_table(results, label),
         "reward_models": reward_models_table(results, models),
     }
-    return Page(tables, findings(results, models, sizes), drawn, headline(results))
+    told = findings(results, models, sizes)
+    return Page(tables, told, drawn, headline(results), values(results, models, trained))
 
 
 def clean_labels(results: Results) -> str:
     """Under which methods labels without flips are over-optimized too."""
-    found = {kind: bool(each.ranges) for (name, kind), each in results.falls.items() if name == FLIPS[0] and each.judged}
-    fell, stayed = ([METHOD_WORDS[kind] for kind in found if found[kind] == way] for way in (True, False))
-    told = [f"{words} under {', '.join(kinds)}" for words, kinds in (("falls", fell), ("not", stayed)) if kinds]
-    return f"At equal KL gold by clean labels clearly {'; '.join(told)}." if fell else ""
+    fell, stayed = (under(results, FLIPS[0], fallen=way) for way in (True, False))
+    not_all = f", not under {stayed}" if stayed else ""
+    return f"At equal KL gold by clean labels too clearly falls under {fell}{not_all}." if fell else ""
+
+
+def under(results: Results, name: str, *, fallen: bool) -> str:
+    """The methods under which gold has, or has not, clearly fallen at equal KL by a treatment's labels."""
+    along = {kind: each for (treatment, kind), each in results.falls.items() if treatment == name and each.judged}
+    *most, last = [METHOD_WORDS[kind] for kind, each in along.items() if bool(each.ranges) == fallen] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def values(results: Results, models: pd.DataFrame, trained: Sequence[Row]) -> dict[str, str]:
+    """Numbers for sentences about these results that are written by hand."""
+    found = {"clean_falls": under(results, FLIPS[0], fallen=True), "clean_stays": under(results, FLIPS[0], fallen=False)}
+    if counts := sorted({int(row["num_labels"]) for row in trained if "num_labels" in row}):
+        found["labels"] = " or ".join(f"{num:,}" for num in counts)
+    right = estimates(models, ["treatment"], "accuracy_gold", PERCENT)
+    found |= {f"right.{name}": number(each.mean, "%") for (name,), each in right.items()}
+    for (name, method), fallen in results.falls.items():
+        key = f"{name}.{method}"
+        found[f"fall.{key}"] = interval_text(fallen.end.interval, "")
+        found[f"share.{key}"] = f"{results.relative((name, method)):.0f}"
+        found[f"to_ends.{key}"] = interval_text(Estimate.of(results.ends[name, method]).interval, "")
+        found[f"ends.{key}"] = ends(results.curves[name, method])
+        found[f"peak.{key}"] = number(peak(results.curves[name, method])[0])
+        for measure, (_, drop) in results.won((name, method)).items():
+            found[f"{measure}.{key}"] = interval_text(drop.interval, "%")
+    return found
 
 
 def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
