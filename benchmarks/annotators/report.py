@@ -106,7 +106,8 @@ def headline(rows: pd.DataFrame) -> str:
     near = _near(rows[(rows.level == "sandbox") & ~is_member(rows)])
     if near is None:
         return ""
-    return f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges within tolerances set here"
+    inside = f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges"
+    return f"{inside} within tolerances set here"
 
 
 def note(levels: Iterable[str], manifest: Mapping[str, Any]) -> str:

@@ -123,7 +123,10 @@ def holm(values: Sequence[Array], level: float = 0.05) -> list[bool]:
     """
     from scipy import stats
 
-    chances = np.array([stats.ttest_1samp(each, 0).pvalue if np.ptp(each) > 0 else not each.any() for each in values])
+    found = [Estimate.of(each) for each in values]
+    chances = np.array(
+        [2 * stats.t.sf(abs(each.ratio), each.num - 1) if each.standard_error > 0 else each.mean == 0 for each in found]
+    )
     order = np.argsort(chances)
     passed = chances[order] <= level / np.arange(len(order), 0, -1)
     kept = np.zeros(len(order), dtype=bool)

@@ -27,7 +27,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """One a color, for those who cannot tell colors apart, and in print."""
 LABELLERS = {
     **dict.fromkeys(("none", "sim_eval", "win rate by p_sim^eval"), 0),
-    **dict.fromkeys(("ann", "sim_ann", "simulated", "reward_model"), 1),
+    **dict.fromkeys(("ann", "sim_ann", "simulated", "reward_model", "proxy reward"), 1),
     **dict.fromkeys(("gpt4", "sim_gpt4"), 2),
     **dict.fromkeys(("human", "raters", "win rate by human raters"), 3),
     "flip_35": 4,

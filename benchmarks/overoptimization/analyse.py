@@ -1,5 +1,6 @@
-"""Numbers of the over-optimization study: falls of gold and win rates, what noise costs, and Gao et al.'s parameters."""
+"""Numbers of the over-optimization study: falls of gold and win rates, what noise costs, Gao et al.'s parameters."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -57,8 +58,9 @@ class Results:
         return [each.only(common) for each in found] if common else None
 
     def relative(self, key: Key) -> float:
-        """The fall at equal KL as a share of what gold had gained at its peak, in percent."""
-        return 100 * self.falls[key].end.mean / peak(self.curves[key])[1].mean
+        """The fall at equal KL as a share of what gold had gained at its peak, in percent; NaN where it gained nothing."""
+        gained = peak(self.curves[key])[1].mean
+        return 100 * self.falls[key].end.mean / gained if gained > 0 else math.nan
 
     def deeper(self, name: str, method: str) -> tuple[Estimate, Estimate] | None:
         """How much deeper gold falls than without flips: at the largest KL that both reach, and to their runs' ends."""
@@ -86,7 +88,7 @@ class Results:
         return [Estimate.of(np.polyfit(shares, values, 1)[0]) for values in np.moveaxis(np.array(fits), 2, 0)]
 
     def fits(self) -> dict[Key, Fit]:
-        """alpha and beta of the curves that can be fitted."""
+        """Parameters of the curves that can be fitted."""
         found = {key: fit(self.curves[key]) for key in self.keys if key[1] in FITTED}
         return {key: each for key, each in found.items() if each}
 

@@ -118,7 +118,10 @@ def under(results: Results, name: str, *, fallen: bool) -> str:
 
 def values(results: Results, models: pd.DataFrame, trained: Sequence[Row]) -> dict[str, str]:
     """Numbers for sentences about these results that are written by hand."""
-    found = {"clean_falls": under(results, FLIPS[0], fallen=True), "clean_stays": under(results, FLIPS[0], fallen=False)}
+    found = {
+        "clean_falls": under(results, FLIPS[0], fallen=True),
+        "clean_stays": under(results, FLIPS[0], fallen=False),
+    }
     if counts := sorted({int(row["num_labels"]) for row in trained if "num_labels" in row}):
         found["labels"] = " or ".join(f"{num:,}" for num in counts)
     right = estimates(models, ["treatment"], "accuracy_gold", PERCENT)
@@ -126,7 +129,7 @@ def values(results: Results, models: pd.DataFrame, trained: Sequence[Row]) -> di
     for (name, method), fallen in results.falls.items():
         key = f"{name}.{method}"
         found[f"fall.{key}"] = interval_text(fallen.end.interval, "")
-        found[f"share.{key}"] = f"{results.relative((name, method)):.0f}"
+        found[f"share.{key}"] = whole(results.relative((name, method)))
         found[f"to_ends.{key}"] = interval_text(Estimate.of(results.ends[name, method]).interval, "")
         found[f"ends.{key}"] = ends(results.curves[name, method])
         found[f"peak.{key}"] = number(peak(results.curves[name, method])[0])
@@ -147,7 +150,11 @@ def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
     }
     deeper = {method: found for method in results.methods if (found := results.deeper(NOISY, method))}
     won = {key: results.won(key) for key in results.keys if key[0] in (NOISY, CLEAN)}
-    falling = sum(drops["win_rate_simulated"][1].interval.low > 0 for (name, method), drops in won.items() if name == NOISY and method in GROUPED)
+    falling = sum(
+        drops["win_rate_simulated"][1].interval.low > 0
+        for (name, method), drops in won.items()
+        if name == NOISY and method in GROUPED
+    )
     right = estimates(models, ["treatment"], "accuracy_gold", PERCENT)
     return sentences(
         "overoptimization/findings.txt.j2",
@@ -167,6 +174,7 @@ def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
         kl_coef=sizes.kl_coef,
         place=place_text,
         estimate=Estimate.of,
+        whole=whole,
     )
 
 
@@ -177,14 +185,14 @@ def falls_table(results: Results, label: str) -> Table:
         curves = results.curves[name, method]
         kl, gained = peak(curves)
         cells = (interval_text(gained.interval, ""), number(kl), number(fallen.reached))
-        share = f"{results.relative((name, method)):.0f}" if gained.mean > 0 else UNJUDGED
+        share = whole(results.relative((name, method)))
         there = (interval_text(fallen.end.interval, ""), share, _kept(results.kept_falls.get((name, method))))
         at = nats(fallen) or NOWHERE if fallen.judged else UNJUDGED
         last = (ends(curves), interval_text(Estimate.of(results.ends[name, method]).interval, ""))
         rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *there, at, *last))
     caption = (
-        f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} % of the gain: the fall as a share of the "
-        "gold gained at the peak. Fall to their ends: by step, at each seed's own KL, which may have been higher "
+        f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} % of the gain: the fall as a share of "
+        "the gold gained at the peak. Fall to their ends: by step, at each seed's own KL, which may have been higher "
         f"before. {label}"
     )
     header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "all seeds reach, nats", "fall there")
@@ -219,8 +227,8 @@ def win_rates_table(results: Results, label: str) -> Table:
         rows.append((results.title(name), METHOD_WORDS[method], num, *chain(*cells)))
     header = [(f"highest {words}", f"drop {words}, points") for words in ("by p_sim^eval", "by human raters")]
     caption = (
-        "Drop of the win rate from its peak to the end of the run, each seed's peak chosen on the other seeds; highest: "
-        f"where the mean over seeds is. {label}"
+        "Drop of the win rate from its peak to the end of the run, each seed's peak chosen on the other seeds; "
+        f"highest: where the mean over seeds is. {label}"
     )
     return Table(("treatment", "method", "n seeds", *chain(*header)), rows, caption)
 
@@ -263,6 +271,11 @@ def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
     return Table((*header, "calibration error, points", "n seeds"), rows, caption)
 
 
+def whole(value: float) -> str:
+    """Without decimals; a dash for NaN."""
+    return number(value, "characters")
+
+
 def _kept(kept: bool | None) -> str:
     return {True: "clear", False: "not clear", None: UNJUDGED}[kept]
 
@@ -286,5 +299,5 @@ def headline(results: Results) -> str:
     fallen, share = results.falls[NOISY, methods[0]], results.relative((NOISY, methods[0]))
     return (
         f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.reached:.1f} nats gold falls by "
-        f"{interval_text(fallen.end.interval, '')}, {share:.0f} % of what it had gained, {seeds_text([fallen.end.num])}"
+        f"{interval_text(fallen.end.interval, '')}, {whole(share)} % of what it had gained, {seeds_text([fallen.end.num])}"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,7 +32,7 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
         curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[position(row["method"])])
     )
     study.write_table(curves, COLUMNS)
-    remove_earlier(study)
+    remove_earlier(study.out)
     if used := reward_models_of(runs, models):
         write_csv(study.out / "reward_models.csv", used)
     # With the number of labels that they really have.
@@ -43,31 +44,31 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
     if quick:
         told.insert(1, "Quick run: to see that everything works, not to tell treatments apart.")
     shown = galleries(results, [run for run in runs if run.cell in study.done])
-    write_page(study, found, told, shown, {**study.config, "seeds": study.seeds, "treatments": settings})
+    write_page(study.out, found, told, shown, {**study.config, "seeds": study.seeds, "treatments": settings})
     study.note(level="sandbox", label=found.tables["falls"].caption, findings=told)
     print(text_table(found.tables["falls"]), *told, found.tables["falls"].caption, sep="\n")
     print(f"Written to {study.out}: report.html, tables (CSV), manifest.json, figures; responses in runs/.")
 
 
 def write_page(
-    study: Study, found: Page, told: Sequence[str], shown: Mapping[str, Table], settings: Mapping[str, Any]
+    out: Path, found: Page, told: Sequence[str], shown: Mapping[str, Table], settings: Mapping[str, Any]
 ) -> None:
     """Writes the figures and report.html."""
-    figures = found.write_figures(study.out)
+    figures = found.write_figures(out)
     sections = [
         Section("Result", told, figures=[*figures.values()]),
         *(Section(name.replace("_", " ").capitalize(), table=table) for name, table in found.tables.items()),
         *(Section(f"Reward hacking: {title}", table=table) for title, table in shown.items()),
         Section("Settings", table=settings_table({**settings, **versions()})),
     ]
-    write_report(study.out / "report.html", "Over-optimization of a noisy reward", sections)
+    write_report(out / "report.html", "Over-optimization of a noisy reward", sections)
 
 
-def remove_earlier(study: Study) -> None:
+def remove_earlier(out: Path) -> None:
     """Removes what an earlier call has drawn and tabulated, perhaps of other treatments."""
-    if (study.out / "report.html").exists():  # else a file of that name is somebody else's
-        (study.out / "reward_models.csv").unlink(missing_ok=True)
-    remove_drawn(study.out)
+    if (out / "report.html").exists():  # else a file of that name is somebody else's
+        (out / "reward_models.csv").unlink(missing_ok=True)
+    remove_drawn(out)
 
 
 def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:

@@ -57,6 +57,7 @@ MEANINGS: Final = {
 NUM_QUICK: Final = 400
 FEWEST: Final = 30
 """Pairs of a point of the reliability figure."""
+MERGED: Final = f"Confidences of fewer than {FEWEST} pairs are taken together with those below."
 TARGET: Final = 80.0
 """The accuracy in percent that clean labels should lead to."""
 
@@ -130,7 +131,7 @@ def page(folder: Path) -> Page:
     every, note = pooled(frame), label(frame)
     rows = merged(every)
     tables = {"accuracy": accuracy_table(rows, note), "reliability": reliability_table(rows, note)}
-    figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in draw(rows, note).items()}
+    figures = {name: Drawn(drawing, f"{title} {note}") for name, (title, drawing) in draw(rows, note).items()}
     return Page(tables, findings(every), figures, headline(rows))
 
 
@@ -203,7 +204,7 @@ def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
 
 def reliability_table(rows: pd.DataFrame, caption: str) -> Table:
     """How sure a reward model was, and how often the labels of its training judge agreed."""
-    caption += f" Confidences of fewer than {FEWEST} pairs are in one row with those below."
+    caption += f" {MERGED}"
     header = ("reward model", "labels of", "pairs", "mean confidence, %", "agreement, %", "95 % interval", "n")
     own = rows.dropna(subset="confidence")
     columns = [
@@ -227,7 +228,14 @@ def findings(rows: pd.DataFrame) -> list[str]:
     total = rows[rows.subset == "all"].set_index("judge")
     reached = Verdict("clean_labels_suffice", bool(total.accuracy["reward_model_clean"] >= TARGET), {"target": TARGET})
     models = {name: total.loc[name] for name in errors}
-    return sentences(f"{NAME}/findings.txt.j2", models=models, meanings=MEANINGS, verdict=reached, errors=errors, judges=total.to_dict("index"))
+    return sentences(
+        f"{NAME}/findings.txt.j2",
+        models=models,
+        meanings=MEANINGS,
+        verdict=reached,
+        errors=errors,
+        judges=total.to_dict("index"),
+    )
 
 
 def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
@@ -240,20 +248,24 @@ def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def draw(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
-    """File name -> (title, drawing)."""
+    """File name -> (title and what is drawn how, drawing)."""
     drawings = {
-        "accuracy": ("Accuracy against gold, by the size of the gold gap", _draw_accuracy),
-        "reliability": ("Confidence and agreement with the training judge's labels", _draw_reliability),
+        "accuracy": (
+            "Accuracy against gold, by the size of the gold gap",
+            "Solid: reward models; dotted: judges.",
+            _draw_accuracy,
+        ),
+        "reliability": ("Confidence and agreement with the training judge's labels", MERGED, _draw_reliability),
     }
     result = {}
-    for name, (title, fill) in drawings.items():
+    for name, (title, more, fill) in drawings.items():
         figure = Drawing(figsize=(8.5, 4.6), dpi=150, layout="constrained")
         axis = figure.subplots()
         fill(axis, rows)
         axis.grid(color="#eeeeee")
         axis.set_axisbelow(True)
         axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-        result[name] = (title, titled(figure, title, note))
+        result[name] = (f"{title}. {more}", titled(figure, title, f"{more} {note}"))
     return result
 
 

@@ -179,9 +179,7 @@ def place_of(name: str, figure: str) -> str:
     return f"../{figure}.png" if figure in SHOWN_BY_README else f"{name}/{figure}.png"
 
 
-def filled(
-    path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable[str]
-) -> tuple[str, list[str]]:
+def filled(path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable[str]) -> tuple[str, list[str]]:
     """The text of a page with its parts replaced, and which it has.
 
     Args:
