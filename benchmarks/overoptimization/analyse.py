@@ -58,7 +58,7 @@ class Results:
         return [each.only(common) for each in found] if common else None
 
     def relative(self, key: Key) -> float:
-        """The fall at equal KL as a share of what gold had gained at its peak, in percent; NaN where it gained nothing."""
+        """The fall at equal KL as a share of what gold had gained at its peak, in percent; NaN if nothing."""
         gained = peak(self.curves[key])[1].mean
         return 100 * self.falls[key].end.mean / gained if gained > 0 else math.nan
 

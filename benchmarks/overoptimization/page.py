@@ -297,7 +297,8 @@ def headline(results: Results) -> str:
     if not methods:
         return ""
     fallen, share = results.falls[NOISY, methods[0]], results.relative((NOISY, methods[0]))
+    who = f"{METHOD_WORDS[methods[0]]} by {results.title(NOISY)}"
     return (
-        f"{METHOD_WORDS[methods[0]]} by 25 % flips: from its peak to {fallen.reached:.1f} nats gold falls by "
-        f"{interval_text(fallen.end.interval, '')}, {whole(share)} % of what it had gained, {seeds_text([fallen.end.num])}"
+        f"{who}: from its peak to {fallen.reached:.1f} nats gold falls by "
+        f"{interval_text(fallen.end.interval, '')}, {whole(share)} % of its gain, {seeds_text([fallen.end.num])}"
     )

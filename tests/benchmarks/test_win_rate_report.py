@@ -116,7 +116,7 @@ def test_a_change_is_not_called_unclear_beside_many_standard_errors():
 def test_a_fall_of_gold_before_the_chosen_step_is_told():
     wins = [[40.0, 50.0, 60.0 + seed] for seed in range(3)]
     falling = [[4.0, 5.0, 4.5 + 0.01 * seed] for seed in range(3)]
-    for gold, holds in ((falling, True), ([row[:2] + [6.0] for row in falling], False)):
+    for gold, holds in ((falling, True), ([[*row[:2], 6.0] for row in falling], False)):
         curves = curves_of(rows(wins, gold=gold))
         found = after_peak(curves, choose(curves))
         assert found.holds is holds
