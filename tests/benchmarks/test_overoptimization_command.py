@@ -1,5 +1,6 @@
 """The over-optimization study as a command: its cells, a wrapper of one's own by name, resuming, and what it writes."""
 
+import html
 import json
 import re
 import subprocess
@@ -95,7 +96,7 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
     shown = capsys.readouterr()
     for text in (report, shown.out):
         assert "25 % flips, long answers cost" in text
-    assert ">64</td>" in report  # of the treatment's 10,000 labels those that it got
+    assert '"num_labels": 64' in html.unescape(report)  # of the treatment's 10,000 labels those that it got
     assert "10,000" not in report
     assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]
