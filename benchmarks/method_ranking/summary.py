@@ -83,7 +83,7 @@ class Summary:
         inner = [{name: rate for name, rate in columns[kind].items() if name not in ANCHORS} for kind in FEEDBACKS]
         found = {
             "simulated and human, here": self.agreement,
-            "simulated and human, here, without stand-ins and base model": agreement(*inner),
+            "simulated and human, here, without stand-ins and base model": agreement(inner[0], inner[1]),
             **{
                 f"{kind}, here and in the paper, without them": agreement(own, paper[kind])
                 for kind, own in zip(FEEDBACKS, inner, strict=True)

@@ -148,7 +148,7 @@ def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
         for (name, method), each in results.ends.items()
         if (found := Estimate.of(each)).interval.low > 0
     }
-    deeper = {method: found for method in results.methods if (found := results.deeper(NOISY, method))}
+    deeper = {method: more for method in results.methods if (more := results.deeper(NOISY, method))}
     won = {key: results.won(key) for key in results.keys if key[0] in (NOISY, CLEAN)}
     falling = sum(
         drops["win_rate_simulated"][1].interval.low > 0
@@ -169,7 +169,7 @@ def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
         deeper=deeper,
         won=won,
         falling=falling,
-        slopes={method: found for method in GROUPED if (found := results.slopes(method))},
+        slopes={method: slope for method in GROUPED if (slope := results.slopes(method))},
         right={str(name): each for (name,), each in right.items()},
         kl_coef=sizes.kl_coef,
         place=place_text,

@@ -167,7 +167,8 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
 
 def merged(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, confidences of fewer than `FEWEST` pairs in one with those below: a few pairs say nothing."""
-    kept: list[dict[str, Any]] = []
+    kept: list[Any] = []
+    row: Any
     for row in rows.to_dict("records"):
         if row["confidence"] == row["confidence"] and kept and kept[-1]["judge"] == row["judge"]:
             last = kept[-1]

@@ -101,7 +101,7 @@ def after_peak(curves: pd.DataFrame, choice: Choice) -> Verdict | None:
     if "gold" not in curves or len(choice.steps) < 2:
         return None
     table = curves["gold"].unstack("step")
-    step = int(table.mean().idxmax())
+    step = int(table.columns[int(table.mean().argmax())])
     fall = _whole(pd.Series(drop(table.to_numpy())))
     lost = _whole(table[step] - at_choice(curves, "gold", choice))
     won = _whole(at_choice(curves, choice.measure, choice) - curves[choice.measure].unstack("step")[step])
