@@ -13,15 +13,15 @@ from matplotlib.figure import Figure as Drawing
 
 from ...annotators.analysis import COST
 from ...sandbox.judges import POOL
-from ..harness.plots import titled
+from ..harness.plots import COLORS, titled
 from ..harness.report import Table, sentences
-from .rows import ALONE, FIGURES, SINGLE, SPENT, Target
+from .rows import ALONE, FIGURES, SINGLE, SPENT, TARGETS, Target
 
 MEMBERS: Final = tuple(annotator.name for annotator in POOL)
 LEVELS: Final = ("sandbox", "recorded", "live", "people")
 _SHOWN: Final = ("agreement", "bias", "variance", "prefers_first", "prefers_longer", "prefers_lists", COST, "spearman")
 _OF_PEOPLE: Final = "agreement_with_judge"
-_FAMILIES: Final = {"gpt4": ("o", "#0072b2"), "chatgpt": ("s", "#009e73"), "davinci003": ("^", "#d55e00")}
+_FAMILIES: Final = {"gpt4": ("o", COLORS[2]), "chatgpt": ("s", COLORS[0]), "davinci003": ("^", COLORS[1])}
 _MARKS: Final = {
     "sandbox": ("o", "#000000"),
     "recorded": ("s", "#cc79a7"),
@@ -106,7 +106,8 @@ def headline(rows: pd.DataFrame) -> str:
     near = _near(rows[(rows.level == "sandbox") & ~is_member(rows)])
     if near is None:
         return ""
-    return f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges within tolerance"
+    inside = f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges"
+    return f"{inside} within tolerances set here"
 
 
 def note(levels: Iterable[str], manifest: Mapping[str, Any]) -> str:
@@ -152,6 +153,8 @@ def findings(rows: pd.DataFrame) -> list[str]:
         orders=_unknown_orders(whole),
         alone=rows[member & (rows.level == "sandbox") & (rows.figure == "variance")],
         single=ALONE,
+        single_mean=_value(simulated, SINGLE, "variance"),
+        greedy=_greedy(simulated),
         table=_near(recorded),
         recorded={(row.judge, row.figure): row for row in recorded.itertuples()},
         by_model=recorded.value[recorded.figure.str.startswith("agreement_with_gpt4: ")],
@@ -159,6 +162,20 @@ def findings(rows: pd.DataFrame) -> list[str]:
         cost=COST,
         spent=SPENT,
     )
+
+
+def _greedy(rows: pd.DataFrame) -> dict[str, list[float]] | None:
+    """How p_sim^GPT-4 and the pool differ, in that order, and how often each agrees with people in the paper."""
+    judges = ("sim_gpt4", "sim_eval")
+    if not {*judges} <= {*rows.judge}:
+        return None
+    found = {figure: [_value(rows, judge, figure) for judge in judges] for figure in ("agreement", "variance", "bias")}
+    return found | {"paper": [TARGETS[judge]["agreement"].paper for judge in judges]}
+
+
+def _value(rows: pd.DataFrame, judge: str, figure: str) -> float:
+    values = rows.value[(rows.judge == judge) & (rows.figure == figure)]
+    return float(values.iloc[0]) if len(values) else math.nan
 
 
 def _near(rows: pd.DataFrame) -> dict[str, Any] | None:

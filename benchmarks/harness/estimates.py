@@ -92,6 +92,48 @@ def estimates(
     return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
 
 
+def other_peaks(values: Array) -> NDArray[np.int64]:
+    """[S]: for each seed, where along K the mean of the OTHER seeds of [S, K] is highest; its own if alone."""
+    others = values.sum(axis=0) - values if len(values) > 1 else values
+    peaks: NDArray[np.int64] = others.argmax(axis=1)
+    return peaks
+
+
+def drop(values: Array) -> Array:
+    """[S] drop of values [S, K] from their peak to the end, each seed's peak chosen on the mean curve of the others.
+
+    A maximum of noisy numbers is too high (the winner's curse), so a curve that only wobbles "falls" from its highest
+    point; here the noise that chose the peak is not the noise in the value at it. The mean is therefore right where the
+    true curve has a peak, 0 where it is flat, and at most 0 where it rises to the end. The seeds share parts of their
+    choice, so sd / sqrt(S) is too small where nothing falls: in simulations of flat noise 2 standard errors were
+    exceeded in 10 % of studies of 5 seeds instead of the nominal 6 %, and the 95 % t-interval in 5 %.
+    """
+    fallen: Array = values[np.arange(len(values)), other_peaks(values)] - values[:, -1]
+    return fallen
+
+
+def holm(values: Sequence[Array], level: float = 0.05) -> list[bool]:
+    """Which means of a family are not 0, by t-tests whose chance of a single false one among all is `level`.
+
+    Args:
+        values: Of each member of the family [S], one a seed.
+        level: Of the family.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    """
+    from scipy import stats
+
+    found = [Estimate.of(each) for each in values]
+    chances = np.array(
+        [2 * stats.t.sf(abs(each.ratio), each.num - 1) if each.standard_error > 0 else each.mean == 0 for each in found]
+    )
+    order = np.argsort(chances)
+    passed = chances[order] <= level / np.arange(len(order), 0, -1)
+    kept = np.zeros(len(order), dtype=bool)
+    kept[order] = np.logical_and.accumulate(passed)
+    return [bool(each) for each in kept]
+
+
 RESAMPLES = 2_000
 FEWEST = 3
 """Methods below which a rank correlation says nothing."""
@@ -106,6 +148,17 @@ class Coefficient:
     value: float
     low: float = math.nan
     high: float = math.nan
+
+
+def sampled_methods(value: float, num: int) -> Coefficient:
+    """Spearman's rank correlation of `num` methods as a sample of methods like them, with its 95 % interval.
+
+    Source: Bonett and Wright 2000, Sample size requirements for estimating Pearson, Kendall and Spearman correlations.
+    """
+    if num < 4 or abs(value) >= 1:
+        return Coefficient(value)
+    half = 1.96 * math.sqrt((1 + value**2 / 2) / (num - 3))
+    return Coefficient(value, *(math.tanh(math.atanh(value) + end) for end in (-half, half)))
 
 
 @dataclass(frozen=True)

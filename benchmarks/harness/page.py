@@ -34,12 +34,14 @@ class Page:
         findings: A sentence each.
         figures: By file name, without its ending.
         headline: The result in a few words, with n and interval.
+        values: Numbers, and words that follow from them, for sentences that are written by hand.
     """
 
     tables: Mapping[str, Table]
     findings: Sequence[str]
     figures: Mapping[str, Drawn] = field(default_factory=dict)
     headline: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
 
     def write_figures(self, folder: Path) -> dict[str, Figure]:
         """Writes the PNG files, removes those of an earlier page, and returns them for a report."""

@@ -3,9 +3,9 @@
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,16 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#55
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """One a color, for those who cannot tell colors apart, and in print."""
+LABELLERS = {
+    **dict.fromkeys(("none", "sim_eval", "win rate by p_sim^eval"), 0),
+    **dict.fromkeys(("ann", "sim_ann", "simulated", "reward_model", "proxy reward"), 1),
+    **dict.fromkeys(("gpt4", "sim_gpt4"), 2),
+    **dict.fromkeys(("human", "raters", "win rate by human raters"), 3),
+    "flip_35": 4,
+    "flip_175": 5,
+    **dict.fromkeys(("gold", "reward_model_clean", "gold reward"), 6),
+}
+"""Treatment, judge or measure -> its place among the colors, by whose labels it is: one in all figures."""
 MOST_TICKS = 10
 LABEL_SIZE = 8.0
 SOURCE = "alpacafarm_env"
@@ -70,6 +80,15 @@ class Panel:
     """Whether x counts something: ticks stand at values of x then."""
 
 
+def looks(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Color and marker of what is drawn together: of `LABELLERS` its own, of others the first that are left."""
+    shown = list(names)
+    taken = {LABELLERS[name] for name in shown if name in LABELLERS}
+    rest = cycle([place for place in range(len(COLORS)) if place not in taken] or range(len(COLORS)))
+    places = [LABELLERS[name] if name in LABELLERS else next(rest) for name in shown]
+    return [(COLORS[place], MARKERS[place]) for place in places]
+
+
 def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
     """One row of panels with a title; `note`, in small print below, says by whom it was judged and n.
 
@@ -99,7 +118,7 @@ def draw_rows(
     axis.set(xlabel=xlabel, ylim=(-0.6, len(rows) - 0.5))
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
-    return titled(figure, title, note)
+    return titled(figure, title, f"Ticks: seeds; point and bar: their mean and its 95 % t-interval. {note}")
 
 
 def titled(figure: Figure, title: str = "", note: str = "") -> Figure:
@@ -152,7 +171,7 @@ def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array,
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
     missing = [curve.label for curve in panel.curves if not np.isfinite(curve.values).any()]
-    for color, marker, curve in zip(COLORS, MARKERS, panel.curves, strict=False):
+    for (color, marker), curve in zip(looks(curve.label for curve in panel.curves), panel.curves, strict=True):
         if curve.label not in missing:
             _draw_curve(axis, curve, color, marker)
     if panel.level is not None:

@@ -108,10 +108,10 @@ class Provenance:
         """Whose responses are to be beaten."""
         return "the sandbox's stand-in for Davinci003" if self.sandbox else f"the references of {self.dataset}"
 
-    def label(self, split: str = "eval") -> str:
-        """Level, split, n, seeds and interval, in one line."""
+    def label(self, split: str = "eval", interval: str = "95 % t-intervals of the mean over seeds") -> str:
+        """Level, split, n, seeds and what bars or brackets are, in one line."""
         count = self.num_eval if split == "eval" else self.num_val
-        seeds = f"{self.num_seeds} seeds, 95 % t-intervals of the mean over seeds"
+        seeds = f"{self.num_seeds} seeds, {interval}"
         if self.num_seeds == 1:
             seeds = "1 seed, no interval"
         kind = "sandbox (simulation)" if self.sandbox else self.level

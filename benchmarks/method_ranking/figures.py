@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from ..harness.estimates import FEWEST
 from ..harness.page import Drawn
-from ..harness.plots import COLORS, place_labels, titled
+from ..harness.plots import COLORS, looks, place_labels, titled
 from ..harness.report import Provenance
 from ..methods.runs import FEEDBACKS
 from .summary import Summary
@@ -31,8 +31,12 @@ def draw_figures(summary: Summary, where: Provenance) -> dict[str, Drawn]:
             _bars(summary, "bars are one standard error"),
         )
         figures["human_against_simulated"] = (draw_scatter, f"{what}; {bars}, the dashed line is equality.")
-    note = f"{where.label()} {where.judges()}"
-    return {name: Drawn(draw(summary, note), f"{told} {where.label()}") for name, (draw, told) in figures.items()}
+    errors = "bars: one standard error" if len(summary.seeds) > 1 else ""
+    labels = dict.fromkeys(figures, where.label()) | {"human_against_simulated": where.label(interval=errors)}
+    return {
+        name: Drawn(draw(summary, f"{labels[name]} {where.judges()}"), f"{told} {labels[name]}")
+        for name, (draw, told) in figures.items()
+    }
 
 
 def draw_win_rates(summary: Summary, note: str) -> Drawing:
@@ -44,7 +48,7 @@ def draw_win_rates(summary: Summary, note: str) -> Drawing:
     places = np.arange(len(shown), dtype=np.float64)[::-1]
     for feedback in summary.feedbacks:
         index = FEEDBACKS.index(feedback)
-        color, y = COLORS[index], places + ((0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0)
+        (color, _), y = looks([feedback])[0], places + ((0.14, -0.14)[index] if len(summary.feedbacks) > 1 else 0.0)
         found = [summary.win_rate(method.name, feedback).interval for method in shown]
         means, low, high = np.array([(each.mean, each.low, each.high) for each in found]).reshape(-1, 3).T
         error = np.nan_to_num([means - low, high - means])

@@ -70,7 +70,10 @@ def headline(summary: Summary) -> str:
         return ""
     found = summary.agreement
     spearman = f"Spearman {coefficient_text(found.spearman)} over {len(found.methods)} methods"
-    return f"simulated and human ranking: {spearman}, {seeds_text([summary.num_seeds])}"
+    (sampled, _), *inner = summary.sampled.values()
+    others = f", {sampled.low:.2f} to {sampled.high:.2f} with methods sampled" if sampled.low == sampled.low else ""
+    more = f"; without stand-ins and base model {coefficient_text(inner[0][0])}" if inner else ""
+    return f"simulated and human ranking: {spearman}, {seeds_text([summary.num_seeds])}{others}{more}"
 
 
 def summary_table(summary: Summary) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, UNBOUNDED
-from ..harness.estimates import Agreement, Array, Bootstrap, Estimate, agreement
+from ..harness.estimates import Agreement, Array, Bootstrap, Coefficient, Estimate, agreement, sampled_methods
 from ..methods.methods import Method
 from ..methods.runs import COLUMNS, FEEDBACKS
 
@@ -17,6 +17,9 @@ JUDGED_BY = {"simulated": "win_rate_simulated", "human": "win_rate_human"}
 """Column of the paper's Table 2 -> our measure, of the models trained on that feedback."""
 BASELINE = "sft"
 """The method that the others start from and are compared with."""
+ANCHORS = ("gpt4", "chatgpt", "davinci001", "base")
+"""Stand-ins whose habits are set so that they come near the published win rates, and the policy before SFT: they spread
+a ranking over its whole range whatever the methods do."""
 BOTH = "both"
 """Name of the agreement of the two columns."""
 Credits = Mapping[tuple[str, str, int], Mapping[str, Any]]
@@ -36,6 +39,7 @@ class Summary:
         agreement: Between the simulated and the human ranking; None for fewer than three methods that have both.
         with_paper: Column -> agreement of our ranking with the published one.
         in_paper: Between the paper's two columns, over the methods here.
+        sampled: Spearman of rankings, with an interval for methods like these, and the number of methods.
         pairs: Methods whose published win rates differ: `higher` and `lower` there, `paper`, the difference there in
             points, and `here`, the same paired by seed. Clear differences first, then by the difference here.
     """
@@ -76,6 +80,20 @@ class Summary:
             draws = {feedback: self._resampled(credits, feedback) for feedback in FEEDBACKS}
             self.agreement = agreement(columns["simulated"], columns["human"], *draws.values())
             self.with_paper = {kind: agreement(columns[kind], paper[kind], draws[kind]) for kind in FEEDBACKS}
+        inner = [{name: rate for name, rate in columns[kind].items() if name not in ANCHORS} for kind in FEEDBACKS]
+        found = {
+            "simulated and human, here": self.agreement,
+            "simulated and human, here, without stand-ins and base model": agreement(inner[0], inner[1]),
+            **{
+                f"{kind}, here and in the paper, without them": agreement(own, paper[kind])
+                for kind, own in zip(FEEDBACKS, inner, strict=True)
+            },
+        }
+        self.sampled: dict[str, tuple[Coefficient, int]] = {
+            words: (sampled_methods(each.spearman.value, len(each.methods)), len(each.methods))
+            for words, each in found.items()
+            if each
+        }
         self.pairs = [pair for kind in FEEDBACKS for pair in self._pairs(paper[kind], kind)]
 
     @property

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from ..harness.estimates import Estimate
+from ..harness.estimates import Estimate, other_peaks
 from ..harness.plots import band
-from .curves import Array, Curves, gain_at, other_peaks, root_kl
+from .curves import Array, Curves, gain_at, root_kl
 
 NUM_DISTANCES: Final = 201
 FEWEST: Final = 3

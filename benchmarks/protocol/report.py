@@ -13,7 +13,7 @@ from ...statistics import Interval
 from ..harness.estimates import Estimate
 from ..harness.plots import COLORS, MARKERS, place_labels, titled
 from ..harness.report import Table, Verdict, seeds_text, sentences
-from .analysis import ALL, BANDS, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
+from .analysis import ALL, BANDS, POWER, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .answers import RANKED
 from .held_out import EVAL, FRESH, LIVE
 from .levels import CROSS, EARLY, NO_INPUT
@@ -120,7 +120,9 @@ def findings(rows: pd.DataFrame) -> list[str]:
     told["share"] = [_span(row, ".1%") for row in rows.itertuples()]
     tell = {"sources": _sources, "live": _live, "judges": _judges, "pairs": _pairs}
     parts = {name: list(of(told[told.part == name])) for name, of in tell.items()}
-    return sentences("protocol/findings.txt.j2", **parts, upstream=UPSTREAM, set_size=SET_SIZE)
+    constants = {"upstream": UPSTREAM, "set_size": SET_SIZE, "close": BANDS[1]}
+    percent = {"wanted": f"{100 * WANTED:.0f}", "power": f"{100 * POWER:.0f}"}
+    return sentences("protocol/findings.txt.j2", **parts, **constants, **percent)
 
 
 def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:

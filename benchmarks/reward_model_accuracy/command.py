@@ -30,7 +30,7 @@ from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
 from ..harness.estimates import pivot
 from ..harness.page import Drawn, Page, read_table
-from ..harness.plots import COLORS, MARKERS, titled
+from ..harness.plots import looks, titled
 from ..harness.report import SIMULATION, Table, Verdict, sentences, text_table, write_report
 from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.runner import Cell, run_cells
@@ -55,6 +55,9 @@ MEANINGS: Final = {
 }
 """Who is measured, in the order of the tables."""
 NUM_QUICK: Final = 400
+FEWEST: Final = 30
+"""Pairs of a point of the reliability figure."""
+MERGED: Final = f"Confidences of fewer than {FEWEST} pairs are taken together with those below."
 TARGET: Final = 80.0
 """The accuracy in percent that clean labels should lead to."""
 
@@ -125,10 +128,11 @@ def write_results(study: Study) -> None:
 def page(folder: Path) -> Page:
     """What the study's stored files say."""
     frame = read_table(folder / "table.csv")
-    rows, note = pooled(frame), label(frame)
+    every, note = pooled(frame), label(frame)
+    rows = merged(every)
     tables = {"accuracy": accuracy_table(rows, note), "reliability": reliability_table(rows, note)}
-    figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in draw(rows, note).items()}
-    return Page(tables, findings(rows), figures, headline(rows))
+    figures = {name: Drawn(drawing, f"{title} {note}") for name, (title, drawing) in draw(rows, note).items()}
+    return Page(tables, findings(every), figures, headline(rows))
 
 
 def headline(rows: pd.DataFrame) -> str:
@@ -161,6 +165,29 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     return found.astype({"n": int})
 
 
+def merged(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, confidences of fewer than `FEWEST` pairs in one with those below: a few pairs say nothing."""
+    kept: list[Any] = []
+    row: Any
+    for row in rows.to_dict("records"):
+        if row["confidence"] == row["confidence"] and kept and kept[-1]["judge"] == row["judge"]:
+            last = kept[-1]
+            if last["confidence"] == last["confidence"] and min(row["n"], last["n"]) < FEWEST:
+                kept[-1] = _joined(last, row)
+                continue
+        kept.append(row)
+    return pd.DataFrame(kept)
+
+
+def _joined(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    right, num = low["num_correct"] + high["num_correct"], low["n"] + high["n"]
+    share = share_row(right, num)
+    confidence = (low["confidence"] * low["n"] + high["confidence"] * high["n"]) / num
+    subset = f"{low['subset'].partition(' to ')[0]} to {high['subset'].partition(' to ')[2]}"
+    percent = {name: 100 * share[name] for name in ("accuracy", "low", "high")}
+    return {**low, **share, **percent, "subset": subset, "confidence": confidence}
+
+
 def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
     """Accuracy against gold in percent with its interval: of all pairs, and by quartile of |gold gap|."""
     against = rows.dropna(subset="mean_gold_gap")
@@ -178,6 +205,7 @@ def accuracy_table(rows: pd.DataFrame, caption: str) -> Table:
 
 def reliability_table(rows: pd.DataFrame, caption: str) -> Table:
     """How sure a reward model was, and how often the labels of its training judge agreed."""
+    caption += f" {MERGED}"
     header = ("reward model", "labels of", "pairs", "mean confidence, %", "agreement, %", "95 % interval", "n")
     own = rows.dropna(subset="confidence")
     columns = [
@@ -201,7 +229,14 @@ def findings(rows: pd.DataFrame) -> list[str]:
     total = rows[rows.subset == "all"].set_index("judge")
     reached = Verdict("clean_labels_suffice", bool(total.accuracy["reward_model_clean"] >= TARGET), {"target": TARGET})
     models = {name: total.loc[name] for name in errors}
-    return sentences(f"{NAME}/findings.txt.j2", models=models, meanings=MEANINGS, verdict=reached, errors=errors)
+    return sentences(
+        f"{NAME}/findings.txt.j2",
+        models=models,
+        meanings=MEANINGS,
+        verdict=reached,
+        errors=errors,
+        judges=total.to_dict("index"),
+    )
 
 
 def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
@@ -214,26 +249,30 @@ def calibration_errors(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def draw(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
-    """File name -> (title, drawing)."""
+    """File name -> (title and what is drawn how, drawing)."""
     drawings = {
-        "accuracy": ("Accuracy against gold, by the size of the gold gap", _draw_accuracy),
-        "reliability": ("Confidence and agreement with the training judge's labels", _draw_reliability),
+        "accuracy": (
+            "Accuracy against gold, by the size of the gold gap",
+            "Solid: reward models; dotted: judges.",
+            _draw_accuracy,
+        ),
+        "reliability": ("Confidence and agreement with the training judge's labels", MERGED, _draw_reliability),
     }
     result = {}
-    for name, (title, fill) in drawings.items():
+    for name, (title, more, fill) in drawings.items():
         figure = Drawing(figsize=(8.5, 4.6), dpi=150, layout="constrained")
         axis = figure.subplots()
         fill(axis, rows)
         axis.grid(color="#eeeeee")
         axis.set_axisbelow(True)
         axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-        result[name] = (title, titled(figure, title, note))
+        result[name] = (f"{title}. {more}", titled(figure, title, f"{more} {note}"))
     return result
 
 
 def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
     quartiles = rows[rows.mean_gold_gap.notna() & (rows.subset != "all")]
-    for place, (name, style) in enumerate(zip(MEANINGS, zip(COLORS, MARKERS, strict=True), strict=True)):
+    for place, (name, style) in enumerate(zip(MEANINGS, looks(MEANINGS), strict=True)):
         own = quartiles[quartiles.judge == name]
         # Judges side by side at each quartile, so that their intervals can be told apart.
         _draw_shares(axis, own.subset.str[-1].astype(int) + 0.06 * (place - 3), own, style, name)
@@ -244,7 +283,7 @@ def _draw_accuracy(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
     models = rows.dropna(subset="confidence").groupby("judge", sort=False)
-    for (model, own), style in zip(models, zip(COLORS, MARKERS, strict=True), strict=False):
+    for (model, own), style in zip(models, looks(TRAINED_ON), strict=True):
         _draw_shares(axis, own.confidence, own, style, f"{model}\n(labels of {own.against.iloc[0]})")
     axis.plot([50, 100], [50, 100], color="#888888", linestyle="--", linewidth=1, label="calibrated")
     axis.set(xlabel="mean confidence, max(p, 1 - p) (%)", ylabel="pairs on which the label agrees (%)")
@@ -252,7 +291,9 @@ def _draw_reliability(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_shares(axis: Axes, x: pd.Series[float], rows: pd.DataFrame, style: tuple[str, str], name: str) -> None:
     reach, (color, marker) = (rows.accuracy - rows.low, rows.high - rows.accuracy), style
-    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker=marker, markersize=4.5, linewidth=1.2, label=name)
+    # Models and the judge that they learned from have one color: lines tell models from judges.
+    line: dict[str, Any] = {"linestyle": "-" if name.startswith("reward_model") else ":", "linewidth": 1.2}
+    axis.errorbar(x, rows.accuracy, yerr=reach, color=color, marker=marker, markersize=4.5, label=name, **line)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -135,12 +135,15 @@ def claims(frame: pd.DataFrame) -> dict[str, Verdict]:
         return Verdict(name, gain.mean > 0 if gain.clear else None, {"gain": gain})
 
     gold = {judge: of("gold", judge, last) for judge in JUDGES}
-    agreed = [100 * of("agreement_fixed", "self", number) for number in (last, 1)]
+    fixed, own = (
+        [100 * of(measure, "self", number) for number in (last, 1)] for measure in ("agreement_fixed", "agreement")
+    )
     found = [
         verdict("raises_gold", gold["self"], of("gold", "", 0)),
         verdict("beats_the_raters", gold["self"], gold["raters"]),
         verdict("beats_the_frozen_judge", gold["self"], gold["frozen"]),
-        verdict("judges_better", *agreed),
+        verdict("judges_better", *fixed),
+        verdict("judges_its_own_better", *own),
     ]
     return {each.id: each for each in found}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
-from ..harness.estimates import Estimate, frame_of
+from ..harness.estimates import Estimate, drop, frame_of
 from ..harness.report import Verdict
 from ..harness.study import Row
 
@@ -90,6 +90,23 @@ def compare(curves: pd.DataFrame, choice: Choice) -> dict[str, Comparison]:
         num = int(picked.notna().sum())
         found[name] = Comparison(name, unit, before, after, end, _whole(picked - sft), _whole(last - picked), num)
     return found
+
+
+def after_peak(curves: pd.DataFrame, choice: Choice) -> Verdict | None:
+    """Whether gold falls from its peak, wherever that is, to the last step; None without gold, or for one seed.
+
+    `fall`: its drop, each seed's peak chosen on the other seeds; `lost`: gold at the step at which the mean is highest
+    less that at the chosen step; `won`: what the win rate by which the step was chosen has gained meanwhile.
+    """
+    if "gold" not in curves or len(choice.steps) < 2:
+        return None
+    table = curves["gold"].unstack("step")
+    step = int(table.columns[int(table.mean().argmax())])
+    fall = _whole(pd.Series(drop(table.to_numpy())))
+    lost = _whole(table[step] - at_choice(curves, "gold", choice))
+    won = _whole(at_choice(curves, choice.measure, choice) - curves[choice.measure].unstack("step")[step])
+    numbers = {"step": step, "fall": fall, "lost": lost, "won": won, "measure": choice.measure}
+    return Verdict("gold_falls", fall.interval.low > 0, numbers)
 
 
 def at_choice(curves: pd.DataFrame, measure: str, choice: Choice) -> "pd.Series[float]":

@@ -11,7 +11,9 @@ results/NAME` takes them from the folder of a finished study first. It must have
     <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
 
 and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they show is the study's `page(folder)`.
-A figure that README.md shows lies in docs, and is filled in there too.
+A figure that README.md shows lies in docs, and is filled in there too. Pages of docs/explanation may show
+<!-- figure: NAME.FIGURE --> and, as those of all studies, within a line <!-- value: NAME.KEY -->: one of the page's
+values, or a setting of the manifest. Everything else on these pages is written by hand, and no number is (a test).
 """
 
 import argparse
@@ -21,11 +23,12 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -52,9 +55,11 @@ PAGES = {
     "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
-START = re.compile(r"<!-- (table|figure|findings|measured|headline)(?:: ([\w-]+))? -->")
+START = re.compile(r"<!-- (table|figure|findings|measured|headline|value)(?:: ([\w.-]+))? -->")
 END = "<!-- end -->"
 PART = re.compile(f"({START.pattern})(.*?)({END})", re.DOTALL)
+INLINE = ("headline", "value")
+"""Parts within a line."""
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Of a manifest."""
 SHOWN_BY_README = ("overoptimization",)
@@ -127,19 +132,25 @@ def write(name: str, docs: Path) -> None:
     """Rewrites a study's page, its figures and its line in index.md; SystemExit, before any, if a page lacks a part."""
     page = page_of(name, docs)
     headline = {f"headline: {name}": markdown_text(page.headline)}
-    parts = {"measured": measured(docs / name)}
+    known = settings(read_manifest(docs / name)["config"]) | page.values
+    values = {f"value: {name}.{key}": markdown_text(value) for key, value in known.items()}
+    parts = {"measured": measured(docs / name), **values}
     parts["findings"] = "".join(f"- {markdown_text(finding)}\n" for finding in page.findings)
     for key, table in page.tables.items():
         parts[f"table: {key}"] = f"\n{markdown_table(table)}\n\n{markdown_text(table.caption)}\n"
-    for key, drawn in page.figures.items():
-        parts[f"figure: {key}"] = f"\n![{markdown_text(drawn.caption)}]({place_of(name, key)})\n"
-    text, found = filled(docs / f"{name}.md", parts, needed=("measured", "findings"))
+    for key in page.figures:
+        parts[f"figure: {key}"] = image(page, key, place_of(name, key))
+    text, found = filled(docs / f"{name}.md", name, parts, needed=("measured", "findings"))
     texts = {docs / f"{name}.md": text}
-    texts[docs / "index.md"], _ = filled(docs / "index.md", headline, needed=headline, others=("headline",))
+    texts[docs / "index.md"], _ = filled(docs / "index.md", name, headline | values, needed=headline)
+    elsewhere = {f"figure: {name}.{key}": image(page, key, f"../studies/{name}/{key}.png") for key in page.figures}
+    for other in {*docs.glob("*.md"), *docs.parent.glob("explanation/*.md")} - texts.keys():
+        if re.search(f"<!-- (value|figure): {name}\\.", other.read_text(encoding="utf-8")):
+            texts[other], _ = filled(other, name, elsewhere | values, needed=())
     for file in page.figures.keys() & set(SHOWN_BY_README):
-        image = {f"figure: {file}": f"![{markdown_text(page.figures[file].caption)}](docs/{file}.png)"}
+        shown = {f"figure: {file}": image(page, file, f"docs/{file}.png").strip()}
         readme = docs.parent.parent / "README.md"
-        texts[readme], _ = filled(readme, image, needed=image)
+        texts[readme], _ = filled(readme, name, shown, needed=shown)
     images = {place_of(name, key): small_png(page.figures[key]) for key in page.figures if f"figure: {key}" in found}
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
@@ -147,21 +158,35 @@ def write(name: str, docs: Path) -> None:
         (docs / place).write_bytes(data)
 
 
+def image(page: Page, figure: str, place: str) -> str:
+    """A figure of a page, which lies at `place`."""
+    return f"\n![{markdown_text(page.figures[figure].caption)}]({place})\n"
+
+
+def settings(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Of a manifest, nested ones as "sizes.num_eval"."""
+    known: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            known |= settings(value, f"{before}{key}.")
+        else:
+            known[before + key] = f"{value:,}" if isinstance(value, int) else str(value)
+    return known
+
+
 def place_of(name: str, figure: str) -> str:
     """Where a study's figure lies, from `docs`."""
     return f"../{figure}.png" if figure in SHOWN_BY_README else f"{name}/{figure}.png"
 
 
-def filled(
-    path: Path, parts: Mapping[str, str], *, needed: Iterable[str], others: Collection[str] = ()
-) -> tuple[str, list[str]]:
+def filled(path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable[str]) -> tuple[str, list[str]]:
     """The text of a page with its parts replaced, and which it has.
 
     Args:
         path: Of the page.
+        study: Whose parts are replaced; those of other studies stay.
         parts: What there is to show; a page need not have all.
         needed: Parts that it must have.
-        others: Kinds of parts that belong to other studies too.
 
     Raises:
         SystemExit: The page has a part that there is not, lacks a needed one, or a comment without its other end.
@@ -172,11 +197,11 @@ def filled(
         start, kind, name, _, end = match.groups()
         key = f"{kind}: {name}" if name else kind
         if key not in parts:
-            if kind in others:
+            if (kind in INLINE or "." in (name or "")) and name.partition(".")[0] != study:
                 return match[0]
             sys.exit(f"{path}: expected one of the parts {', '.join(parts)}, got {key!r}.")
         found.append(key)
-        text = parts[key] if kind == "headline" else f"\n{parts[key].rstrip()}\n"
+        text = parts[key] if kind in INLINE else f"\n{parts[key].rstrip()}\n"
         return f"{start}{text}{end}"
 
     text = path.read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.page import Measured
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
 
@@ -14,7 +13,6 @@ TINY = Sizes(
 )  # fmt: skip
 STEPS = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 NS = tuple(2**power for power in range(11))
-MEASURED = Measured({"ppo": 201, "best_of_n": 100}, 5)
 FACTS = (*TREATMENTS, Treatment("mine", "my <b>own</b> wrapper", flip=0.25))
 TRUTH = {
     "none": 0.05,

@@ -10,7 +10,8 @@ from matplotlib.text import Annotation
 from method_worlds import Facts, summarize
 
 from alpacafarm_env.benchmarks.harness.plots import png
-from alpacafarm_env.benchmarks.method_ranking.figures import draw_scatter, draw_win_rates
+from alpacafarm_env.benchmarks.harness.report import Provenance
+from alpacafarm_env.benchmarks.method_ranking.figures import draw_figures, draw_scatter, draw_win_rates
 
 WINS = {
     "sft": [(43, 44), (44, 45), (45, 43)],
@@ -70,6 +71,15 @@ def test_points_and_bars_are_means_and_standard_errors():
     assert bars.lines[0].get_xydata().tolist() == [[44.0, 44.0]]
     (segment,) = bars.lines[2][0].get_segments()
     assert segment[:, 0] == pytest.approx([44 - 1 / math.sqrt(3), 44 + 1 / math.sqrt(3)])
+
+
+def test_the_scatters_bars_are_called_one_thing():
+    where = Provenance("sandbox", "sandbox", "p", "r", 1, 100, 3, 0.7)
+    wins = {name: WINS[name] for name in ("sft", "ppo", "quark")}
+    drawn = draw_figures(summarize(wins), where)["human_against_simulated"]
+    for said in (drawn.caption, drawn.drawing.get_supxlabel()):
+        assert "standard error" in said
+        assert "interval" not in said
 
 
 def test_win_rates_best_first_with_intervals_and_published_values():

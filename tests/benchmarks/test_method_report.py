@@ -221,7 +221,10 @@ def test_the_first_of_the_trained_ones_and_how_the_rankings_agree():
     assert "simulated column: PPO (62.0 ± 2.0 %), not clearly before DPO (61.3 ± 3.2 %)" in told(close)
     # Simulated gpt4 ppo dpo sft quark; human gpt4 ppo quark sft dpo: 1 - 6 * (4 + 4) / 120 = 0.6.
     assert "Rankings, simulated and human, here: Spearman 0.60 [" in text
-    assert "over 5 methods (the paper: Spearman 0.98)." in text
+    assert "over 5 methods (the paper: Spearman 0.98); " in text
+    # Bonett and Wright: tanh(atanh(.6) -+ 1.96 sqrt((1 + .18) / 2)).
+    assert "simulated and human, here: 0.60 [-0.67, 0.98], n = 5" in text
+    assert "without stand-ins and base model: 0.20 [-0.94, 0.97], n = 4" in text
     assert "human, here and in the paper: Spearman 0.80 [" in text
     # PPO and DPO are equal there, 46.8: of the ten pairs nine have an order.
     assert "Order in the simulated column: 0 of 9 pairs of methods differ from the paper, 0 of them clearly" in text

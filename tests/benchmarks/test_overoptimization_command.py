@@ -1,5 +1,6 @@
 """The over-optimization study as a command: its cells, a wrapper of one's own by name, resuming, and what it writes."""
 
+import html
 import json
 import re
 import subprocess
@@ -13,12 +14,14 @@ from written import rows_of
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
+from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
 from alpacafarm_env.benchmarks.overoptimization import plans as overoptimization_plans
 from alpacafarm_env.benchmarks.overoptimization import report as overoptimization_report
 from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization.page import measured_by
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes, make_plans
-from alpacafarm_env.benchmarks.overoptimization.report import measured_by, reward_models_of
+from alpacafarm_env.benchmarks.overoptimization.report import reward_models_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
@@ -74,7 +77,8 @@ def options_of(out, *treatments, **changes):
 
 @pytest.fixture
 def no_figures(monkeypatch):
-    monkeypatch.setattr(overoptimization_report, "draw_all", lambda *args: ())
+    monkeypatch.setattr(overoptimization_page, "draw_compared", lambda *args: ())
+    monkeypatch.setattr(overoptimization_page, "draw_groups", lambda *args: ())
 
 
 def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, own, capsys, monkeypatch):
@@ -92,7 +96,7 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
     shown = capsys.readouterr()
     for text in (report, shown.out):
         assert "25 % flips, long answers cost" in text
-    assert ">64</td>" in report  # of the treatment's 10,000 labels those that it got
+    assert '"num_labels": 64' in html.unescape(report)  # of the treatment's 10,000 labels those that it got
     assert "10,000" not in report
     assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]

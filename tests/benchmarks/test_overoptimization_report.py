@@ -12,16 +12,16 @@ import subprocess
 
 import numpy as np
 import pytest
-from overoptimization_worlds import FACTS, MEASURED, TRUTH, evaluation, reward_models, study, true_gain
+from overoptimization_worlds import FACTS, START, TRUTH, evaluation, reward_models, study, true_gain
 
-from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.benchmarks.harness.study import write_csv
-from alpacafarm_env.benchmarks.overoptimization import analyse, figures
+from alpacafarm_env.benchmarks.overoptimization import figures
 from alpacafarm_env.benchmarks.overoptimization.analyse import Results
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS, gain_at
-from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, Measured, page
+from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, UNJUDGED, page, page_of, under
+from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
 from alpacafarm_env.benchmarks.overoptimization.ranges import Along, cost
-from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, remove_earlier, results_table, write_page
+from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, remove_earlier, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
@@ -46,18 +46,12 @@ def results():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A report of everything: its HTML, how many PNG files, the printed table, the findings."""
+    """A report of everything: its HTML, how many PNG files, the page."""
     folder = tmp_path_factory.mktemp("report")
-    table, findings = write_page(
-        folder,
-        Results(study({name: TRUTH[name] for name in ("ann", "mean_3")}), FACTS),
-        MEASURED,
-        models=reward_models(),
-        galleries={"one run": gallery()},
-        length_slope=0.004,
-        configuration={"kl_coef": 0.02},
-    )
-    return (folder / "report.html").read_text(encoding="utf-8"), len(list(folder.glob("*.png"))), table, findings
+    shown = {name: TRUTH[name] for name in ("none", "ann", "gpt4", "mean_3", "mine")}
+    found = page_of(Results(study(shown), FACTS), reward_models(), Sizes())
+    write_page(folder, found, found.findings, {"one run": gallery()}, {"kl_coef": 0.02})
+    return (folder / "report.html").read_text(encoding="utf-8"), len(list(folder.glob("*.png"))), found
 
 
 def gallery(proxy_end=(2.0, 3.0, 0.5, 4.0), gold_end=(4.0, 3.0, 2.0, 6.0)):
@@ -76,21 +70,8 @@ def test_the_gallery_shows_where_the_proxy_rose_most_while_gold_fell():
     assert [row[0] for row in without_verdicts.rows] == ["Do <i>1</i>."]
 
 
-def test_the_tables_numbers_are_those_of_the_rows(results):
-    cells = {row[:2]: row for row in results_table(results, MEASURED).rows}
-    fallen = results.stories["ann", "ppo"].drop
-    row = cells["25 % flips (p_sim^ann)", "PPO"]
-    assert row[7] == f"{fallen.mean:.2f} [{fallen.interval.low:.2f}, {fallen.interval.high:.2f}]"
-    assert row[8] == f"{fallen.mean / fallen.standard_error:+.1f}"
-    assert row[-1] == "5"
-    *known, last = analyse.gains(results.curves["none", "best_of_n"])
-    assert all(gain.num == 5 for gain in known)
-    assert last.num == 0  # best-of-1024 is 5.93 nats away
-    assert len(cells) == 2 * len(TRUTH)
-
-
 def test_a_report_of_everything(report):
-    page, num_figures, table, findings = report
+    page, num_figures, found = report
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "my <b>own" not in page
@@ -99,16 +80,35 @@ def test_a_report_of_everything(report):
     for number in ("9,200", "81.8 [80.7, 82.8]", "1.8 [1.0, 3.2]", "9,201"):
         assert f'<td class="number">{number}</td>' in page
     assert page.count("data:image/png;base64,") == num_figures > 5
-    assert "nan" not in " ".join(findings) + text_table(table)
-    assert any("17.5 % flips" in finding for finding in findings)  # which is missing
+    assert "nan" not in " ".join(found.findings)
 
 
-def test_a_report_of_one_treatment_and_one_seed(tmp_path):
-    results = Results(study({"ann": 0.47}, methods=("ppo",), seeds=1), FACTS)
-    table, findings = write_page(tmp_path, results, Measured({"ppo": 8}, 1), length_slope=0.004)
-    assert "Reward hacking" not in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "nan" not in " ".join(findings) + text_table(table)
-    assert {file.stem for file in tmp_path.glob("*.png")} == {"flips_against_kl_ppo", "fits"}
+def test_one_treatment_and_one_seed_have_a_page_without_intervals(tmp_path):
+    found = page_of(Results(study({"ann": 0.47}, methods=("ppo",), seeds=1), FACTS), (), Sizes())
+    assert "nan" not in " ".join([*found.findings, *(cell for row in found.tables["falls"].rows for cell in row)])
+    assert {*found.figures} == {"flips_against_kl_ppo"}
+    (row,) = found.tables["falls"].rows
+    assert row[8] == UNJUDGED
+
+
+@pytest.mark.parametrize("falling", [True, False])
+def test_whether_the_papers_figure_comes_out_is_read_from_win_rates(falling):
+    """Win rates of the made-up studies follow gold, but for noise; without noise they fall where gold does."""
+    rows = study({name: TRUTH[name] for name in ("none", "ann", "gpt4")}, noise=0.001)
+    for row in rows:
+        row["win_rate_simulated"] += 0 if falling else 100 * row["kl_exact"]
+    told = " ".join(page_of(Results(rows, FACTS), (), Sizes()).findings)
+    assert ("does not come out" in told) != falling
+
+
+def test_clean_labels_that_fall_are_named_under_the_figure():
+    rows = study({"none": 0.47, "ann": 0.47}, noise=0.001)
+    for row in rows:
+        if row["method"] == "best_of_n":
+            row["gold"] = START + row["kl_exact"]  # it rises to the end
+    results = Results(rows, FACTS)
+    assert (under(results, "none", fallen=True), under(results, "none", fallen=False)) == ("PPO", "best-of-n")
+    assert "PPO" in page_of(results, (), Sizes()).figures[figures.NOISE].caption
 
 
 def browse(page, folder):
@@ -131,7 +131,7 @@ def look(page, folder):
 
 @needs_browser
 def test_a_browser_draws_every_figure_and_shows_the_tables_numbers(report, tmp_path):
-    page, num_figures, table, _ = report
+    page, num_figures, made = report
     assert browse(page, tmp_path)[1] == []
     found = look(page, tmp_path)
     assert len(found["images"]) == num_figures
@@ -142,7 +142,7 @@ def test_a_browser_draws_every_figure_and_shows_the_tables_numbers(report, tmp_p
         assert image["left"] >= 0
         assert image["right"] <= found["width"]
     shown = " ".join(" ".join(found["cells"]).split())
-    assert all(" ".join(" ".join(row).split()) in shown for row in table.rows)
+    assert all(" ".join(" ".join(row).split()) in shown for table in made.tables.values() for row in table.rows)
 
 
 @needs_browser
@@ -150,73 +150,6 @@ def test_a_broken_figure_and_a_blocked_script_are_seen(report, tmp_path):
     page = report[0].replace("base64,iVBOR", "base64,AAAA", 1) + "<script>nothing.here()</script>"
     assert [image["loaded"] for image in look(page, tmp_path)["images"]].count(False) == 1
     assert "Content Security Policy" in " ".join(browse(page, tmp_path)[1])
-
-
-def test_drops_stand_at_their_flips_with_their_seeds(results):
-    figure = figures.draw_drops(results, "title", "n = 201")
-    (axis,) = figure.axes
-    bars = axis.containers[0]
-    stories = [results.stories[name, "ppo"] for name in ("none", "flip_175", "ann", "flip_35")]
-    assert bars.lines[0].get_ydata() == pytest.approx([each.drop.mean for each in stories])
-    assert bars.lines[0].get_xdata() == pytest.approx([0, 17.5, 25, 35], abs=0.5)
-    dots = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 5]
-    assert any(np.allclose(each, stories[2].drops) for each in dots)
-    assert "n = 201" in figure._supxlabel.get_text()
-    rows = study({name: TRUTH[name] for name in ("none", "ann")}, methods=("ppo",))
-    rows += study({"gpt4": 0.02}, methods=("best_of_n",))  # a method without flips is no bar
-    (axis,) = figures.draw_drops(Results(rows, FACTS), "title", "").axes
-    assert axis.get_legend_handles_labels()[1] == ["PPO"]
-
-
-def test_fits_have_both_methods_on_the_same_axes(results):
-    figure = figures.draw_fits(results, "title", "")
-    assert [axis.get_title() for axis in figure.axes][1] == "25 % flips (p_sim^ann)"
-    labels = figure.axes[1].get_legend_handles_labels()[1]
-    forms = ["d(a - b d)", "d(a - b log d)"]
-    assert [label.partition(", R² ")[0] for label in labels] == ["PPO", *forms, "best-of-n", *forms]
-    styles = [line.get_linestyle() for line in figure.axes[1].lines]
-    assert styles == ["None", ":", "--", "None", "--", ":"]
-    assert len({axis.get_ylim() for axis in figure.axes}) == 1
-
-
-def test_a_fit_is_drawn_through_the_points_that_it_was_made_from():
-    rows = study({"ann": 0.47}, methods=("ppo",), noise=0.0)
-    for row in rows:  # seeds that are unequally far: seed 0 sets how far all of them get
-        row["kl_exact"] *= 1 + row["seed"]
-    results = Results(rows, FACTS)
-    points, *fits = figures.draw_fits(results, "title", "").axes[0].lines
-    assert points.get_xdata()[-1] == pytest.approx(np.sqrt(20))
-    gains = gain_at(results.curves["ann", "ppo"], points.get_xdata())
-    assert points.get_ydata() == pytest.approx(gains.mean(axis=0))
-    assert [line.get_xdata()[-1] for line in fits] == [points.get_xdata()[-1]] * 2
-
-
-def test_reward_models_are_in_percent_and_warnings_at_their_step(results):
-    figure = figures.draw_reward_models(results, analyse.reward_models(reward_models()), "title", "")
-    left = figure.axes[0].containers[0].lines[0].get_ydata()
-    assert left[0] == pytest.approx(82, abs=1)
-    assert left[-1] < left[0]
-    figure = figures.draw_warnings(results, [("mean_3", "ppo")], "title", "")
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels[0].startswith("peak: step ")
-    assert labels[1] == "warning: step 2"
-
-
-def drawn(results, models=()):
-    """File name -> section, note."""
-    found = figures.draw_all(results, MEASURED.label, analyse.reward_models(models))
-    return {name: (section, note) for section, name, _, note, _ in found}
-
-
-def test_what_is_drawn_follows_the_rows():
-    truth = {name: TRUTH[name] for name in ("none", "ann", "labels_10000", "mine")}
-    found = drawn(Results(study(truth, methods=("ppo",)), FACTS))
-    expected = {"flips_against_kl_ppo", "sizes_against_kl_ppo", "own_against_kl_ppo", "fits", "drop_against_flips"}
-    assert {*found} == expected | {figures.NOISE}
-    section, note = found["flips_against_kl_ppo"]
-    assert section == "against KL"
-    assert "n = 201" in note
-    assert "5 seeds" in note
 
 
 def test_results_of_an_earlier_call_do_not_stay(tmp_path):
@@ -260,7 +193,7 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     clean, noisy = found.tables["reward_models"].rows
     assert [float(cell.split()[0]) for cell in clean[2:5]] == pytest.approx([81.8, 81.8, 1.8])
     assert (clean[0], noisy[0], noisy[5]) == ("no noise", "25 % flips (p_sim^ann)", "5")
-    clean, noisy, _ = found.findings
+    clean, noisy, *_ = found.findings
     assert "runs' ends" not in clean  # nothing falls
     assert noisy.startswith("25 % flips (p_sim^ann): gold has clearly fallen from its peak under PPO")
     grouped = {f"{group}_against_kl_{method}" for group in ("flips", "own") for method in ("ppo", "best_of_n")}
@@ -270,7 +203,7 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     assert [rows["25 % flips (p_sim^ann)", method][2] for method in ("PPO", "best-of-n")] == ["5", "3"]
     assert "3 to 5 seeds" in found.tables["falls"].caption
     # The truth: d(0.8 - 0.47 log d) is highest at d = exp(0.8 / 0.47 - 1), KL 4.1, and falls to the end, 20.
-    _, _, _, _, kl, end, fall, at, last, fall_to_the_end = rows["25 % flips (p_sim^ann)", "PPO"]
+    _, _, _, _, kl, end, fall, _, _, at, last, fall_to_the_end = rows["25 % flips (p_sim^ann)", "PPO"]
     assert float(kl) == pytest.approx(4.1, abs=0.5)
     assert float(end) == pytest.approx(20, abs=0.2)
     truth = true_gain("ppo", 0.47)
@@ -280,7 +213,7 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     low, high = map(float, at.split(" to "))
     assert 4 < low < 8
     assert high == pytest.approx(20, abs=0.2)
-    assert rows["no noise", "PPO"][7] == NOWHERE
+    assert rows["no noise", "PPO"][9] == NOWHERE
     (costs,) = (row for row in found.tables["costs"].rows if row[0] == "PPO")
     assert float(costs[4].split()[0]) == pytest.approx((true_gain("ppo", 0.05) - truth)[-1], abs=0.03)
     assert any("25 % flips" in finding for finding in found.findings)

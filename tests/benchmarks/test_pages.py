@@ -119,6 +119,59 @@ def test_every_study_has_a_page_to_fill(name):
     assert name in [match[2] for match in MAKE["PART"].findall(index)]
 
 
+NAMES = re.compile(
+    r"(?<=[A-Za-z_^])-?\d[\w.]*"  # GPT-4, Davinci003, M1
+    r"|\b\d+[kB]\b"  # SFT 10k, LLaMA 7B
+    r"|\b(?:19|20)\d\d\b|arXiv \d{4}\.\d{5}"  # sources
+    r"|\b(?:[Ff]ig(?:ure)?|[Tt]able|[Ss]ection)s?\.? \d+(?:(?:, | and )\d+)*"  # of a paper
+    r"|\b95 % (?:t-)?interval"
+)
+"""Digits that are no measured number: of names and sources, and the level of every interval."""
+
+
+def by_hand(text):
+    """A page or a template without what code fills in, and without code, addresses and names."""
+    text = MAKE["PART"].sub("", text)
+    text = re.sub(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", "", text, flags=re.DOTALL)
+    return NAMES.sub("", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL))
+
+
+PAGES_BY_HAND = [*(DOCS / f"{name}.md" for name in sorted(MAKE["PAGES"])), DOCS / "index.md"]
+PAGES_BY_HAND += [DOCS.parent / "explanation" / "overoptimization.md"]
+TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("*.txt.j2"))
+
+
+@pytest.mark.parametrize("path", [*PAGES_BY_HAND, *TEMPLATES], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_number_on_a_page_is_typed(path):
+    typed = [line for line in by_hand(path.read_text(encoding="utf-8")).splitlines() if re.search(r"\d", line)]
+    assert typed == []
+
+
+def test_a_typed_number_is_seen():
+    shown = "GPT-4 and p_sim^GPT-4 (2022, Figure 4) <!-- value: ratings.num -->10,000<!-- end --> {{ 1 }} `7` [x](8.md)"
+    assert not re.search(r"\d", by_hand(shown))
+    for typed in ("falls by 0.39", "best of 16", "-3 points", "80 %", "R² of .94"):
+        assert re.search(r"\d", by_hand(f"{shown} {typed}"))
+
+
+def test_values_of_other_studies_stay_and_unknown_ones_are_refused(tmp_path, docs):
+    ratings(tmp_path / "study")
+    MAKE["take"](tmp_path / "study", docs)
+    (docs / "ratings.md").write_text(
+        (docs / "ratings.md").read_text() + "by <!-- value: ratings.raters --><!-- end -->"
+    )
+    (docs.parent / "explanation").mkdir()
+    other = docs.parent / "explanation" / "x.md"
+    other.write_text("<!-- value: ratings.raters --><!-- end --> <!-- value: other.num -->3<!-- end -->")
+    MAKE["write"]("ratings", docs)
+    assert "by <!-- value: ratings.raters -->human<!-- end -->" in (docs / "ratings.md").read_text()
+    said = other.read_text()
+    assert said == "<!-- value: ratings.raters -->human<!-- end --> <!-- value: other.num -->3<!-- end -->"
+    other.write_text("<!-- value: ratings.nothing --><!-- end -->")
+    with pytest.raises(SystemExit, match=r"x\.md"):
+        MAKE["write"]("ratings", docs)
+
+
 def test_a_table_is_read_as_it_was_written(tmp_path):
     rows = [{"name": "=1", "n": 0.1 + 0.2, "who": ""}, {"name": "None", "n": None, "who": "x"}]
     table = read_table(write_csv(tmp_path / "table.csv", rows))
@@ -140,9 +193,11 @@ def test_markup_in_a_table_is_shown_as_it_is():
 def test_a_page_says_what_is_stored(name, tmp_path):
     docs = tmp_path / "docs" / "studies"
     shutil.copytree(DOCS, docs)
+    shutil.copytree(DOCS.parent / "explanation", docs.parent / "explanation")
     shutil.copy(DOCS.parents[1] / "README.md", tmp_path)
     MAKE["write"](name, docs)
-    for page in ("index.md", f"{name}.md", "../../README.md"):
+    others = (f"../explanation/{page.name}" for page in DOCS.parent.glob("explanation/*.md"))
+    for page in ("index.md", f"{name}.md", "../../README.md", *others):
         assert (docs / page).read_bytes() == (DOCS / page).read_bytes(), page
     figures = re.findall(r"\]\((\S+\.png)\)", (DOCS / f"{name}.md").read_text())
     assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, png, remove_drawn, write_png
+from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, looks, png, remove_drawn, write_png
 from alpacafarm_env.benchmarks.recorded_surrogate.results import NEAR_REFERENCE, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
@@ -33,6 +33,14 @@ def test_one_seed_has_no_band_and_a_seed_without_a_value_leaves_a_gap():
     gap = VALUES.copy()
     gap[1, 2] = np.nan
     assert np.isnan(band(gap)[0]).tolist() == [False, False, True]
+
+
+def test_labels_have_one_color_whatever_is_beside_them():
+    noisy, clean, mine = looks(["ann", "none", "mine"])
+    assert looks(["mine", "none", "gpt4", "ann"])[1::2] == [clean, noisy]
+    assert looks(["sim_ann"]) == looks(["reward_model"]) == looks(["simulated"]) == [noisy]  # whose labels they are
+    assert len({noisy, clean, mine}) == 3
+    assert len(looks(map(str, range(20)))) == 20  # of one's own, more than there are colors
 
 
 def test_axes_carry_labels_marks_and_level():

@@ -43,6 +43,18 @@ def test_reliability_is_by_confidence_on_either_side():
     assert errors == {"model": pytest.approx(100 * (2 * 0.05 + 3 * (1 - 2.9 / 3)) / 5)}
 
 
+def test_confidences_of_few_pairs_are_taken_together():
+    chance = np.repeat([0.55, 0.65, 0.75, 0.95], [40, 60, 20, 5])
+    label = np.ones(len(chance))
+    label[:20] = 0
+    rows = reward_model_accuracy.pooled(frame_of(reliability("model", chance, "judge", label)))
+    low, high = reward_model_accuracy.merged(rows).itertuples()
+    assert (low.subset, low.n, low.accuracy) == ("confidence 0.5 to 0.6", 40, 50)
+    assert (high.subset, high.n, high.accuracy) == ("confidence 0.6 to 1.0", 85, 100)
+    assert high.confidence == pytest.approx((65 * 60 + 75 * 20 + 95 * 5) / 85)
+    assert high.low == pytest.approx(100 * wilson(85, 85)[0])
+
+
 def test_pooling_weighs_draws_by_their_pairs():
     few = against_gold("judge", np.full(8, 0.9), np.full(8, 1.0))
     many = against_gold("judge", np.full(24, 0.1), np.full(24, 2.0))

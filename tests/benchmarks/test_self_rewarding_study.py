@@ -10,7 +10,7 @@ from written import rows_of
 from alpacafarm_env.agents.sft import FineTuningConfig
 from alpacafarm_env.benchmarks.harness.estimates import Estimate, frame_of
 from alpacafarm_env.benchmarks.self_rewarding import command, runs
-from alpacafarm_env.benchmarks.self_rewarding.command import SelfRewardingOptions, run, summary
+from alpacafarm_env.benchmarks.self_rewarding.command import SelfRewardingOptions, claims, run, summary
 from alpacafarm_env.benchmarks.self_rewarding.runs import COLUMNS, JUDGES, Plan, agreement
 from alpacafarm_env.sandbox import SANDBOX
 
@@ -35,6 +35,24 @@ def test_the_table_has_means_over_seeds_and_gains_paired_by_seed():
         ("M1", "", "4.50 (0.50)", ""),
         ("M2", "self", "6.50 (1.50)", "+2.00 (1.00)"),
     ]
+
+
+def test_as_a_judge_it_is_asked_about_its_own_samples_too():
+    def row(policy, judge, number, seed, own=None):
+        known = {"gold": 5.0, "agreement": own, "agreement_fixed": 0.7}
+        return {**dict.fromkeys(COLUMNS), "seed": seed, "policy": policy, "judge": judge, "round": number, **known}
+
+    rows = [row("M1", "", 0, seed) for seed in range(3)]
+    rows += [
+        row(f"M{number + 1}", judge, number, seed, 0.8 - 0.1 * number + 0.001 * seed * number)
+        for judge in JUDGES
+        for number in (1, 2)
+        for seed in range(3)
+    ]
+    found = claims(frame_of(rows))
+    assert found["judges_better"].holds is None
+    assert found["judges_its_own_better"].holds is False
+    assert found["judges_its_own_better"].numbers["gain"].mean == pytest.approx(-9.9)
 
 
 def test_a_tiny_run_writes_a_row_for_each_policy(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,14 @@ from alpacafarm_env.benchmarks.harness.report import Provenance
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.win_rate_curve import report
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
-from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, choose, compare, curves_of, over_optimization
+from alpacafarm_env.benchmarks.win_rate_curve.summary import (
+    Choice,
+    after_peak,
+    choose,
+    compare,
+    curves_of,
+    over_optimization,
+)
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 
@@ -79,7 +86,7 @@ def test_a_seed_without_a_value_leaves_no_mean_of_the_others():
 
 
 def test_one_seed_has_no_error_and_says_so():
-    expected = "raised the win rate by p_sim^eval from 40.0 to 50.0 %: +10.0 points (one seed, no standard error)"
+    expected = "raised the win rate by p_sim^eval from 40.0 to 50.0 %: +10.0 points (one seed, no interval)"
     assert expected in told(rows([[40.0, 50.0, 45.0]]))
 
 
@@ -96,6 +103,28 @@ def test_over_optimization_is_claimed_only_beyond_two_standard_errors():
         assert found.numbers["moves"]["proxy"].mean == pytest.approx(1)
     last = Choice(dict.fromkeys(range(3), 10), "")
     assert over_optimization(compare(curves, choice), curves, last).holds is None
+
+
+def test_a_change_is_not_called_unclear_beside_many_standard_errors():
+    """Of two seeds the interval holds 0 far beyond two standard errors: the sentence says so by the interval alone."""
+    unclear = told(rows([[40.0, 60.0, 60.0], [40.0, 65.0, 65.0]]))
+    assert "+22.5 points [-9.3, +54.3]" in unclear  # t(.975, 1) = 12.706 standard errors of 2.5: 9 of them
+    assert "PPO raised the win rate by p_sim^eval" not in unclear
+    assert "PPO raised the win rate by p_sim^eval" in told(rows([[40.0, 60.0, 60.0], [40.0, 60.5, 60.5]]))
+
+
+def test_a_fall_of_gold_before_the_chosen_step_is_told():
+    wins = [[40.0, 50.0, 60.0 + seed] for seed in range(3)]
+    falling = [[4.0, 5.0, 4.5 + 0.01 * seed] for seed in range(3)]
+    for gold, holds in ((falling, True), ([[*row[:2], 6.0] for row in falling], False)):
+        curves = curves_of(rows(wins, gold=gold))
+        found = after_peak(curves, choose(curves))
+        assert found.holds is holds
+    found = after_peak(curves_of(rows(wins, gold=falling)), choose(curves)).numbers
+    assert found["step"] == 5
+    assert [found[name].mean for name in ("fall", "lost", "won")] == pytest.approx([0.49, 0.49, 11.0])
+    one = curves_of(rows(wins[:1], gold=falling[:1]))
+    assert after_peak(one, choose(one)) is None
 
 
 def test_rows_may_come_in_any_order():
