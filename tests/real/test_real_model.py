@@ -6,7 +6,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alpacafarm_env.agents import LanguageModel
 
-pytestmark = pytest.mark.real
+# Its padding token ends responses: another one is chosen, and that is told.
+pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:The tokenizer has:UserWarning")]
 
 
 @pytest.fixture(scope="module")

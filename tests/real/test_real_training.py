@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.oracles import RewardModel
 
-pytestmark = pytest.mark.real
+# Its padding token ends responses: another one is chosen, and that is told.
+pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:The tokenizer has:UserWarning")]
 POLICIES = ("fine_tuning", "dpo", "ppo")
 
 
