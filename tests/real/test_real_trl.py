@@ -15,18 +15,19 @@ def test_dpo_goes_on_in_trl_as_with_us(moved, rows, tmp_path):
     folder = moved("dpo")
     pairs = [Preference(Instruction(row["instruction"]), (row["output"], row["worse"]), 1) for row in rows[:NUM]]
     config = DPOConfig(batch_size=NUM, max_grad_norm=1e9)
-    ours = next(DPO(LanguageModel.from_pretrained(folder), pairs, config=config).updates())
-    data = datasets.Dataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": row["instruction"]}],
-                "chosen": [{"role": "assistant", "content": row["output"]}],
-                "rejected": [{"role": "assistant", "content": row["worse"]}],
-            }
-            for row in rows[:NUM]
-        ]
-    )
-    step = {"max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": NUM, "max_grad_norm": 1e9, "beta": 0.1}
+    policy = LanguageModel.from_pretrained(folder)
+    ours = next(DPO(policy, pairs, config=config).updates())
+    # Text by the chat template up to the answer: in messages TRL would have it end with the template's line break too.
+    prompts = [policy.tokenizer.decode(ids) for ids in policy.encode_prompts([str(pair.instruction) for pair in pairs])]
+    columns = {"prompt": prompts, "chosen": [row["output"] for row in rows[:NUM]]}
+    data = datasets.Dataset.from_dict({**columns, "rejected": [row["worse"] for row in rows[:NUM]]})
+    step = {
+        "max_steps": 2,
+        "logging_steps": 1,
+        "per_device_train_batch_size": NUM,
+        "max_grad_norm": 1e9,
+        "beta": config.beta,
+    }
     numbers = {"bf16": False, "use_cpu": True, "max_length": None, "learning_rate": 1e-4}
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "output_dir": str(tmp_path / "trl")}
     trainer = trl.DPOTrainer(str(folder), args=trl.DPOConfig(**step, **numbers, **quiet), train_dataset=data)
