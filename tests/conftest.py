@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 # For tiny models a second torch thread gains nothing. Read when torch and its subprocesses start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No network in subprocesses either, and no five tries at it. Read when huggingface_hub is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import pytest
@@ -34,6 +36,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Long files first: one of them at the end would leave the other processes idle."""
     items.sort(key=lambda item: item.path.name not in ("test_claims.py", "test_readme.py"))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("data") and "ALPACAFARM_DATA" not in os.environ:
+        pytest.skip("set ALPACAFARM_DATA to the folder of recorded judgements")
 
 
 def _refuse_remote(host: object) -> None:

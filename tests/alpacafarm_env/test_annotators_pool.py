@@ -201,7 +201,6 @@ def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
 
 
 DATA = os.environ.get("ALPACAFARM_DATA", "")
-needs_data = pytest.mark.skipif(not DATA, reason="set ALPACAFARM_DATA to the folder of recorded judgements")
 POOL = [
     *("gpt4_1", "gpt4_2", "gpt4_3", "gpt4_4", "gpt4_5"),
     *("chatgpt_1", "chatgpt_2", "chatgpt_3", "chatgpt_4"),
@@ -273,7 +272,7 @@ def test_odd_batches_and_wrong_arguments():
             draws.noise(row, p)
 
 
-@needs_data
+@pytest.mark.data
 def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
     asked = records("eval_instructions")
     assert {text: vector(rows_of(asked, text)) for text in TEXTS} == DEALT_OUT
@@ -288,7 +287,7 @@ def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
     assert shown.tolist() == [record["first_shown"] == "model" for record in judged]
 
 
-@needs_data
+@pytest.mark.data
 def test_the_two_logged_runs_by_the_pool(anyway, tmp_path):
     """The authors' log: 242 of 252 pairs of SFT (10 are identical), then 249 of PPO.
 
@@ -309,7 +308,7 @@ def test_the_two_logged_runs_by_the_pool(anyway, tmp_path):
         assert details["cached"].sum() == num_cached
 
 
-@needs_data
+@pytest.mark.data
 def test_the_commands_draw_allocation_order_and_noise(call, tmp_path):
     """`evaluate` asks, and `annotate` finds the answers it needs: both draw the same of the same pairs."""
     rows = [{key: row[key] for key in ("instruction", "input")} for row in records("eval_instructions")]

@@ -1,7 +1,6 @@
 """Votes counted by hand, rows and their report, and the command on a small folder of pairs."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -236,9 +235,7 @@ def test_folders_without_pairs_or_judgements_end_with_status_2(assets, own_data,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
+@pytest.mark.data
 def test_the_whole_command_on_the_shipped_pairs_and_the_recorded_judges(tmp_path):
     assert annotators.main(["--out", str(tmp_path)]) == 0
     rows = by_key(written.rows_of(tmp_path))

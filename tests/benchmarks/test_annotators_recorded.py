@@ -17,10 +17,6 @@ from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.sandbox.dataset import write_rows
 
-needs_data = pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
-
 
 @pytest.fixture(scope="module")
 def recorded():
@@ -30,7 +26,7 @@ def recorded():
     return by_key(rows)
 
 
-@needs_data
+@pytest.mark.data
 @pytest.mark.parametrize(
     ("judge", "figure", "count", "n"),
     [
@@ -55,14 +51,14 @@ def test_the_recorded_figures_are_exact(recorded, judge, figure, count, n):
     assert row["value"] == pytest.approx(count / n, abs=1e-12)
 
 
-@needs_data
+@pytest.mark.data
 def test_the_rule_that_takes_the_longer_equals_the_published_table(recorded):
     assert recorded["longest", "prefers_1"]["value"] == pytest.approx(0.4166667, abs=1e-7)
     within = {key: row["within"] for key, row in recorded.items() if row["within"] is not None}
     assert within == {("longest", figure): True for figure in ("variance", "prefers_longer", "prefers_1")}
 
 
-@needs_data
+@pytest.mark.data
 def test_gpt4_and_claude_agree_on_the_models_that_both_judged(recorded):
     models = {figure.split(": ")[1] for judge, figure in recorded if figure.startswith("agreement_with_gpt4: ")}
     rows = [recorded["claude", f"agreement_with_gpt4: {model}"] for model in models]

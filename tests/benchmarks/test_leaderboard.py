@@ -18,9 +18,6 @@ from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.statistics import LEADERBOARD_COLUMNS as COLUMNS
 
-RECORDED = pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
 NUM = 40
 QUESTIONS = [{"index": i, "instruction": f"Question {i}", "input": "an input" * (i % 3 == 0)} for i in range(NUM)]
 TEXTS = [row["instruction"] + ("\n\n" + row["input"] if row["input"] else "") for row in QUESTIONS]
@@ -180,7 +177,7 @@ def test_comparison_by_hand():
     assert not compare(rows, published[:0]).reproduced
 
 
-@RECORDED
+@pytest.mark.data
 def test_the_published_leaderboard_comes_out(tmp_path):
     """Through the environment: win rate and standard error within 1e-9, counts exact, for every model in both."""
     assert main(["--out", str(tmp_path)]) == 0
@@ -195,7 +192,7 @@ def test_the_published_leaderboard_comes_out(tmp_path):
     assert controlled["text_davinci_001"] == pytest.approx(20.57, abs=1)
 
 
-@RECORDED
+@pytest.mark.data
 def test_the_other_davinci003_file_is_refused(tmp_path):
     folder = Path(os.environ["ALPACAFARM_DATA"])
     for name in ("eval_instructions.jsonl.gz", "preferences_alpaca_eval_gpt4.jsonl.gz", "outputs"):

@@ -211,9 +211,7 @@ def test_faulty_verdicts_are_named(tmp_path, rows, message):
         levels.read_credits(path, {0: 0, 1: 1})
 
 
-@pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded judgements"
-)
+@pytest.mark.data
 def test_published_judgements_by_source_and_between_judges():
     rows = levels.recorded_rows(load(Path(os.environ["ALPACAFARM_DATA"])), repeats=3, resamples=50)
     gpt4 = [row for row in rows if row["judge"] == "gpt4"]

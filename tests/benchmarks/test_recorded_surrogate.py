@@ -324,9 +324,7 @@ def test_without_the_library_the_command_says_what_to_install(folder, tmp_path, 
     assert "alpacafarm-env[recorded]" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    "ALPACAFARM_DATA" not in os.environ, reason="set ALPACAFARM_DATA to the folder of recorded verdicts"
-)
+@pytest.mark.data
 def test_the_published_verdicts_and_what_length_alone_says_of_them():
     judged = data.read_judged(load_dataset(os.environ["ALPACAFARM_DATA"]))
     assert judged.credits.shape == (39, 805)
