@@ -12,7 +12,7 @@
 #     GPUS=8 NODES=2 NODE=0 HEAD=host        the first of two machines, by whose name HEAD the other finds it
 #     GPUS=8 NODES=2 NODE=1 HEAD=host        the second one
 #     PRESET=small_chat                      a model of up to 3 B parameters on 24 GB
-#     DRY_RUN=1                              memory and hours of each stage, and nothing else
+#     DRY_RUN=1                              a step of each stage: memory and hours; PPO's once there is a reward model
 #
 # More options for all stages go after OUT, such as --template alpaca of a base model; STEPS is PPO's number of steps.
 set -euo pipefail
@@ -33,8 +33,11 @@ stage() {
 
 sft="$out/sft/runs/fine_tuning-seed-0/policy" reward="$out/reward/reward_model"
 if [ -n "${DRY_RUN:-}" ]; then
-    sft=$model reward=$model # of the same shape
+    sft=$model # of the same shape
 fi
 stage fine_tuning --policy "$model" --out "$out/sft" "$@"
 stage reward_modeling --policy "$sft" --out "$out/reward" --save adapter "$@" # PPO reads it on its own base
+if [ -n "${DRY_RUN:-}" ] && [ ! -d "$reward" ]; then
+    echo "PPO's dry run needs the reward model: run the second stage first." && exit
+fi
 stage ppo --policy "$sft" --reward-model "$reward" --out "$out/ppo" --steps "${STEPS:-80}" "$@"

@@ -180,7 +180,7 @@ def complete_card(folder: Path, agent: Any, model: Any, data: str, metrics: Mapp
     from ...agents.model_card import public_name, write_card
 
     numbers = {name: f"{value:.4g}" for name, value in metrics.items() if isinstance(value, float) and value == value}
-    write_card(folder, model.name_or_path, {**agent.facts, "data": public_name(data), "metrics": numbers})
+    write_card(folder, model.name_or_path, {**(agent.facts or {}), "data": public_name(data), "metrics": numbers})
 
 
 def _settle(plan: MethodPlan, *, main: bool) -> None:

@@ -290,7 +290,7 @@ def test_the_live_sentence_counts_and_names_what_is_outside():
     assert said[0].startswith("Live: 1 of 2 within tolerance")
     assert "Outside: live eval variance 0.400 [0.350 to 0.450] (paper 0.26, off by 0.140, allowed 0.05)." in said[0]
     assert said[1].startswith("Live: intervals wider than the tolerance: agreement; ")  # 0.1 wide, +-0.03 and +-0.05
-    assert said[2] == "Live: eval cost $0.5000 for this study ($3.00 per 1,000)."
+    assert said[2] == "Live: eval cost $0.5000 for this study ($3.00 a thousand)."
     assert findings([row("live mine", SPENT, 0.0, "live")])[0] == (
         "Live: the paper has no figures for a pool like mine."
     )

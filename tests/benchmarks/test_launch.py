@@ -54,7 +54,13 @@ def test_two_machines_meet_at_the_first_one(tmp_path):
     assert stage.preset == "llama_7b_full"
 
 
-def test_a_dry_run_asks_for_nothing_that_is_not_there_yet(tmp_path):
-    stages = [stage for _, stage in started(tmp_path, "--template", "alpaca", DRY_RUN="1", STEPS="7")]
+def test_a_dry_run_asks_for_nothing_that_is_not_there_yet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("--template", "alpaca"), {"DRY_RUN": "1", "STEPS": "7"}
+    stages = [stage for _, stage in started(tmp_path, *given[0], **given[1])]
+    assert [stage.method for stage in stages] == ["fine_tuning", "reward_modeling"]
+    (tmp_path / "out" / "reward" / "reward_model").mkdir(parents=True)
+    (tmp_path / "log").unlink()
+    stages = [stage for _, stage in started(tmp_path, *given[0], **given[1])]
     assert all(stage.dry_run and stage.policy == "model" and stage.template == "alpaca" for stage in stages)
-    assert (stages[2].reward_model, stages[2].steps) == ("model", 7)
+    assert (stages[2].reward_model, stages[2].steps) == ("out/reward/reward_model", 7)
