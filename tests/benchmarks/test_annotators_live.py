@@ -71,7 +71,7 @@ def test_a_live_judge_is_measured_by_the_same_figures(assets, tmp_path, answer, 
     assert int(rows["live bob", "prefers_first"]["n"]) == 10
     printed = capsys.readouterr().out
     assert "Live: alpaca_farm cost $0.1520 for this study ($2.00 a thousand)" in printed
-    assert f"Live: {[longer, lists].count('True')} of 4 within tolerance of the paper's figures. Outside: " in printed
+    assert f"Live: {[longer, lists].count('True')} of 4 within toleranc" in printed
     assert "live alpaca_farm variance 1.000" in printed
     # One line for each annotator, with the number of pairs.
     assert [line.split()[0] for line in printed.splitlines() if "(10)" in line or "(9)" in line] == ["ann", "bob"]
