@@ -102,7 +102,7 @@ def trained(smollm2: Path, tree: Path) -> Callable[[str], Run]:
         if method != "ppo":
             return command(method, "pairs", policy, *once)
         reward = ("--reward-model", str(train("reward_modeling").model.relative_to(tree)), "--save", "adapter")
-        sizes = ("--rollout-batch-size", "12", "--minibatch-size", "12", "--steps", "2")
+        sizes = ("--rollout-batch-size", "8", "--minibatch-size", "8", "--steps", "2")
         return command(method, "prompts", policy, *reward, *sizes)
 
     return train
