@@ -127,7 +127,9 @@ def free_memory(device: torch.device) -> int:
     if device.type != "cuda":
         free, limit = psutil.virtual_memory().available, _CGROUP / "memory.max"
         if limit.is_file() and (most := limit.read_text().strip()).isdigit():
-            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()))
+            rows = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+            cached = sum(int(size) for name, size in rows if name in ("active_file", "inactive_file"))
+            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()) + cached)
         return int(free // environment_number("LOCAL_WORLD_SIZE", 1))
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + held)

@@ -146,6 +146,18 @@ def test_a_cpu_s_memory_is_that_of_the_process():
     assert memory.free() > 1e8
 
 
+def test_a_container_s_limit_counts_and_what_it_has_cached_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.agents.memory._CGROUP", tmp_path)
+    files = {"memory.max": "50000000", "memory.current": "40000000", "memory.stat": "anon 1\ninactive_file 30000000\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert DeviceMemory(torch.device("cpu")).free() == 40_000_000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert DeviceMemory(torch.device("cpu")).free() == 10_000_000
+    (tmp_path / "memory.max").write_text("max")
+    assert DeviceMemory(torch.device("cpu")).free() > 10_000_000
+
+
 GAPS = """
 import psutil, torch
 from alpacafarm_env.agents.memory_probe import map_large_tensors
