@@ -66,7 +66,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         NotEnoughMemoryError: The longest row does not fit.
     """
     from ...agents.memory_probe import USABLE, DeviceMemory
-    from ...agents.processes import default_device
+    from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:
         raise DataError(f"--dry-run: expected one of {', '.join(BATCHES)}, got {method}.")
@@ -74,7 +74,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
     allowed = memory.used() + USABLE * memory.free()
     seconds, peaks = dict[str, float](), dict[str, int]()
     with TemporaryDirectory() as folder:
-        job = replace(job, folder=Path(folder))
+        job = replace(job, folder=Path(Processes().from_main(folder)))  # of all processes
         began = perf_counter()
         with memory.measured(peaks, "load"):
             agent = make(replace(job, one_batch=examples is not None), method)

@@ -84,3 +84,11 @@ def test_a_number_of_processes_that_is_none_is_told_in_a_sentence(monkeypatch, c
     assert run_command(lambda: Study(tmp_path / "out", "demo", {}).exit_status, joins=joins) == 2
     assert "WORLD_SIZE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_two_processes_is_told_once():
+    root = str(Path(torchrun_commands.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
+    given = ["-m", "alpacafarm_env.benchmarks.train", "dpo", "--quick", "--dry-run"]
+    printed = subprocess.check_output([sys.executable, *TORCHRUN, *given], env=environment, text=True)
+    assert printed.count("Micro-batches") == 1
