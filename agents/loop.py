@@ -183,6 +183,7 @@ class Loop:
             who=who,
         )
         self.micro_batch_tokens = self.probe.tokens(self.micro_batch_tokens)
+        self.memory.clear_peak()  # what the probe has freed goes back, and the peak is that of the steps
 
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
