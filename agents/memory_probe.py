@@ -28,6 +28,9 @@ USABLE: Final = 0.8
 FIRST_TRIED: Final = {"cpu": 1024, "cuda": 16384}
 """Tokens of a micro-batch if they fit. On a CPU few: a layer's activations stay in the cache, and what comes and goes
 leaves fewer pages to be had from the system (SFT of 135 M parameters is twice as fast as with 16,384)."""
+GAPS: Final = 1.06
+"""A CPU's peak over that of a first step: gaps in the heap grow as micro-batches of other shapes come. Measured over
+three steps of 135 M parameters by LoRA: SFT 1.03, DPO 1.00, reward model 1.10 and 1.15."""
 M_MMAP_THRESHOLD: Final = -3
 LARGE_TENSOR: Final = 1_000_000
 GB: Final = 1e9

@@ -65,7 +65,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         DataError: The method makes no steps of its own that could stand for all.
         NotEnoughMemoryError: The longest row does not fit.
     """
-    from ...agents.memory_probe import USABLE, DeviceMemory
+    from ...agents.memory_probe import GAPS, USABLE, DeviceMemory
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:
@@ -87,7 +87,8 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         next(agent.updates())
         seconds |= loop.seconds
     assert loop.probe is not None  # made by `updates`
-    peaks["update"] = max(peaks["update"], int(loop.probe.peak))  # which has the moments of AdamW's first step
+    # The probe's has the moments of AdamW's first step.
+    peaks["update"] = int(max(peaks["update"], loop.probe.peak) * (1 if memory.on_gpu else GAPS))
     return Rehearsal(seconds, peaks, allowed, loop.micro_batch_tokens, steps)
 
 
