@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..last_layer import last_mlp_at
+from ..pretrained import cache_keyword
 
 
 def last_states(trunk: PreTrainedModel, ids: Tensor, lengths: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class GrowingContexts:
     """
 
     def __init__(self, trunk: PreTrainedModel) -> None:
-        self._trunk = trunk
+        self._trunk, self._cache_keyword = trunk, cache_keyword(trunk)
         self._num_layers = int(trunk.config.get_text_config().num_hidden_layers)
         self._state: tuple[Any, ...] = ()
 
@@ -94,8 +95,8 @@ class GrowingContexts:
             input_ids=tokens,
             attention_mask=mask[:, None],
             position_ids=positions.clamp(max=ids.shape[1] - 1),
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_keyword: self._cache},
         ).last_hidden_state
         return states
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..pretrained import cache_keyword
 from .control_tokens import silence
 from .kv_cache import PreallocatedCache
 
@@ -185,7 +186,7 @@ class _Batch:
         distinct = list(dict.fromkeys(prompts))
         number = {prompt: i for i, prompt in enumerate(distinct)}
         width = max(map(len, distinct))
-        self._model = model
+        self._model, self._cache_keyword = model, cache_keyword(model)
         self._silent = silent
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
@@ -250,9 +251,9 @@ class _Batch:
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_keyword: self._cache},
         )
         return silence(output.logits[:, -1], self._silent)
 

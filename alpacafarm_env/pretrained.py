@@ -1,5 +1,6 @@
 """Hugging Face folders and hub names: no code or pickle of theirs is read, and every fault is a CheckpointError."""
 
+import inspect
 import math
 import re
 import warnings
@@ -59,6 +60,11 @@ def without_weights(path: str | PathLike[str]) -> Any:
         _check_size(base)
         make: Any = AutoModelForCausalLM.from_config
         return make(config)
+
+
+def cache_keyword(model: Any) -> str:
+    """By which name a model's forward pass takes keys and values read before: since transformers 5.24 another one."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def token_limits(max_prompt_tokens: int | None, max_response_tokens: int | None, positions: float) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..instructions import Instruction
-from ..pretrained import load_model, load_tokenizer
+from ..pretrained import cache_keyword, load_model, load_tokenizer
 from ..seeding import keyed_rng
 from . import gold
 from .dataset import ASSETS, Sandbox
@@ -87,22 +87,24 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
             "python -m alpacafarm_env.benchmarks.build_sandbox --install."
         )
     import torch
+    from transformers import DynamicCache
 
     tokenizer = load_tokenizer(folder, local_files_only=True)
     model, _ = load_model("AutoModelForCausalLM", folder, dtype=torch.float32, local_files_only=True)
     template = load_template(folder, tokenizer)
     responses = []
     for instruction in instructions:
-        rng, cache, tokens = keyed_rng(seed, "show response", str(instruction)), None, list[int]()
+        rng, tokens = keyed_rng(seed, "show response", str(instruction)), list[int]()
+        cache: Any = {cache_keyword(model): DynamicCache()}
         (unread,) = template.encode_prompts(tokenizer, [instruction])
         while len(tokens) < MAX_TOKENS:
             with torch.inference_mode():
-                output = model(torch.tensor([unread]), past_key_values=cache, use_cache=True)
+                output = model(torch.tensor([unread]), use_cache=True, **cache)
             token = _draw(output.logits[0, -1].double().numpy(), temperature, rng)
             if token == tokenizer.eos_token_id:
                 break
             tokens.append(token)
-            cache, unread = output.past_key_values, [token]
+            unread = [token]
         responses.append(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
     return tuple(responses)
 
