@@ -264,7 +264,7 @@ def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses
         limit = policy.max_response_tokens
         warn_caller(
             f"{num_cut} of {len(data)} responses are cut to max_response_tokens={limit}. To keep them whole, load the "
-            "policy with more: LanguageModel.from_pretrained(folder, max_response_tokens=...)"
+            "policy with more: max_response_tokens= of LanguageModel.from_pretrained, --max-response-tokens of commands"
         )
     return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import psutil
 
 from .errors import DataError, did_you_mean
 from .instructions import system_front
@@ -23,6 +26,8 @@ _SYSTEM, _QUESTION, _ANSWER = "alpacafarm system", "alpacafarm question", "alpac
 _ROLES: Final = ("system", "user", "assistant")
 _SECONDS: Final = 5.0
 """The longest that a template may take to write one conversation."""
+_BYTES: Final = 2**30
+"""The most memory that it may take."""
 _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
 
@@ -339,8 +344,14 @@ def _written(
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Within, Python code of this thread that takes too long ends in a DataError: a template may loop for ever."""
-    end, before = time.monotonic() + _SECONDS, sys.gettrace()
+    """Within, this thread's Python code that takes too long, or too much memory, ends in an error.
+
+    A template may loop for ever, or ask for a text of 10 GB in one operation, which no clock interrupts.
+    """
+    end, before, limits = time.monotonic() + _SECONDS, sys.gettrace(), resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + _BYTES
+    if limits[0] == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
 
     def watch(*_: Any) -> Any:
         if time.monotonic() > end:
@@ -352,3 +363,4 @@ def _bounded() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)

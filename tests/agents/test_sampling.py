@@ -7,6 +7,7 @@ from tiny_models import BUILDERS, build_llama, generator, say_more
 from transformers import MistralConfig, MistralForCausalLM
 
 from alpacafarm_env.agents.sampling import pick, sample
+from alpacafarm_env.pretrained import cache_keyword
 
 VOCABULARY, EOS = 40, 1
 
@@ -111,7 +112,7 @@ def test_a_prompt_is_read_once_though_its_rows_fill_several_batches(model, batch
 
     def count(module, args, options):
         ids = options["input_ids"]
-        if options["past_key_values"].get_seq_length() == 0:
+        if options[cache_keyword(model)].get_seq_length() == 0:
             pads = (options["position_ids"] == 0).sum(dim=1) - 1
             read.extend(tuple(row[pad:].tolist()) for row, pad in zip(ids, pads, strict=True))
 

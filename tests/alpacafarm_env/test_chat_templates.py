@@ -125,10 +125,11 @@ def test_pairs_are_the_librarys_where_a_template_reads_reasoning(kind):
         "{% if m|length > 9999 %}{{ m[:9999] }}{% else %}{{ m }}{% endif %}",
         "{% if messages|length == 1 %}{{ m.split('</think>')[-1] }}{% else %}{{ m }}{% endif %}",
         "{{ m }}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ m }}{{ ('x' * 10**10)|length }}",
     ],
-    ids=["cuts", "changes a question", "endless"],
+    ids=["cuts", "changes a question", "endless", "explodes"],
 )
-def test_a_template_that_hides_text_or_never_ends_is_refused(program, tmp_path, monkeypatch):
+def test_a_template_that_hides_text_or_takes_too_much_is_refused(program, tmp_path, monkeypatch):
     monkeypatch.setattr("alpacafarm_env.chat_templates._SECONDS", 0.5, raising=False)
     tokenizer = build_chat_tokenizer("qwen")
     tokenizer.chat_template = f"{{% for x in messages %}}{{% set m = x.content %}}|{program}{{% endfor %}}"
