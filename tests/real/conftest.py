@@ -14,7 +14,7 @@ from make_model import DownloadError, cached_folder, make_model
 
 ROWS: list[dict[str, str]] = json.loads(Path(__file__).with_name("rows.json").read_text(encoding="utf-8"))
 TRAIN, EVAL = ROWS[:24], ROWS[24:]
-COMMON = ("--lora", "8", "--max-response-tokens", "32")
+COMMON = ("--lora", "8", "--max-response-tokens", "24")
 """Else each command has its defaults, as a user has them."""
 
 
