@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import peft
 from transformers import PreTrainedTokenizerBase
 
 from ..bases import ADAPTER_CONFIG, BASE_FILE, name_base
@@ -40,7 +41,7 @@ def save_files(
     JSON files beside, by name, and `facts` what the model card says of the training. An adapter names its base so that
     it is found from any directory.
     """
-    target, adapted = Path(folder), hasattr(model, "peft_config")
+    target, adapted = Path(folder), isinstance(model, peft.PeftModel)
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
     with writing(target), tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
