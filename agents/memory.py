@@ -24,7 +24,7 @@ its gradient take a few. 16,384 tokens of the sandbox's vocabulary of 933 stay i
 piece has; of LLaMA's 32,000 a chunk has 2,097 tokens."""
 
 CPU_ROWS, CPU_BYTES = 256, 2e9
-"""Most responses sampled at once on a CPU, and most memory for them: more at once is no faster."""
+"""Most responses sampled at once on a CPU, and most memory for them: fixed, as rounding depends on the rows."""
 _CGROUP = Path("/sys/fs/cgroup")
 MARGIN = 0.2
 """The share of the free memory that sampling leaves to what is not counted."""
