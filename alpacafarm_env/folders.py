@@ -42,20 +42,19 @@ class Claim:
     """The sole right to write into a folder, until `release` or the end of a `with` block.
 
     It ends with the process too, however that dies, and when the claim is garbage. Child processes write in its name:
-    they make no claim, and do not keep the owner's alive. Claims with different `lock` files do not exclude each other.
-    `owner` is reported to whoever comes second, who gets a CheckpointError, or waits for the end with `wait`.
+    they make no claim, and do not keep the owner's alive. `owner` is reported to whoever comes second, who gets a
+    CheckpointError.
     """
 
-    def __init__(self, folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> None:
+    def __init__(self, folder: Path | str, owner: str) -> None:
         self.folder = Path(folder)
         self.owner = owner
-        self.lock = lock
-        path = self.folder.resolve() / lock
+        path = self.folder.resolve() / LOCK
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = _lock(path, owner, wait)
+            handle = _lock(path, owner)
         except BlockingIOError:
-            raise _taken(self.folder, lock) from None
+            raise _taken(self.folder) from None
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: expected a folder to write into, got {error.strerror}. Choose another folder."
@@ -92,21 +91,21 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def claim(folder: Path | str, owner: str, *, lock: str = LOCK, wait: bool = False) -> Claim:
+def claim(folder: Path | str, owner: str) -> Claim:
     """Claims a folder, as `Claim` does."""
-    return Claim(folder, owner, lock=lock, wait=wait)
+    return Claim(folder, owner)
 
 
-def refuse_claimed(folder: Path | str, lock: str = LOCK) -> None:
+def refuse_claimed(folder: Path | str) -> None:
     """Raises what `claim` would if somebody holds the folder; makes and changes nothing."""
-    if is_claimed(folder, lock):
-        raise _taken(Path(folder), lock)
+    if _is_claimed(Path(folder)):
+        raise _taken(Path(folder))
 
 
-def is_claimed(folder: Path | str, lock: str = LOCK) -> bool:
+def _is_claimed(folder: Path) -> bool:
     """Whether somebody holds the folder; takes a third of a second if so."""
     try:
-        handle = os.open(Path(folder) / lock, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
         return False
     try:
@@ -189,13 +188,13 @@ def snapshot(name: str) -> Path:
         raise CheckpointError(f"{name}: expected a model's folder or hub name, got {reason}.") from error
 
 
-def _lock(path: Path, owner: str, wait: bool) -> int:
+def _lock(path: Path, owner: str) -> int:
     """An open file that holds the lock, with its owner written in; BlockingIOError if another one does."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if isinstance(error, BlockingIOError) or error.errno not in _NO_LOCKS:
                     raise
@@ -224,17 +223,17 @@ def _is_still(handle: int, path: Path) -> bool:
 
 def _unlock(handle: int, path: Path) -> None:
     if _is_still(handle, path):  # else the folder was removed, and the file is of a later claim
-        path.unlink(missing_ok=True)  # while it is locked: whoever waits for it then makes a new one
+        path.unlink(missing_ok=True)  # while it is locked: whoever opened it meanwhile makes a new one
     os.close(handle)
 
 
-def _taken(folder: Path, lock: str) -> CheckpointError:
+def _taken(folder: Path) -> CheckpointError:
     path = folder.resolve()
-    own = any(other.held and (other.folder.resolve(), other.lock) == (path, lock) for other in _HELD)
+    own = any(other.held and other.folder.resolve() == path for other in _HELD)
     advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
     writer = ""
     with suppress(OSError):
-        writer = (path / lock).read_text(encoding="utf-8", errors="replace")
+        writer = (path / LOCK).read_text(encoding="utf-8", errors="replace")
     return CheckpointError(
         f"{folder} is being written by {writer or 'another process'}. {advice}, or choose another folder."
     )

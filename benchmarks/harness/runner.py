@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Self
 
 from ...errors import AlpacaFarmError, CheckpointError
 from ...progress import make_bar
-from .stored import WHOLE, is_full
-from .study import MissingCellsError, Row, Study
+from .stored import is_full
+from .study import Row, Study
 
 if TYPE_CHECKING:
     from ...agents.processes import Processes
 
-START_S = 30.0
-"""Seconds that other shards have to start after this one, before it stops waiting for them."""
 _FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left{postfix}]"
 
 
@@ -142,30 +140,27 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def run_cells(
-    study: Study, cells: Iterable[Cell], *, processes: int = 1, world: Processes | None = None, last: bool = True
-) -> list[Row]:
+def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world: Processes | None = None) -> list[Row]:
     """Runs the cells that are not stored yet, those that weigh most first; returns the rows of all, in that order.
 
     A cell that raises, or whose process dies, is reported and listed in the study's manifest; the others still run.
     What would stop the others too ends the command: a full disk, a damaged cell, models and data that have changed.
 
     Args:
-        study: Where they are stored. If it is a shard, its share of the cells is run.
-        cells: All cells, whichever shard they are of.
+        study: Where they are stored.
+        cells: The cells.
         processes: How many run at a time. A single one is this process, in its main thread: Ctrl-C reaches no other.
         world: Processes that `follow` and do each cell together with this one. A cell that fails ends the command,
             and with it the world: the others may be waiting within that cell.
-        last: Whether these are the study's last cells. If not, a shard waits for these, which later ones may need.
 
     Raises:
         CheckpointError: See above.
-        MissingCellsError: Cells of other shards are not stored yet.
     """
-    found = {cell.key: cell for cell in sorted(cells, key=lambda cell: -cell.weight)}
-    own = [found[key] for key in study.plan(list(found))]
+    heaviest_first = sorted(cells, key=lambda cell: -cell.weight)
+    study.plan([cell.key for cell in heaviest_first])
     stored = set(study.done)
-    own.sort(key=lambda cell: cell.key not in stored)  # these first, so that the bar shows what is left of the others
+    # Stored ones first, so that the bar shows what is left of the others.
+    own = sorted(heaviest_first, key=lambda cell: cell.key not in stored)
     joined = world if world is not None and world.count > 1 else None
     processes = 1 if joined else max(1, min(processes, len(own)))
     progress = Progress({cell.key: cell.weight for cell in own})
@@ -199,9 +194,7 @@ def run_cells(
     if joined:
         joined.from_main("")
     study.write_manifest()
-    _meet_other_shards(study, list(found), last)
-    kept = (rows.get(key) or study.rows(key) for key in found if key not in study.failed)
-    return [row for each in kept for row in each]
+    return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
 
 
 def follow(world: Processes, cells: Iterable[Cell]) -> int:
@@ -235,30 +228,6 @@ def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int,
                 process.terminate()
             running.clear()
             raise
-
-
-def _meet_other_shards(study: Study, keys: Sequence[str], last: bool) -> None:
-    """Returns when all cells are stored; before the last stage, waits for those that other shards are running."""
-    shard = study.shard
-    if shard == WHOLE:
-        return
-    while True:
-        # Who is at work is asked first: what is missing of others after that stays missing.
-        at_work = set() if last else shard.at_work(study.out, study.missing(keys))
-        missing = study.missing(keys)
-        if not missing:
-            break
-        to_come = at_work.issuperset(missing) or time.monotonic() < study.began + START_S
-        if last or study.failed or not to_come:
-            advice = "Later cells need all of them: run these shards, then this one again."
-            if last:
-                advice = "The call that finds all of them stored writes the results."
-            done = f"{study.name}: shard {shard} has done its share of {len(keys)} cells"
-            status = 1 if study.failed or not last else 0
-            raise MissingCellsError(f"{done}; missing are {shard.counts(missing)}. {advice}", status)
-        time.sleep(1)
-    if last:
-        study.await_results()
 
 
 def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProcess]) -> list[Row]:

@@ -6,18 +6,16 @@ import errno
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import CheckpointError
-from ...folders import LOCK, Claim, claim, is_claimed, refuse_claimed
+from ...folders import claim, refuse_claimed
 
 MANIFEST = "manifest.json"
 SETTINGS = "settings.json"
@@ -26,48 +24,6 @@ ANOTHER_OUT = "Choose another --out, or remove that folder."
 
 Shape = Any
 """What a stored value must look like: a type; a list of one shape; or a mapping of names that an object must have."""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One of `count` calls that share a folder: it runs every `count`-th cell from `index` (0 to count - 1) on."""
-
-    index: int = 0
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The shard "i/n"; ValueError for any other text."""
-        if found := re.fullmatch(r"(0|[1-9][0-9]{0,8})/([1-9][0-9]{0,8})", text):
-            shard = cls(int(found[1]), int(found[2]))
-            if shard.index < shard.count:
-                return shard
-        raise ValueError(f"--shard: expected i/n with i of 0 to n - 1, such as 0/2 and 1/2, got {text!r}")
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    @property
-    def lock(self) -> str:
-        """The lock file of the call that writes this shard."""
-        return LOCK if self == WHOLE else f"{LOCK}-{self.index}-of-{self.count}"
-
-    def rivals(self, out: Path) -> list[str]:
-        """The lock files in `out` that exclude this shard: all but its own and those of its sibling shards."""
-        found = (path.name for path in sorted(out.glob(f"{LOCK}*")) if path.name != self.lock)
-        return [name for name in found if self == WHOLE or not name.endswith(f"-of-{self.count}")]
-
-    def at_work(self, out: Path, indices: Iterable[int]) -> set[int]:
-        """Which of these sibling shards are being written now."""
-        return {index for index in indices if is_claimed(out, replace(self, index=index).lock)}
-
-    def counts(self, missing: Counter[int]) -> str:
-        """How many cells of which sibling shard are missing: "2 of shard 0/3, 1 of shard 2/3"."""
-        return ", ".join(f"{num} of shard {replace(self, index=index)}" for index, num in sorted(missing.items()))
-
-
-WHOLE = Shard()
-"""A call that runs the whole study."""
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -81,14 +37,13 @@ def is_helper() -> bool:
     return environment_number("WORLD_SIZE", 1) > 1 and environment_number("RANK", 0) > 0
 
 
-def refuse_taken(out: Path, shard: Shard = WHOLE) -> None:
-    """Raises CheckpointError if another call is writing `out`, other shards of the same study aside; makes nothing."""
+def refuse_taken(out: Path) -> None:
+    """Raises CheckpointError if another call is writing `out`; makes nothing."""
     if not is_helper():
-        for lock in (shard.lock, *shard.rivals(out)):
-            refuse_claimed(out, lock)
+        refuse_claimed(out)
 
 
-def take_folder(out: Path, name: str, shard: Shard = WHOLE) -> ExitStack:
+def take_folder(out: Path, name: str) -> ExitStack:
     """Claims a command's output folder, made if missing and marked by a manifest with the command's name.
 
     Of several processes that make one world the first one claims it for all.
@@ -97,22 +52,11 @@ def take_folder(out: Path, name: str, shard: Shard = WHOLE) -> ExitStack:
         CheckpointError: It holds somebody else's files, somebody else is writing it, or it cannot be made.
     """
     make_folder(out)
-    held = ExitStack()
-    if is_helper():
-        return held
     with ExitStack() as claimed:
-        claimed.enter_context(claim(out, name, lock=shard.lock))
-        # Own claim first: of two rivals that start at the same moment one, or both, are refused.
-        for lock in shard.rivals(out):
-            refuse_claimed(out, lock)
-        with turn(out, name):
+        if not is_helper():
+            claimed.enter_context(claim(out, name))
             _mark(out, name)
         return claimed.pop_all()
-
-
-def turn(out: Path, name: str, what: str = "manifest") -> Claim:
-    """Waits for this call's turn, among all shards, to read and write the manifest or the results."""
-    return claim(out, name, lock=f".alpacafarm-{what}-lock", wait=True)
 
 
 def _mark(out: Path, name: str) -> None:

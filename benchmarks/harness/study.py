@@ -13,22 +13,20 @@ import json
 import platform
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
-from ...folders import Content, claim
+from ...folders import Content
 from . import stored
 from .sources import Sources
-from .stored import ANOTHER_OUT, MANIFEST, WHOLE, Shard, cell_file, differences, read_stored
+from .stored import ANOTHER_OUT, MANIFEST, cell_file, differences, read_stored
 
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
@@ -55,15 +53,8 @@ class StudyOptions:
     """Number of independent repetitions: seeds 0 .. N-1."""
     data: str | None = None
     """Data folder (or dataset name) to use instead of the command's own."""
-    shard: str | None = None
-    """One of n calls that share the work and --out, on several machines: i/n, i from 0, runs every n-th cell; the other
-    options of all n are the same. The call that finds all cells stored writes the results; one that is done before says
-    how many are missing, and ends with status 0. Where cells need those of other shards, it waits for shards that run,
-    else says which to call first, with status 1."""
 
     def __post_init__(self) -> None:
-        if self.shard is not None:
-            Shard.parse(self.shard)
         if self.seeds < 1:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
         if not self.repeats and self.seeds != 1:
@@ -78,16 +69,11 @@ class StudyOptions:
 
     def refuse_taken(self, name: str) -> None:
         """Refuses a folder that another call is writing, before anything is loaded."""
-        stored.refuse_taken(self.folder(name), self._shard)
+        stored.refuse_taken(self.folder(name))
 
     def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
-        folder, seeds = self.folder(name), range(self.seeds)
-        return Study(folder, name, config, seeds=seeds, sources=sources, shard=self._shard, quick=self.quick)
-
-    @property
-    def _shard(self) -> Shard:
-        return WHOLE if self.shard is None else Shard.parse(self.shard)
+        return Study(self.folder(name), name, config, seeds=range(self.seeds), sources=sources, quick=self.quick)
 
 
 class Study:
@@ -100,7 +86,6 @@ class Study:
         seeds: Recorded in the manifest; they may grow between calls, and finished cells are kept.
         sources: The models and data that cells are made from. A folder made from other content is refused, wherever
             that lies; so is a cell during which the content changes.
-        shard: Which of the cells this call runs.
         quick: Recorded in the manifest: a smaller study, whose numbers are no results.
 
     Attributes:
@@ -119,14 +104,11 @@ class Study:
         *,
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
-        shard: Shard = WHOLE,
         quick: bool = False,
     ) -> None:
         self.out = Path(out)
         self.quick = quick
-        self.began = monotonic()
-        self.shard = shard
-        stored.refuse_taken(self.out, shard)
+        stored.refuse_taken(self.out)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)
@@ -134,14 +116,13 @@ class Study:
         self.finished = False
         self._sources: Sources = sources or {}
         self._contents = self._current_contents()
-        self._shards: dict[str, int] = {}
+        self._planned: list[str] = []
         self._facts: dict[str, Any] = {}
-        self._claim = stored.take_folder(self.out, name, shard)
+        self._claim = stored.take_folder(self.out, name)
         try:
-            with stored.turn(self.out, name):
-                self._check_manifest()
-                stored.make_folder(self.out / "cells")
-                self._write_manifest()
+            self._check_manifest()
+            stored.make_folder(self.out / "cells")
+            self.write_manifest()
         except BaseException:
             self.close()
             raise
@@ -164,34 +145,27 @@ class Study:
     @property
     def done(self) -> list[str]:
         """The planned cells that are stored, whichever call ran them."""
-        found = {path.name for path in (self.out / "cells").iterdir()}
-        return [key for key in self._shards if cell_file(self.out, key).name in found]
+        names = {path.name for path in (self.out / "cells").iterdir()}
+        return [key for key in self._planned if cell_file(self.out, key).name in names]
 
-    def plan(self, keys: Sequence[str]) -> list[str]:
-        """Adds the study's next cells, and returns those that this call is to run."""
-        self._shards |= {key: place % self.shard.count for place, key in enumerate(keys)}
-        return list(keys[self.shard.index :: self.shard.count])
-
-    def missing(self, keys: Sequence[str]) -> Counter[int]:
-        """Shard -> how many of these planned cells it has not stored."""
-        done = set(self.done)
-        return Counter(self._shards[key] for key in keys if key not in done)
+    def plan(self, keys: Sequence[str]) -> None:
+        """Adds the study's next cells."""
+        self._planned += [key for key in keys if key not in self._planned]
 
     def cell(self, key: str, work: Callable[[], Sequence[Row]]) -> list[Row]:
         """The rows of one cell: the stored ones if it was finished before, else those of `work()`, stored at once.
 
         Raises:
-            CheckpointError: The stored cell is damaged, the study's sources have changed, or another shard runs it.
+            CheckpointError: The stored cell is damaged, the study's sources have changed.
         """
         path = cell_file(self.out, key)
-        self._shards.setdefault(key, self.shard.index)
-        with nullcontext() if path.exists() else claim(path.parent, self.name, lock=f".{path.stem}.lock"):
-            if not path.exists():  # another shard may have stored it meanwhile
-                self._refuse_changed()
-                # Through JSON first, so that what is hashed is what is read back.
-                rows = json.loads(json.dumps([dict(row) for row in work()], default=_plain))
-                self._refuse_changed()
-                write_atomic(path, json.dumps({"key": key, "sha256": _digest(rows), "rows": rows}, indent=1))
+        self.plan([key])
+        if not path.exists():
+            self._refuse_changed()
+            # Through JSON first, so that what is hashed is what is read back.
+            rows = json.loads(json.dumps([dict(row) for row in work()], default=_plain))
+            self._refuse_changed()
+            write_atomic(path, json.dumps({"key": key, "sha256": _digest(rows), "rows": rows}, indent=1))
         return self.rows(key)
 
     def rows(self, key: str) -> list[Row]:
@@ -202,10 +176,6 @@ class Study:
             text = f"expected the rows that were stored for {key!r}, got others. Remove it and call again."
             raise CheckpointError(f"{path}: {text}")
         return list(cell["rows"])
-
-    def await_results(self) -> None:
-        """Waits until no other shard is writing the results, and keeps them from it until `close`."""
-        self._claim.enter_context(stored.turn(self.out, self.name, "results"))
 
     def write_table(self, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:
         """Writes table.csv: `columns` (default: those of the first row) of every row; floats keep every digit."""
@@ -223,16 +193,7 @@ class Study:
         return self.exit_status
 
     def write_manifest(self) -> None:
-        """Writes manifest.json, when no other shard does."""
-        with stored.turn(self.out, self.name):
-            self._write_manifest()
-
-    def _write_manifest(self) -> None:
-        done, failed = self.done, self.failed
-        if self.shard != WHOLE and not self.finished:  # only the manifest knows which cells of other shards failed
-            before = read_stored(self.out / MANIFEST, shape={"cells": {"failed": dict}}).get("cells", {"failed": {}})
-            others = {key: why for key, why in before["failed"].items() if self._shards.get(key) != self.shard.index}
-            failed = {key: why for key, why in others.items() if key not in done} | failed
+        """Writes manifest.json."""
         manifest = {
             "name": self.name,
             "complete": self.exit_status == 0,
@@ -240,7 +201,7 @@ class Study:
             "config": self.config,
             "contents": self._contents,
             "seeds": self.seeds,
-            "cells": {"done": done, "failed": failed},
+            "cells": {"done": self.done, "failed": self.failed},
             "facts": self._facts,
             "versions": versions(),
         }
@@ -251,8 +212,8 @@ class Study:
         shape = dict.fromkeys(("config", "contents", "versions"), dict)
         before = read_stored(self.out / MANIFEST, shape=shape, remedy=ANOTHER_OUT)
         made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
-        if "config" not in before or (self.shard == WHOLE and not any(made)):
-            return  # a call that ended before it did anything; a shard's sibling may be about to
+        if "config" not in before or not any(made):
+            return  # a call that ended before it did anything
         old, new, package = before.get("versions", {}), versions(), PACKAGES[0]
         found = differences(
             {**before["config"], package: old.get(package), **_flat(before.get("contents", {}))},
@@ -281,14 +242,6 @@ def _flat(contents: Mapping[str, Content]) -> Content:
     return {f"{file} of {name}": mark for name, content in contents.items() for file, mark in content.items()}
 
 
-class MissingCellsError(Exception):
-    """Cells of other shards are not stored yet: this call ends with the exit status `status`."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
     """Runs a command's body and returns the exit status: its own, 2 for an error of ours, 130 when interrupted.
 
@@ -303,9 +256,6 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
                 "Start it without torchrun or accelerate launch."
             )
         return command()
-    except MissingCellsError as error:
-        print(error, file=sys.stderr)
-        return error.status
     except AlpacaFarmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -120,7 +120,7 @@ def run(options: MethodRankingOptions) -> int:
         if reward_plans:
             print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
             cells = [Cell(plan.cell, partial(run_reward_model, plan), plan.units) for plan in reward_plans]
-            study.note(reward_models=run_cells(study, cells, processes=at_a_time, last=False))
+            study.note(reward_models=run_cells(study, cells, processes=at_a_time))
             print("2 of 2: methods", file=sys.stderr)
         cells = [Cell(plan.cell, partial(run_method, plan), plan.units) for plan in plans]
         rows = run_cells(study, cells, processes=at_a_time)

@@ -110,8 +110,7 @@ def run(options: OveroptimizationOptions) -> int:
             if cells:
                 print(f"{number} of {len(plans)}: {part} ({len(cells)})", file=sys.stderr)
             work = [Cell(plan.cell, partial(run_plan, plan), plan.units) for plan in cells]
-            last = number == len(plans)
-            rows[part] = run_cells(study, work, processes=options.processes, last=last) if cells else []
+            rows[part] = run_cells(study, work, processes=options.processes) if cells else []
         if not rows[part]:
             why = f"no run was finished, why is above. No report is written; one in {out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)

@@ -74,7 +74,7 @@ def run(options: ProtocolOptions) -> int:
     sources = dict(sandbox_sources()) | ({"--ranking": partial(ranking_content, ranking)} if ranking else {})
     config = {"num_eval": NUM_EVAL[quick], "num_live": NUM_LIVE[quick], **sizes}
     with options.study(NAME, config, sources=sources) as study:
-        answered = run_cells(study, cells, last=False)
+        answered = run_cells(study, cells)
         parts = []
         if answered:
             done = json.dumps([cell.key for cell in cells if cell.key in study.done])

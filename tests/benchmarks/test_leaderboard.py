@@ -81,18 +81,6 @@ def publish(path, rows):
         writer.writerows({"": name, **row} for name, row in rows.items())
 
 
-def test_two_shards_make_the_table_of_one_call(bundle, tmp_path, capsys):
-    given = ["--data", str(bundle), "--out"]
-    assert main([*given, str(tmp_path / "one")]) == 0
-    out = tmp_path / "out"
-    assert main([*given, str(out), "--shard", "1/2"]) == 0
-    assert "1 of shard 0/2" in capsys.readouterr().err
-    assert not (out / "table.csv").exists()
-    assert main([*given, str(out), "--shard", "0/2"]) == 0
-    for name in ("table.csv", "report.html"):
-        assert (out / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-
-
 def test_replayed_credits_are_the_stored_ones(bundle):
     dataset = RecordedDataset(bundle)
     for name in OUTPUTS:
