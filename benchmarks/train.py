@@ -30,19 +30,19 @@ from ..data.files import write_atomic
 from ..errors import DataError
 from ..folders import hash_model
 from ..plugins import source_mark
-from .harness.agent_options import OPTIONS, option_of
-from .harness.evaluation import subset
-from .harness.own_judge import has_references, judge_name, refuse_trained_on
+from .experiment.dry_run import has_weights, rehearse, report, sizes
+from .experiment.evaluation import subset
+from .experiment.own_judge import has_references, judge_name, refuse_trained_on
+from .experiment.own_reward_model import train_reward_model
+from .experiment.publish import check_push, push
+from .experiment.runs import Form, MethodPlan, RewardPlan, run_method, run_reward_model
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.dry_run import has_weights, rehearse, report, sizes
+from .methods.agent_options import OPTIONS, option_of
 from .methods.job import Feedback, Job, ModelOptions, check_positive
 from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
-from .methods.own_reward_model import train_reward_model
 from .methods.presets import Dtype, choose_preset
-from .methods.publish import check_push, push
-from .methods.runs import Form, MethodPlan, RewardPlan, run_method, run_reward_model
 
 NAME = "train"
 

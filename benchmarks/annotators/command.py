@@ -27,7 +27,7 @@ from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
-from ..harness.evaluation import subset
+from ..experiment.evaluation import subset
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import SIMULATION, text_table, write_report
 from ..harness.runner import Cell, run_cells

@@ -19,8 +19,8 @@ from ...sandbox.dataset import Sandbox
 from ...sandbox.judges import POOL, Annotators
 from ...seeding import keyed_rng
 from ...statistics import interval, mean_known
+from ..experiment.evaluation import subset
 from ..harness.estimates import correlation
-from ..harness.evaluation import subset
 from ..harness.study import Row
 from .rows import ALONE, SINGLE, TARGETS, make_row, rows_of
 

@@ -24,6 +24,7 @@ import tyro
 from ... import agents
 from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
+from ..experiment.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
 from ..harness.estimates import frame_of
 from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import Provenance, settings_table, text_table, write_report
@@ -33,7 +34,6 @@ from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
 from ..methods.job import Feedback, check_positive
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
-from ..methods.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
 from .figures import draw_figures
 from .report import report_values
 from .summary import BASELINE, JUDGED_BY, Credits, Summary

@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
+from ..experiment.runs import FEEDBACKS
 from ..harness.estimates import FEWEST
 from ..harness.page import Drawn
 from ..harness.plots import COLORS, looks, place_labels, titled
 from ..harness.report import Provenance
-from ..methods.runs import FEEDBACKS
 from .summary import Summary
 
 WORDS = {

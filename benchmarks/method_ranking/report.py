@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from ...statistics import Interval
+from ..experiment.runs import FEEDBACKS
 from ..harness.estimates import FEWEST, RESAMPLES, Estimate
 from ..harness.report import (
     Provenance,
@@ -18,7 +19,6 @@ from ..harness.report import (
     signed,
 )
 from ..methods.methods import Method
-from ..methods.runs import FEEDBACKS
 from .summary import BASELINE, JUDGED_BY, Summary
 
 COLUMN_WORDS = {

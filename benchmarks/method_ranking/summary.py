@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, UNBOUNDED
+from ..experiment.runs import COLUMNS, FEEDBACKS
 from ..harness.estimates import Agreement, Array, Bootstrap, Coefficient, Estimate, agreement, sampled_methods
 from ..methods.methods import Method
-from ..methods.runs import COLUMNS, FEEDBACKS
 
 JUDGED_BY = {"simulated": "win_rate_simulated", "human": "win_rate_human"}
 """Column of the paper's Table 2 -> our measure, of the models trained on that feedback."""

@@ -22,7 +22,7 @@ from ...instructions import Demonstration, Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
 from ...sandbox.dataset import Sandbox
-from ..harness.agent_options import OPTIONS, naming, with_defaults, with_options
+from .agent_options import OPTIONS, naming, with_defaults, with_options
 from .presets import PRESETS, Dtype, PresetName, choose_preset
 
 Feedback = Literal["simulated", "human"]

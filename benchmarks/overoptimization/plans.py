@@ -11,7 +11,7 @@ from ... import sandbox
 from ...errors import CheckpointError
 from ...instructions import Instruction
 from ...plugins import source_mark
-from ..harness.evaluation import subset
+from ..experiment.evaluation import subset
 from ..harness.stored import ANOTHER_OUT, SETTINGS, cell_file, differences, file_name, read_stored
 from .treatments import TREATMENTS, Labels, Treatment, find_treatment
 

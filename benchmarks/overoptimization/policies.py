@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ... import agents, sandbox
 from ...instructions import Preference
-from ..harness.reward_models import MAX_RESPONSE_TOKENS
+from ..experiment.reward_models import MAX_RESPONSE_TOKENS
 from .plans import Plan, Sizes
 from .treatments import SeedInputs
 

@@ -25,9 +25,9 @@ from ...instructions import Instruction, Preference
 from ...oracles.base import Constant, RewardOracle, judge
 from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
 from ...seeding import keyed_rng
+from ..experiment.evaluation import WIN_RATES, evaluate, judges_of
+from ..experiment.reward_models import LAST_FILE, MAX_RESPONSE_TOKENS, fit, fresh_pairs, hits, predicted, reliability
 from ..harness import stored
-from ..harness.evaluation import WIN_RATES, evaluate, judges_of
-from ..harness.reward_models import LAST_FILE, MAX_RESPONSE_TOKENS, fit, fresh_pairs, hits, predicted, reliability
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
 from .curves import COLUMNS, MEASURES, place_text

@@ -194,7 +194,7 @@ class EnvOracle(NoDeepCopy):
 @cache
 def _policy() -> Any:
     from ...agents import LanguageModel
-    from ..harness.reward_models import MAX_RESPONSE_TOKENS
+    from ..experiment.reward_models import MAX_RESPONSE_TOKENS
 
     return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
 
@@ -223,7 +223,7 @@ class StandardizedUtility(NoDeepCopy):
 
     def __init__(self, inputs: SeedInputs) -> None:
         from ...agents.reward_modeling import scale_of
-        from ..harness.reward_models import sample
+        from ..experiment.reward_models import sample
 
         self.oracle = sandbox.utility_oracle("sim_gpt4")
         self.name = self.oracle.name

@@ -14,7 +14,7 @@ import numpy as np
 from ... import sandbox
 from ...errors import DataError
 from ...sandbox import writers
-from ..harness.reward_models import MAX_RESPONSE_TOKENS
+from ..experiment.reward_models import MAX_RESPONSE_TOKENS
 from ..harness.runner import Cell, quiet
 from ..harness.stored import MANIFEST, file_name, read_stored, refuse_old_names
 from ..harness.study import Row

@@ -13,7 +13,7 @@ from ...instructions import Instruction
 from ...sandbox import SANDBOX, tasks, world
 from ...sandbox.dataset import SEED, generate, reference, template_weights
 from ...seeding import keyed_rng
-from ..harness.evaluation import subset
+from ..experiment.evaluation import subset
 
 LIVE: Final = "live"
 FRESH: Final = "fresh"

@@ -31,11 +31,11 @@ from ...instructions import Preference
 from ...oracles.ratings import rated
 from ...sandbox.dataset import ASSETS, Sandbox, label
 from ...statistics import PERCENT
+from ..experiment.reward_models import against_gold, fresh_pairs
 from ..harness.estimates import Estimate, pivot
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import draw_rows
 from ..harness.report import SIMULATION, Table, Verdict, interval_text, seeds_text, sentences, text_table, write_report
-from ..harness.reward_models import against_gold, fresh_pairs
 from ..harness.runner import Cell, ProgressFn, ProgressUpdate, quiet, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
 

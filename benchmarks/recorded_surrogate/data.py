@@ -20,7 +20,7 @@ from ...annotators.analysis import LIST_ITEM, has_list
 from ...data import RecordedDataset
 from ...errors import DataError
 from ...seeding import keyed_rng
-from ..harness.evaluation import subset
+from ..experiment.evaluation import subset
 
 NEAR: Final = 0.25
 """A model is near the reference if its win rate is within this of one half, so that naming the usual winner is wrong in

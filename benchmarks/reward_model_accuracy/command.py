@@ -28,11 +28,11 @@ from ... import sandbox
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
+from ..experiment.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.estimates import pivot
 from ..harness.page import Drawn, Page, read_table
 from ..harness.plots import looks, titled
 from ..harness.report import SIMULATION, Table, Verdict, sentences, text_table, write_report
-from ..harness.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..harness.own_judge import judge_name
+from ..experiment.own_judge import judge_name
 from ..harness.report import Provenance, settings_table, text_table, write_report
 from ..harness.runner import Cell, follow, run_cells
 from ..harness.study import Row, Study, run_command, versions, write_csv

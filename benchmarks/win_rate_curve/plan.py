@@ -22,7 +22,7 @@ import tyro
 from ... import agents
 from ...errors import DataError
 from ...folders import check_model, hash_model
-from ..harness.own_judge import judge_content, judge_settings
+from ..experiment.own_judge import judge_content, judge_settings
 from ..harness.sources import Sources, data_content
 from ..harness.study import StudyOptions
 from ..methods.job import Job, ModelOptions, check_positive

@@ -14,8 +14,8 @@ from ...data import Dataset
 from ...oracles.base import judge
 from ...oracles.registry import make_oracle
 from ...statistics import UNBOUNDED
-from ..harness.evaluation import missing_at, subset
-from ..harness.own_judge import has_references
+from ..experiment.evaluation import missing_at, subset
+from ..experiment.own_judge import has_references
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import Curve, Panel, draw
 from ..harness.report import Provenance, Table, interval_text, number, sentences, signed

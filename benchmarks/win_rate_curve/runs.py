@@ -18,8 +18,8 @@ from ...chat_templates import load_template
 from ...data.files import write_atomic
 from ...errors import DataError
 from ...folders import check_model
-from ..harness.evaluation import Judges, describe, evaluate, judges_of, subset
-from ..harness.own_judge import has_references, make_own_judge, refuse_trained_on
+from ..experiment.evaluation import Judges, describe, evaluate, judges_of, subset
+from ..experiment.own_judge import has_references, make_own_judge, refuse_trained_on
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.harness.evaluation import SCORES, Judges, evaluate, judges_of, missing_at, subset
+from alpacafarm_env.benchmarks.experiment.evaluation import SCORES, Judges, evaluate, judges_of, missing_at, subset
 from alpacafarm_env.oracles.base import OracleError
 
 

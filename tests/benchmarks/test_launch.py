@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods.runs import MethodPlan
+from alpacafarm_env.benchmarks.experiment.runs import MethodPlan
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_on_gpus.sh"
 RECORDER = """#!/usr/bin/env python3

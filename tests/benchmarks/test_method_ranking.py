@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from written import rows_of
 
+from alpacafarm_env.benchmarks.experiment.runs import COLUMNS, answer
 from alpacafarm_env.benchmarks.harness.stored import check_settings
 from alpacafarm_env.benchmarks.method_ranking import command
 from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
 from alpacafarm_env.benchmarks.methods.methods import METHODS, find_method
-from alpacafarm_env.benchmarks.methods.runs import COLUMNS, answer
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 

@@ -16,7 +16,7 @@ from alpacafarm_env import sandbox
 from alpacafarm_env.agents import ExpertIterationConfig, LanguageModel
 from alpacafarm_env.agents.evaluation import exact_response_kl, sequence_kl
 from alpacafarm_env.agents.loop import keyed_generator
-from alpacafarm_env.benchmarks.harness.reward_models import sample
+from alpacafarm_env.benchmarks.experiment.reward_models import sample
 from alpacafarm_env.benchmarks.harness.stored import file_name
 from alpacafarm_env.benchmarks.overoptimization import policies
 from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run

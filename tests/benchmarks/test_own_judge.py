@@ -9,7 +9,7 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.annotators import JudgeServer
-from alpacafarm_env.benchmarks.harness.own_judge import judge_content, judge_settings, make_own_judge
+from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
 from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.harness.own_judge import judge_content, judge_settings, make_own_judge
-from alpacafarm_env.benchmarks.methods.runs import MethodPlan, run_method
+from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
+from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.plugins import source_hash, source_mark

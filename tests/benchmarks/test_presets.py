@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from alpacafarm_env import agents, sandbox
 from alpacafarm_env.agents import processes
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.harness.agent_options import OPTIONS, with_options
+from alpacafarm_env.benchmarks.methods.agent_options import OPTIONS, with_options
 from alpacafarm_env.benchmarks.methods.job import Job, lora_settings
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME
 from alpacafarm_env.benchmarks.methods.presets import PRESETS

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from written import rows_of
 
+from alpacafarm_env.benchmarks.experiment.reward_models import fresh_instructions
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.harness.reward_models import fresh_instructions
 from alpacafarm_env.benchmarks.harness.stored import file_name
 from alpacafarm_env.benchmarks.harness.study import Study
 from alpacafarm_env.benchmarks.protocol import answers, held_out, levels, report

@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from alpacafarm_env.benchmarks.experiment.reward_models import against_gold, fresh_instructions, hits, reliability
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.harness.reward_models import against_gold, fresh_instructions, hits, reliability
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main
 from alpacafarm_env.sandbox import tasks

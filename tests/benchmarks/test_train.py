@@ -15,10 +15,10 @@ from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
 from alpacafarm_env.benchmarks.harness import evaluation
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.methods.methods import find_method
-from alpacafarm_env.benchmarks.methods.runs import MethodPlan, run_method
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.folders import claim
 from alpacafarm_env.oracles.base import Constant
@@ -360,7 +360,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch):
     hub = Hub()
-    monkeypatch.setattr("alpacafarm_env.benchmarks.methods.publish.HfApi", lambda: hub)
+    monkeypatch.setattr("alpacafarm_env.benchmarks.experiment.publish.HfApi", lambda: hub)
     return hub
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from alpacafarm_env.agents import BestOfN, PPOConfig
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods import runs as method_runs
+from alpacafarm_env.benchmarks.experiment import runs as method_runs
 from alpacafarm_env.benchmarks.win_rate_curve import command as win_rate_curve
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
 

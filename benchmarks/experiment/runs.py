@@ -19,14 +19,14 @@ from ...instructions import Instruction
 from ...oracles.reward_model import num_positions
 from ...plugins import check_unchanged, source_mark
 from ...statistics import win_rate
-from ..harness.evaluation import OWN_WIN_RATE, Evaluation, Judges, describe, evaluate, judges_of, subset
-from ..harness.own_judge import judge_content, judge_settings
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.sources import data_content
 from ..harness.stored import SETTINGS, ElapsedTime, check_settings, file_name, read_stored
 from ..harness.study import Row
-from .job import Feedback, Job
-from .methods import Actor, find_method
+from ..methods.job import Feedback, Job
+from ..methods.methods import Actor, find_method
+from .evaluation import OWN_WIN_RATE, Evaluation, Judges, describe, evaluate, judges_of, subset
+from .own_judge import judge_content, judge_settings
 
 VERDICTS = ("gold", "win_rate_simulated", "win_rate_human")
 """What is measured of each answer."""
@@ -312,7 +312,7 @@ def run_reward_model(plan: RewardPlan, on_progress: ProgressFn) -> list[Row]:
     """Trains the reward model on this feedback's labels of the 10k pairs; a row about it."""
     from ...agents import RewardModelingConfig
     from ...agents.processes import Processes
-    from ..harness.reward_models import LAST_FILE, fit
+    from .reward_models import LAST_FILE, fit
 
     quiet()
     folder = plan.out / "runs" / file_name(plan.cell)

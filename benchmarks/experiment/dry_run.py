@@ -16,8 +16,8 @@ from ... import pretrained
 from ...agents.trainer import Trainer
 from ...errors import DataError
 from ..harness.report import Table, text_table
-from .job import Job
-from .methods import REWARD_MODELING, find_method
+from ..methods.job import Job
+from ..methods.methods import REWARD_MODELING, find_method
 from .own_reward_model import hold_out, make_reward_modeling
 
 GB: Final = 1e9

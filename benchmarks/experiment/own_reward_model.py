@@ -9,7 +9,7 @@ from ... import agents
 from ...errors import DataError
 from ...instructions import Preference
 from ...seeding import keyed_rng
-from .job import Job
+from ..methods.job import Job
 from .runs import Form, complete_card, state_of
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 500

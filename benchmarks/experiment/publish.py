@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 
 from ...bases import base_of
 from ...errors import CheckpointError, DataError
-from .job import Job
+from ..methods.job import Job
 
 
 def check_push(name: str, job: Job, *, adapter: bool) -> None:

@@ -18,8 +18,8 @@ from ...data import Dataset
 from ...oracles.base import RewardOracle, judge
 from ...oracles.registry import make_oracle
 from ...statistics import win_rate
+from ..harness.report import number
 from .own_judge import make_own_judge
-from .report import number
 
 SCORES = ("proxy", "gold", "win_rate_simulated", "win_rate_human")
 """The measures that an oracle decides, in the order of the tables."""

@@ -21,7 +21,7 @@ from ...sandbox import dataset as texts
 from ...sandbox import tasks
 from ...seeding import keyed_rng
 from ...statistics import wilson
-from .study import Row
+from ..harness.study import Row
 
 if TYPE_CHECKING:
     from ...agents import LanguageModel, RewardModelingConfig
