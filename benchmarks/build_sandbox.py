@@ -30,8 +30,8 @@ from ..folders import claim
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
+from .experiment import reward_models
 from .experiment.reward_models import LAST_FILE, fit, sample
-from .harness import reward_models
 from .harness.study import run_command, versions
 
 TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")

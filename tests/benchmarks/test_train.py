@@ -15,8 +15,8 @@ from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.experiment import evaluation
 from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
-from alpacafarm_env.benchmarks.harness import evaluation
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.methods.methods import find_method
 from alpacafarm_env.errors import CheckpointError, DataError
