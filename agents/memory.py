@@ -4,17 +4,15 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..arguments import environment_number
+from ..host_memory import free_host_memory
 
 RECOMPUTE = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # dropout is off: nothing is drawn
 
@@ -25,7 +23,6 @@ piece has; of LLaMA's 32,000 a chunk has 2,097 tokens."""
 
 CPU_ROWS, CPU_BYTES = 256, 2e9
 """Most responses sampled at once on a CPU, and most memory for them: fixed, as rounding depends on the rows."""
-_CGROUP = Path("/sys/fs/cgroup")
 MARGIN = 0.2
 """The share of the free memory that sampling leaves to what is not counted."""
 
@@ -120,17 +117,9 @@ def sampling_rows(model: PreTrainedModel, *, prompt: int, response: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take: of a GPU, also what torch holds unused.
-
-    Processes of a launcher share a machine's memory, and a container may have a limit of its own.
-    """
+    """Bytes that this process can still take: of a GPU, also what torch holds unused."""
     if device.type != "cuda":
-        free, limit = psutil.virtual_memory().available, _CGROUP / "memory.max"
-        if limit.is_file() and (most := limit.read_text().strip()).isdigit():
-            rows = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-            cached = sum(int(size) for name, size in rows if name in ("active_file", "inactive_file"))
-            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()) + cached)
-        return int(free // environment_number("LOCAL_WORLD_SIZE", 1))
+        return free_host_memory()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + held)
 

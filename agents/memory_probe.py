@@ -19,12 +19,11 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor
 
 from ..errors import NotEnoughMemoryError
+from ..host_memory import USABLE
 from .fitting import warn_caller
 from .memory import free_memory
 from .rollouts import micro_batches
 
-USABLE: Final = 0.8
-"""The share of the free memory that a run may take: the rest is for what the system and other processes will want."""
 FIRST_TRIED: Final = {"cpu": 1024, "cuda": 16384}
 """Tokens of a micro-batch if they fit. On a CPU few: a layer's activations stay in the cache, and what comes and goes
 leaves fewer pages to be had from the system (SFT of 135 M parameters is twice as fast as with 16,384)."""

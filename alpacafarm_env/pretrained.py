@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 
 from .bases import adapter_base as adapter_base
 from .bases import read_json
-from .errors import AlpacaFarmError, CheckpointError
+from .errors import AlpacaFarmError, CheckpointError, NotEnoughMemoryError
+from .host_memory import USABLE, free_host_memory
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
@@ -93,11 +94,16 @@ def load_model(
     """Returns a model and the names of the parameters that the folder lacks, which transformers has drawn at random.
 
     `new` are parameters that may be lacking, such as the head of a classifier made of a language model.
+
+    Raises:
+        CheckpointError: The folder is missing, damaged, or of another kind.
+        NotEnoughMemoryError: The weights would take more than `USABLE` of the free memory.
     """
     import transformers
 
     with reading(path, "a model (config.json and safetensors)"):
         _check_size(path)
+        _check_room(path, options.get("dtype"))
         load = getattr(transformers, kind).from_pretrained
         options |= {"trust_remote_code": False, "use_safetensors": True}
         model, found = load(path, output_loading_info=True, **options)
@@ -137,6 +143,25 @@ def _check_size(path: str | PathLike[str]) -> None:
     if layers * width**2 > 8 * size:
         shape = f"{layers:,} layers of width {width:,} (config.json)"
         raise CheckpointError(f"{path}: expected weights of {shape}, found {size:,} bytes, which cannot hold them.")
+
+
+def _check_room(path: str | PathLike[str], dtype: Any) -> None:
+    """Raises NotEnoughMemoryError for a folder whose weights do not fit: the system would end the process."""
+    from safetensors import safe_open
+
+    numbers = size = 0
+    for file in Path(path).glob("*.safetensors"):
+        with safe_open(file, "numpy") as weights:  # type: ignore[no-untyped-call]
+            shapes = [weights.get_slice(name).get_shape() for name in list(weights.keys())]
+            numbers += sum(map(math.prod, shapes))
+        size += file.stat().st_size
+    size, free = numbers * getattr(dtype, "itemsize", 0) or size, free_host_memory()
+    if size > USABLE * free:
+        raise NotEnoughMemoryError(
+            f"{path}: {numbers:,} parameters{f' in {dtype}' if dtype else ''} take {size / 1e9:.1f} GB, and "
+            f"{USABLE * free / 1e9:.1f} GB may be used ({USABLE:.0%} of what is free). Load them in bfloat16, or "
+            "take a smaller model or a larger machine."
+        )
 
 
 def _check_growth(file: Path) -> None:

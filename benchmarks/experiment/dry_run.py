@@ -15,6 +15,7 @@ from typing import Any, Final
 from ... import pretrained
 from ...agents.trainer import Trainer
 from ...errors import DataError
+from ...host_memory import USABLE
 from ..harness.report import Table, text_table
 from ..methods.job import Job
 from ..methods.methods import REWARD_MODELING, find_method
@@ -65,7 +66,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         DataError: The method makes no steps of its own that could stand for all.
         NotEnoughMemoryError: The longest row does not fit.
     """
-    from ...agents.memory_probe import GAPS, USABLE, DeviceMemory
+    from ...agents.memory_probe import GAPS, DeviceMemory
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tiny_reward_model import make_tiny_reward_model
 
-from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env import pretrained
+from alpacafarm_env.errors import CheckpointError, NotEnoughMemoryError
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.pretrained import load_model, load_tokenizer
 
@@ -28,6 +30,14 @@ def test_a_config_of_more_than_the_weights_can_be_is_refused(folder, size):
     edit(folder / "config.json", **size)
     with pytest.raises(CheckpointError, match=f"{folder}.*1,000,000"):
         load_model(KIND, folder)
+
+
+def test_weights_beyond_the_free_memory_are_refused(folder, monkeypatch):
+    size = 4 * sum(weight.numel() for weight in load_file(folder / "model.safetensors").values())
+    monkeypatch.setattr(pretrained, "free_host_memory", lambda: size)
+    with pytest.raises(NotEnoughMemoryError, match="reward"):
+        load_model(KIND, folder, dtype=torch.float32)
+    load_model(KIND, folder, dtype=torch.bfloat16)
 
 
 def test_layers_that_the_config_does_not_count_are_refused(folder):
