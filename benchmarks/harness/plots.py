@@ -101,26 +101,6 @@ def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
     return titled(figure, title, note)
 
 
-def draw_rows(
-    rows: Mapping[str, Array], xlabel: str, title: str, note: str = "", bounds: tuple[float, float] = UNBOUNDED
-) -> Figure:
-    """A row for each label, the first on top: its seeds' values [S], their mean and its 95 % t-interval."""
-    figure = Figure(figsize=(8.5, 1.9 + 0.45 * len(rows)), dpi=150, layout="constrained")
-    axis = figure.subplots()
-    places = np.arange(len(rows), dtype=np.float64)[::-1]
-    for place, values in zip(places, rows.values(), strict=True):
-        axis.plot(values, np.full(len(values), place - 0.18), "|", color=COLORS[-1], markersize=6)
-    found = [interval(values, bounds=bounds) for values in rows.values()]
-    means, low, high = np.array([(each.mean, each.low, each.high) for each in found]).T
-    error = np.nan_to_num([means - low, high - means])
-    axis.errorbar(means, places, xerr=error, color=COLORS[0], fmt="o", markersize=5, elinewidth=1.5, capsize=3)
-    axis.set_yticks(places, list(rows))
-    axis.set(xlabel=xlabel, ylim=(-0.6, len(rows) - 0.5))
-    axis.grid(axis="x", color="#eeeeee")
-    axis.set_axisbelow(True)
-    return titled(figure, title, f"Ticks: seeds; point and bar: their mean and its 95 % t-interval. {note}")
-
-
 def titled(figure: Figure, title: str = "", note: str = "") -> Figure:
     """Finishes a drawn figure and returns it: no frames, the title above, the note in small print below."""
     for axis in figure.axes:

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 PACKAGES = (
     *("alpacafarm-env", "gymnasium", "numpy", "scipy", "matplotlib"),
-    *("scikit-learn", "torch", "transformers", "accelerate", "peft"),
+    *("torch", "transformers", "accelerate", "peft"),
 )
 
 

@@ -14,6 +14,7 @@ and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they 
 A figure that README.md shows lies in docs, and is filled in there too. Pages of docs/explanation may show
 <!-- figure: NAME.FIGURE --> and, as those of all studies, within a line <!-- value: NAME.KEY -->: one of the page's
 values, or a setting of the manifest. Everything else on these pages is written by hand, and no number is (a test).
+A page of a study that is no command any more keeps what stands in its parts.
 """
 
 import argparse
@@ -48,10 +49,7 @@ PAGES = {
     "method_ranking": ("method_ranking.command", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.command", "table.csv", "roots.csv"),
-    "ratings": ("ratings.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
-    "recorded_surrogate": ("recorded_surrogate.command", "table.csv", "best_of_n.csv"),
-    "self_rewarding": ("self_rewarding.command", "table.csv"),
     "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""

@@ -4,32 +4,46 @@ import json
 import re
 import runpy
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from alpacafarm_env.benchmarks.harness.page import read_table
-from alpacafarm_env.benchmarks.harness.report import Table, markdown_table
+from alpacafarm_env.benchmarks.harness.estimates import Estimate
+from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_table
+from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, draw
+from alpacafarm_env.benchmarks.harness.report import Table, interval_text, markdown_table
 from alpacafarm_env.benchmarks.harness.study import Study, write_csv
-from alpacafarm_env.benchmarks.ratings.command import COLUMNS, DATA
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "studies"
 MAKE = runpy.run_path(str(DOCS / "make.py"))
-PARTS = ("measured", "findings", "table: accuracy", "figure: accuracy")
-STORED = sorted(name for name in MAKE["PAGES"] if (DOCS / name).is_dir())
+PARTS = ("measured", "findings", "table: gains", "figure: gains")
+STORED = sorted(MAKE["PAGES"])
 
 
-def ratings(folder, quick=False):
-    """A finished study of two seeds in which ratings are ahead of their pairs by 1 and 3 points."""
-    right = {"ratings": (81, 83), "binarized": (80, 80), "choices": (70, 90)}
-    rows = [
-        dict(zip(COLUMNS, (seed, data, 100, right[data][seed] / 100, 0.5, 0.9, 100, right[data][seed]), strict=True))
-        for seed in (0, 1)
-        for data in DATA
-    ]
-    with Study(folder, "ratings", {"raters": "human"}, seeds=[0, 1], quick=quick) as study:
+def page(folder):
+    """What the study `demo` says of its table."""
+    rows = read_table(folder / "table.csv")
+    gain = interval_text(Estimate.of(rows.gain.to_numpy()).interval, "%")
+    drawing = draw([Panel("n", "gain", [Curve("gain", rows[["n"]].to_numpy(), rows[["gain"]].to_numpy())])], "Gains")
+    table = Table(("measure", "gain"), [("accuracy", gain)], "Level: sandbox.")
+    return Page({"gains": table}, [f"It gains {gain}."], {"gains": Drawn(drawing, "Gains.")}, f"gain {gain}")
+
+
+@pytest.fixture(autouse=True)
+def demo(monkeypatch):
+    """A study `demo` that has a page."""
+    monkeypatch.setitem(MAKE["PAGES"], "demo", ("demo", "table.csv"))
+    monkeypatch.setitem(sys.modules, "alpacafarm_env.benchmarks.demo", SimpleNamespace(page=page))
+
+
+def finished(folder, quick=False):
+    """A finished study of two seeds, which gain 1 and 3 points."""
+    rows = [{"seed": seed, "gain": gain, "n": 10} for seed, gain in enumerate((1.0, 3.0))]
+    with Study(folder, "demo", {"raters": "human"}, seeds=[0, 1], quick=quick) as study:
         study.cell("all", lambda: rows)
         study.write_table(rows)
         study.finish()
@@ -40,40 +54,38 @@ def docs(tmp_path):
     """Pages without results."""
     tmp_path = tmp_path / "docs"
     tmp_path.mkdir()
-    (tmp_path / "index.md").write_text(
-        "| <!-- headline: ratings -->x<!-- end --> | <!-- headline: other -->y<!-- end -->"
-    )
+    (tmp_path / "index.md").write_text("| <!-- headline: demo -->x<!-- end --> | <!-- headline: other -->y<!-- end -->")
     page = "".join(f"before\n\n<!-- {part} -->\n<!-- end -->\n\nafter\n" for part in PARTS)
-    (tmp_path / "ratings.md").write_text(page)
+    (tmp_path / "demo.md").write_text(page)
     return tmp_path
 
 
 def test_a_page_is_made_from_the_folder_of_a_study(tmp_path, docs):
-    ratings(tmp_path / "study")
-    assert MAKE["take"](tmp_path / "study", docs) == "ratings"
-    MAKE["write"]("ratings", docs)
-    page = (docs / "ratings.md").read_text()
-    assert "| ratings | 100 | 82.0 [" in page
+    finished(tmp_path / "study")
+    assert MAKE["take"](tmp_path / "study", docs) == "demo"
+    MAKE["write"]("demo", docs)
+    page = (docs / "demo.md").read_text()
+    assert "| accuracy | 2.0 [" in page
     assert "2.0 [-10.7, 14.7]" in page  # t(0.975, 1) = 12.7062 times a standard error of 1
     assert page.count("before") == page.count("after") == len(PARTS)
-    with Image.open(docs / "ratings" / "accuracy.png") as image:
+    with Image.open(docs / "demo" / "gains.png") as image:
         assert len(image.getcolors()) > 2
     headline, other = (docs / "index.md").read_text().split("|")[1:]
     assert "[-10.7, 14.7]" in headline
     assert other == " <!-- headline: other -->y<!-- end -->"
-    kept = json.loads((docs / "ratings" / "manifest.json").read_text())
+    kept = json.loads((docs / "demo" / "manifest.json").read_text())
     assert kept["seeds"] == [0, 1]
     assert str(tmp_path) not in json.dumps(kept)
-    MAKE["write"]("ratings", docs)
-    assert (docs / "ratings.md").read_text() == page
+    MAKE["write"]("demo", docs)
+    assert (docs / "demo.md").read_text() == page
 
 
 @pytest.mark.parametrize("spoil", ["quick", "unfinished", "unknown", "seeds", "cut", "settings", "no cells", "gone"])
 def test_only_whole_studies_are_taken_and_else_what_is_stored_stays(tmp_path, docs, spoil):
-    ratings(tmp_path / "stored")
+    finished(tmp_path / "stored")
     MAKE["take"](tmp_path / "stored", docs)
-    before = {path: path.read_bytes() for path in (docs / "ratings").iterdir()}
-    ratings(tmp_path / "study", quick=spoil == "quick")
+    before = {path: path.read_bytes() for path in (docs / "demo").iterdir()}
+    finished(tmp_path / "study", quick=spoil == "quick")
     file, table = (tmp_path / "study" / name for name in ("manifest.json", "table.csv"))
     manifest = json.loads(file.read_text())
     spoilt = {"unfinished": {"complete": False}, "unknown": {"name": "other"}, "seeds": {"seeds": [0, 1, 2]}}
@@ -87,32 +99,32 @@ def test_only_whole_studies_are_taken_and_else_what_is_stored_stays(tmp_path, do
         shutil.rmtree(tmp_path / "study" / "cells")
     with pytest.raises((SystemExit, FileNotFoundError)):
         MAKE["take"](tmp_path / "study", docs)
-    assert {path: path.read_bytes() for path in (docs / "ratings").iterdir()} == before
+    assert {path: path.read_bytes() for path in (docs / "demo").iterdir()} == before
     if spoil == "settings":
         MAKE["take"](tmp_path / "study", docs, changed=True)
-        assert json.loads((docs / "ratings" / "manifest.json").read_text())["config"] == {"raters": "sim_eval"}
+        assert json.loads((docs / "demo" / "manifest.json").read_text())["config"] == {"raters": "sim_eval"}
 
 
 @pytest.mark.parametrize(
     ("page", "lost", "instead"),
     [
-        ("ratings.md", "table: accuracy", "<!-- table: speed -->"),
-        ("ratings.md", "table: accuracy", ""),  # its end alone
-        ("ratings.md", "measured", "<!-- findings -->"),
-        ("index.md", "headline: ratings", "<!-- headline: other -->"),
+        ("demo.md", "table: gains", "<!-- table: speed -->"),
+        ("demo.md", "table: gains", ""),  # its end alone
+        ("demo.md", "measured", "<!-- findings -->"),
+        ("index.md", "headline: demo", "<!-- headline: other -->"),
     ],
 )
 def test_a_page_without_its_parts_is_refused_before_anything_is_written(tmp_path, docs, page, lost, instead):
-    ratings(tmp_path / "study")
+    finished(tmp_path / "study")
     MAKE["take"](tmp_path / "study", docs)
     (docs / page).write_text((docs / page).read_text().replace(f"<!-- {lost} -->", instead))
     before = {path: path.read_bytes() for path in docs.rglob("*.*")}
     with pytest.raises(SystemExit, match=page):
-        MAKE["write"]("ratings", docs)
+        MAKE["write"]("demo", docs)
     assert {path: path.read_bytes() for path in docs.rglob("*.*")} == before
 
 
-@pytest.mark.parametrize("name", sorted(MAKE["PAGES"]))
+@pytest.mark.parametrize("name", STORED)
 def test_every_study_has_a_page_to_fill(name):
     page, index = (DOCS / f"{name}.md").read_text(), (DOCS / "index.md").read_text()
     assert {"measured", "findings"} <= {match[1] for match in MAKE["PART"].findall(page)}
@@ -136,7 +148,8 @@ def by_hand(text):
     return NAMES.sub("", re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL))
 
 
-PAGES_BY_HAND = [*(DOCS / f"{name}.md" for name in sorted(MAKE["PAGES"])), DOCS / "index.md"]
+PAGES_BY_HAND = [path for path in sorted(DOCS.glob("*.md")) if "<!-- measured -->" in path.read_text(encoding="utf-8")]
+PAGES_BY_HAND.append(DOCS / "index.md")
 PAGES_BY_HAND += [DOCS.parent / "explanation" / "overoptimization.md"]
 TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("*.txt.j2"))
 
@@ -148,28 +161,26 @@ def test_no_number_on_a_page_is_typed(path):
 
 
 def test_a_typed_number_is_seen():
-    shown = "GPT-4 and p_sim^GPT-4 (2022, Figure 4) <!-- value: ratings.num -->10,000<!-- end --> {{ 1 }} `7` [x](8.md)"
+    shown = "GPT-4 and p_sim^GPT-4 (2022, Figure 4) <!-- value: x.num -->10,000<!-- end --> {{ 1 }} `7` [x](8.md)"
     assert not re.search(r"\d", by_hand(shown))
     for typed in ("falls by 0.39", "best of 16", "-3 points", "80 %", "R² of .94"):
         assert re.search(r"\d", by_hand(f"{shown} {typed}"))
 
 
 def test_values_of_other_studies_stay_and_unknown_ones_are_refused(tmp_path, docs):
-    ratings(tmp_path / "study")
+    finished(tmp_path / "study")
     MAKE["take"](tmp_path / "study", docs)
-    (docs / "ratings.md").write_text(
-        (docs / "ratings.md").read_text() + "by <!-- value: ratings.raters --><!-- end -->"
-    )
+    (docs / "demo.md").write_text((docs / "demo.md").read_text() + "by <!-- value: demo.raters --><!-- end -->")
     (docs.parent / "explanation").mkdir()
     other = docs.parent / "explanation" / "x.md"
-    other.write_text("<!-- value: ratings.raters --><!-- end --> <!-- value: other.num -->3<!-- end -->")
-    MAKE["write"]("ratings", docs)
-    assert "by <!-- value: ratings.raters -->human<!-- end -->" in (docs / "ratings.md").read_text()
+    other.write_text("<!-- value: demo.raters --><!-- end --> <!-- value: other.num -->3<!-- end -->")
+    MAKE["write"]("demo", docs)
+    assert "by <!-- value: demo.raters -->human<!-- end -->" in (docs / "demo.md").read_text()
     said = other.read_text()
-    assert said == "<!-- value: ratings.raters -->human<!-- end --> <!-- value: other.num -->3<!-- end -->"
-    other.write_text("<!-- value: ratings.nothing --><!-- end -->")
+    assert said == "<!-- value: demo.raters -->human<!-- end --> <!-- value: other.num -->3<!-- end -->"
+    other.write_text("<!-- value: demo.nothing --><!-- end -->")
     with pytest.raises(SystemExit, match=r"x\.md"):
-        MAKE["write"]("ratings", docs)
+        MAKE["write"]("demo", docs)
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):

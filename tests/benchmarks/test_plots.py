@@ -1,11 +1,9 @@
 """Curves with bands: the numbers behind the ink, and what is written on the axes."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, looks, png, remove_drawn, write_png
-from alpacafarm_env.benchmarks.recorded_surrogate.results import NEAR_REFERENCE, draw_accuracy
 
 STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
@@ -99,23 +97,3 @@ def test_the_axis_of_a_share_ends_where_shares_end(values):
     (axis,) = draw([Panel("x", "y", [Curve("c", STEPS[:2], values, bounds=(0.0, 1.0))])], "t").axes
     low, high = axis.get_ylim()
     assert 0 <= low < high == 1
-
-
-def test_the_rows_of_the_surrogates_accuracy_are_level_in_all_panels():
-    """A surrogate that a panel lacks leaves its row empty there: the names stand beside the first panel alone."""
-    rows = [
-        {
-            "protocol": protocol,
-            "group": NEAR_REFERENCE,
-            "surrogate": name,
-            "is_baseline": False,
-            "accuracy": 0.5 + place / 50,
-        }
-        | {"accuracy_low": 0.4, "accuracy_high": 0.6}
-        for protocol, names in (("disjoint", ("linear", "length_list", "longer")), ("models", ("length_list",)))
-        for place, name in enumerate(names)
-    ]
-    first, second = draw_accuracy(pd.DataFrame(rows), "").axes
-    assert first.get_ylim() == second.get_ylim()
-    heights = [{line.get_ydata()[0] for line in axis.lines if line.get_marker() == "o"} for axis in (first, second)]
-    assert heights == [{0, 1, 2}, {1}]

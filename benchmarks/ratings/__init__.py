@@ -1,1 +1,0 @@
-"""Whether ratings teach a reward model more than the pairs they can be turned into."""
