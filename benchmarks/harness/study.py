@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
+from ... import __version__
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
@@ -31,10 +32,8 @@ from .stored import ANOTHER_OUT, MANIFEST, cell_file, differences, read_stored
 Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
-PACKAGES = (
-    *("alpacafarm-env", "gymnasium", "numpy", "scipy", "matplotlib"),
-    *("torch", "transformers", "accelerate", "peft"),
-)
+PACKAGE = "alpacafarm-env"
+PACKAGES = ("gymnasium", "numpy", "scipy", "matplotlib", "torch", "transformers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ class Study:
         made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
         if "config" not in before or not any(made):
             return  # a call that ended before it did anything
-        old, new, package = before.get("versions", {}), versions(), PACKAGES[0]
+        old, new, package = before.get("versions", {}), versions(), PACKAGE
         found = differences(
             {**before["config"], package: old.get(package), **_flat(before.get("contents", {}))},
             {**self.config, package: new.get(package), **_flat(self._contents)},
@@ -272,7 +271,8 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the installed packages that matter to a result."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    # The package by itself: run from a checkout it need not be installed.
+    found = {"python": platform.python_version(), "platform": platform.platform(), PACKAGE: __version__}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
