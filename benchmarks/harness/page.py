@@ -1,9 +1,11 @@
-"""What a study's stored files say: tables, sentences and figures, for its report and for its page of the documentation.
+"""A study's page: its figures, sentences and tables, made of what it has stored.
 
-A study has a function `page(folder)` that makes them from table.csv and manifest.json alone, so that both say the same.
+Each study has a function `page(folder)` that makes a `Page` of table.csv and manifest.json alone. That is its only
+output: docs/studies/make.py shows it as Markdown, `publish` as one HTML file and on the terminal.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,15 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from pandas.api.types import is_numeric_dtype
 
+from ...data.files import write_atomic
 from .plots import remove_drawn, write_png
-from .report import Figure, Table
+from .report import SIMULATION, Figure, Table, render, text_table
 from .stored import MANIFEST, read_stored
+from .study import Study
+
+MOST_SENTENCES = 5
+"""Between the first figure and the first table."""
+QUICK = "A quick run: a smaller study of the same shape, to see that everything works; its numbers are no results."
 
 
 @dataclass(frozen=True)
@@ -27,29 +35,99 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Page:
-    """What a study says of its stored files.
+    """A study's result, for people.
 
     Attributes:
+        title: Above everything.
         tables: By name.
-        findings: A sentence each.
-        figures: By file name, without its ending.
+        findings: A sentence or a few each, the most important first.
+        figures: By file name, without its ending; the first one answers the study's question.
         headline: The result in a few words, with n and interval.
         values: Numbers, and words that follow from them, for sentences that are written by hand.
+        method: How it was measured, a paragraph each.
+        simulated: Whether some of its numbers are of the sandbox.
+        printed: The tables that the terminal shows; all if empty.
     """
 
+    title: str
     tables: Mapping[str, Table]
     findings: Sequence[str]
     figures: Mapping[str, Drawn] = field(default_factory=dict)
     headline: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    method: Sequence[str] = ()
+    simulated: bool = True
+    printed: Sequence[str] = ()
 
-    def write_figures(self, folder: Path) -> dict[str, Figure]:
-        """Writes the PNG files, removes those of an earlier page, and returns them for a report."""
-        remove_drawn(folder)
-        return {
-            name: Figure(write_png(folder / f"{name}.png", drawn.drawing), drawn.caption)
-            for name, drawn in self.figures.items()
-        }
+    @property
+    def headed(self) -> dict[str, Table]:
+        """Heading -> table."""
+        return {table.title or name.replace("_", " ").capitalize(): table for name, table in self.tables.items()}
+
+
+def publish(study: Study, page: Page) -> None:
+    """Writes a page's figures, its report.html and its findings in the manifest, and prints it."""
+    notes = [SIMULATION] * page.simulated + [QUICK] * study.quick
+    failures = [f"{cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()]
+    study.note(findings=[*page.findings])
+    remove_drawn(study.out)
+    figures = [
+        Figure(write_png(study.out / f"{name}.png", drawn.drawing), drawn.caption)
+        for name, drawn in page.figures.items()
+    ]
+    content = html(page, figures, read_manifest(study.out), notes=notes, failures=failures)
+    write_atomic(study.out / "report.html", content)
+    shown = {name: page.tables[name] for name in page.printed or page.tables if page.tables[name].rows}
+    print("\n\n".join(text_table(table) for table in shown.values()), end="\n\n")
+    captions = dict.fromkeys(table.caption for table in shown.values() if table.caption)
+    print(*notes, *failures, *(text for text in page.findings if text not in notes), *captions, sep="\n")
+    files = ", ".join(["report.html", MANIFEST, *(path.name for path in sorted(study.out.glob("*.csv")))])
+    print(f"Written to {study.out}: {files} and {len(figures)} figures (PNG).")
+
+
+def html(
+    page: Page,
+    figures: Sequence[Figure],
+    manifest: Mapping[str, Any],
+    *,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+) -> str:
+    """One self-contained HTML document: the first figure, at most `MOST_SENTENCES`, tables; the rest is folded."""
+    result = f"{page.headline[:1].upper()}{page.headline[1:]}." if page.headline else ""
+    lead, rest = _lead([result, *(text for text in page.findings if text not in notes)])
+    made = settings(manifest["config"]) | {"seeds": str(len(manifest["seeds"]))} | settings(manifest["versions"])
+    return render(
+        "harness/page.html.j2",
+        page=page,
+        figures=figures,
+        notes=notes,
+        failures=failures,
+        lead=lead,
+        rest=rest,
+        settings=Table(("setting", "value"), list(made.items())),
+    )
+
+
+def settings(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Names and values as text, nested ones as "sizes.num_eval"."""
+    texts: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            texts |= settings(value, f"{before}{key}.")
+        else:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            texts[before + key] = f"{value:,}" if whole else str(value)
+    return texts
+
+
+def _lead(texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The first texts, of at most `MOST_SENTENCES` together, and the others."""
+    lead, rest, num = list[str](), list[str](), 0
+    for text in filter(None, texts):
+        num += len(re.findall(r"[.!?](?= [A-Z]|$)", text))
+        (rest if num > MOST_SENTENCES else lead).append(text)
+    return lead, rest
 
 
 def read_table(path: Path) -> pd.DataFrame:

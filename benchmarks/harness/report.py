@@ -140,6 +140,8 @@ class Table:
     header: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    title: str = ""
+    """The heading, where the table's name on its page is not enough."""
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):

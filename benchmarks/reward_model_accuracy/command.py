@@ -30,11 +30,11 @@ from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
 from ..experiment.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
 from ..harness.estimates import pivot
-from ..harness.page import Drawn, Page, read_table
+from ..harness.page import Drawn, Page, publish, read_table
 from ..harness.plots import looks, titled
-from ..harness.report import SIMULATION, Table, Verdict, sentences, text_table, write_report
+from ..harness.report import Table, Verdict, sentences
 from ..harness.runner import Cell, run_cells
-from ..harness.study import Row, Study, StudyOptions, run_command
+from ..harness.study import Row, StudyOptions, run_command
 
 NAME = "reward_model_accuracy"
 COLUMNS = (
@@ -107,22 +107,10 @@ def run(options: AccuracyOptions) -> int:
         cells = [Cell.silent(f"seed {seed}", partial(measure, assets, num, seed)) for seed in range(options.seeds)]
         if rows := run_cells(study, cells):
             study.write_table(rows, COLUMNS)
-            write_results(study)
+            study.note(level="sandbox", reference="gold", judges=MEANINGS)
+            publish(study, page(study.out))
             return study.finish()
         return study.exit_status
-
-
-def write_results(study: Study) -> None:
-    """Figures, report and manifest, and the summary on stdout."""
-    found = page(study.out)
-    note = found.tables["reliability"].caption
-    print(
-        "\n".join([*(f"{text_table(table)}\n" for table in found.tables.values()), note, SIMULATION, *found.findings])
-    )
-    values: dict[str, Any] = {"page": found, "figures": found.write_figures(study.out), "meanings": MEANINGS}
-    title = "Accuracy of the sandbox's reward models"
-    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(level="sandbox", reference="gold", judges=MEANINGS, label=note, findings=found.findings)
 
 
 def page(folder: Path) -> Page:
@@ -132,7 +120,14 @@ def page(folder: Path) -> Page:
     rows = merged(every)
     tables = {"accuracy": accuracy_table(rows, note), "reliability": reliability_table(rows, note)}
     figures = {name: Drawn(drawing, f"{title} {note}") for name, (title, drawing) in draw(rows, note).items()}
-    return Page(tables, findings(every), figures, headline(rows))
+    return Page(
+        "Accuracy of the sandbox's reward models",
+        tables,
+        findings(every),
+        figures,
+        headline(rows),
+        method=sentences(f"{NAME}/method.txt.j2", meanings=MEANINGS),
+    )
 
 
 def headline(rows: pd.DataFrame) -> str:
