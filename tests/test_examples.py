@@ -14,8 +14,10 @@ EXAMPLES = ROOT / "examples"
 SHORT = {
     "live_judge": "--num 30",
     "own_data": "--num-demonstrations 64 --num-preferences 16 --num-eval 8 --epochs 1",
+    "ratings": "--num 64 --num-test 40",
     "reinforce": "--steps 2 --batch-size 8 --evaluate-every 2 --num-eval 8",
     "sb3_ppo": "--tokens 1024 --num-envs 16 --num-eval 8",
+    "self_rewarding": "--rounds 1 --num-instructions 6 --num-ratings 640 --num-demonstrations 4 --num-eval 8",
     "swap_rewards": "--steps 2 --batch-size 8",
     "trl_grpo": "--steps 2 --batch-size 8 --num-eval 8",
 }
@@ -26,8 +28,10 @@ WRITTEN = {
         *(f"own_data/{when}.json" for when in ("before", "sft", "dpo")),
         "own_data/policy/model.safetensors",
     },
+    "ratings": set(),
     "reinforce": {"reinforce.png"},
     "sb3_ppo": {"sb3_ppo.monitor.csv"},
+    "self_rewarding": set(),
     "swap_rewards": {"swap_rewards.png"},
     "trl_grpo": set(),
 }
