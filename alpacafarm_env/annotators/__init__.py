@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from .policy_pool import PolicyPool as PolicyPool
     from .policy_pool import make_policy_pool as make_policy_pool
     from .pool import AnnotatorPool as AnnotatorPool
+    from .pool import RatingPool as RatingPool
     from .pool import make_pool as make_pool
-    from .rating import RatingPool as RatingPool
 
 _HOMES = {
     "AnnotatorPool": ".pool",
     "JudgeServer": "..judge_server.server",
     "PolicyPool": ".policy_pool",
-    "RatingPool": ".rating",
+    "RatingPool": ".pool",
     "load_pool": ".config",
     "make_policy_pool": ".policy_pool",
     "make_pool": ".pool",

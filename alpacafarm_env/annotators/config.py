@@ -24,7 +24,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, RootModel, model_validator
 
 from ..errors import PoolError
 from .strict_yaml import Strict, check, hint, mistakes_error, read_yaml
@@ -201,8 +201,14 @@ class ModelConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _reasoning(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            content = {"model": content}
         name = content.get("model") if isinstance(content, dict) else None
         return {**_REASONING, **content} if str(name).startswith(("o1", "o3", "o4", "gpt-5")) else content
+
+
+class _Models(RootModel[dict[str, ModelConfig]]):
+    """The model of each role."""
 
 
 @cache
@@ -319,28 +325,30 @@ def load_models(
         raise PoolError(f"{where}: expected a mapping from role to model; got {type(content).__name__}.")
     if "model" in content and not isinstance(content["model"], ModelConfig):  # else it is a role of that name
         return dict.fromkeys(wanted, check(ModelConfig, content, where))
-    return _fill(content, wanted, where)
+    models = check(_Models, content, where).root
+    if missing := [role for role in wanted if role not in models]:  # a file may hold roles of other pools too
+        needed, given = f"the pool's roles are {', '.join(wanted)}", f"given are: {', '.join(models) or 'none'}"
+        unknown = [name for name in models if name not in {*wanted, *ROLES}]
+        mistakes = [f"{name}: unknown role.{hint(name, wanted)}" for name in unknown]
+        raise mistakes_error(where, mistakes + [f"{role}: missing; {needed}, {given}." for role in missing])
+    return {role: models[role] for role in wanted}
 
 
-def _fill(content: Mapping[Any, Any], roles: tuple[str, ...], where: str) -> dict[str, ModelConfig]:
-    filled: dict[str, ModelConfig] = {}
-    mistakes = []
-    for role, entry in content.items():
-        try:
-            fields = {"model": entry} if isinstance(entry, str) else entry
-            filled[str(role)] = entry if isinstance(entry, ModelConfig) else check(ModelConfig, fields, role)
-        except PoolError as error:
-            mistakes.append(str(error).replace("\n", "\n  "))
-    missing = [role for role in roles if role not in map(str, content)]
-    if missing:  # only then: a file may hold roles of other pools too
-        known = {*roles, *ROLES}
-        mistakes += [f"{name}: unknown role.{hint(name, roles)}" for name in content if name not in known]
-    for role in missing:
-        given = f"given are: {', '.join(map(str, content)) or 'none'}"
-        mistakes.append(f"{role}: missing; the pool's roles are {', '.join(roles)}, {given}.")
-    if mistakes:
-        raise mistakes_error(where, mistakes)
-    return {role: filled[role] for role in roles}
+def prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
+    """The prices given with the models.
+
+    Raises:
+        PoolError: Two roles give one model different prices.
+    """
+    prices: dict[str, tuple[float, float]] = {}
+    for model in models:
+        price = model.price_usd_per_million
+        if price and prices.setdefault(model.model, price) != price:
+            raise PoolError(
+                f"models: expected one price for {model.model!r} in all its roles, got {list(prices[model.model])} and "
+                f"{list(price)} USD per million tokens."
+            )
+    return prices
 
 
 def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Path, relative_to: Path) -> Path:

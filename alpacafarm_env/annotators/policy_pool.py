@@ -18,16 +18,13 @@ import numpy as np
 
 from ..errors import PoolError, UnparsableVerdictError
 from ..llm.replies import Reply
-from ..oracles.base import UNSCORED_REASON, DetailedJudge, PreferenceOracle, Verdicts
+from ..oracles.base import UNSCORED_REASON, DetailedJudge, PreferenceOracle, Verdicts, place
 from ..oracles.draws import KeyedDraws
 from ..oracles.policies import first_token_logprobs, language_model, too_long
 from ..seeding import keyed_rng
 from .config import PoolConfig, check_form, load_pool, load_prompt
-from .draws import AlpacaFarmDraws
-from .pool import Compat, show, with_noise
-from .prompts import render
-from .served import columns
-from .verdicts import parse
+from .pool import AlpacaFarmDraws, Compat, show, with_noise
+from .prompts import parse, render
 
 _TOP: Final = 20
 """Likeliest first tokens that a prompt for log-probabilities reads, as of a server."""
@@ -81,21 +78,19 @@ class PolicyPool(DetailedJudge):
         """
         pairs = list(zip(instructions, a, b, strict=True))
         shown = show(self._draws, pairs, len(self.config.annotators), in_order=not self.draws_order)
-        scores, details = np.full(len(pairs), 0.5), [dict(self.blank) for _ in pairs]
-        rows = [row for row, each in enumerate(shown) if each is not None]
+        rows = np.array([each is not None for each in shown], bool)
         asked = [each for each in shown if each is not None]
         texts = [str(render(self._prompts[who], [item], "completion")) for who, item in asked]
-        for row, (who, item), answer in zip(rows, asked, self._answers(texts, [who for who, _ in asked]), strict=True):
-            b_first = item.first == b[row]
-            if isinstance(answer, str):
-                scores[row], details[row][UNSCORED_REASON] = np.nan, answer
-            else:
-                scores[row] = 1 - answer if b_first else answer
-            details[row] |= {
-                "annotator": self.config.annotators[who].name,
-                "shown_first": "b" if b_first else "a",
-            }
-        return Verdicts(scores, columns(details))
+        answers = self._answers(texts, [who for who, _ in asked])
+        b_first = np.array([each is not None and each[1].first == b[row] for row, each in enumerate(shown)], bool)
+        scores = np.full(len(pairs), 0.5)
+        scores[rows] = [np.nan if isinstance(answer, str) else answer for answer in answers]
+        details = {
+            "annotator": np.array([self.config.annotators[who].name for who, _ in asked], object),
+            "shown_first": np.where(b_first[rows], "b", "a").astype(object),
+            UNSCORED_REASON: np.array([answer if isinstance(answer, str) else "" for answer in answers], object),
+        }
+        return Verdicts(np.where(b_first, 1 - scores, scores), place(details, rows, self.blank))
 
     def _answers(self, texts: Sequence[str], who: Sequence[int]) -> list[float | str]:
         """P(second shown preferred) by each text's annotator, or why there is none."""

@@ -6,20 +6,42 @@ content alone, and `read` gets back exactly what `render` was given. Texts are i
 placeholders.
 
 The structure cannot keep a judge from obeying a text; each prompt tells it not to.
+
+A reply is read by `parse`: one verdict for each pair, or one rating for each response. The whole reply has to be the
+answer that the prompt asked for. A judge may quote the responses, which may contain anything, even a verdict: so
+nothing is searched for inside a text, and a reply with anything else in it is refused, and asked for again. Formats:
+
+* "lines": one line a pair, `Output (a)` or `Output (b)`, numbered from 1 (`1. Output (a)`, `Pair 1: Output (a)`) or not
+  at all.
+* "label": `Output (a)` or `Output (b)`.
+* "json": an array with one object a pair, {"explanation": "...", "a_better": true or false}. The objects may also
+  follow one another without an array, and all of it may be in a fence of three backticks.
+* "logprobs": the reply's first token is "a" or "b"; its probabilities are the verdict. One pair only.
+* "rating": as "json", one object a response, {"critique": "...", "rating": 1 to 7}.
+
+Blanks around a label, a full stop after it and upper or lower case do not matter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
-from ..errors import InvalidResponseError, PoolError
+from pydantic import Field, ValidationError
+
+from ..errors import InvalidResponseError, PoolError, UnparsableVerdictError
+from ..instructions import RATINGS
+from ..llm.replies import Reply
+from ..oracles.base import shorten
 from .config import Layout, Prompt, load_prompt, names
+from .strict_yaml import Strict
 
 Message = dict[str, str]
 Rendered = list[Message] | str
@@ -34,6 +56,14 @@ _NOTICE_BEFORE, _NOTICE_AFTER = NOTICE.split("{code}")
 _TITLES: Final = {"system": "Guidelines", "user": "Question", "assistant": "Answer"}
 """Roles in a text to be continued."""
 _CODE_LENGTH: Final = 32
+# ASCII: no look-alike letters. `\Z`: `$` would let a newline follow.
+_LINE: Final = re.compile(
+    r"[ \t]*(?:(?:pair )?([1-9][0-9]{0,5})[.:)][ \t]*)?output \(([ab])\)\.?[ \t\r]*\Z", re.ASCII | re.IGNORECASE
+)
+_FENCE: Final = re.compile(r"\s*```(?:json)?[ \t\r]*\n(.*)\n[ \t]*```\s*\Z", re.ASCII | re.IGNORECASE | re.DOTALL)
+_BLANKS: Final = re.compile(r"[ \t\r\n]*")
+_LEAST_MASS: Final = 0.5
+"""Least probability of "a" and "b" together for the first token to count as an answer."""
 
 
 class Item(NamedTuple):
@@ -193,3 +223,126 @@ def _frame(prompt: Prompt, kind: Layout) -> _Frame:
         return _Frame(head, before, after)
     told = "".join(f"{_TITLES[role]}:\n{text}\n\n" for role, text in head)
     return _Frame((), f"{told}{_TITLES['user']}:\n{before}", f"{after}\n\n{_TITLES['assistant']}:")
+
+
+class Opinion(NamedTuple):
+    """An annotator's opinion of one pair or response."""
+
+    score: float
+    """P(the response shown second is better): 0 for (a), 1 for (b), for "logprobs" any from 0 to 1. Or a rating."""
+    words: str = ""
+    """Its explanation or critique, where the format has one."""
+
+
+class _Verdict(Strict):
+    explanation: str
+    a_better: bool
+
+    def opinion(self) -> Opinion:
+        return Opinion(0.0 if self.a_better else 1.0, self.explanation)
+
+
+class _Rating(Strict):
+    critique: str
+    rating: Annotated[int, Field(ge=RATINGS[0], le=RATINGS[-1])]
+
+    def opinion(self) -> Opinion:
+        return Opinion(float(self.rating), self.critique)
+
+
+def parse(format: str, reply: Reply, size: int) -> list[Opinion]:
+    """The opinion of each pair or response in a reply, in order.
+
+    Args:
+        format: "lines", "label", "json", "logprobs" or "rating".
+        reply: The model's reply.
+        size: How many pairs or responses the request held.
+
+    Raises:
+        UnparsableVerdictError: The reply is not `size` verdicts in this format.
+    """
+    opinions = _READERS[format](reply)
+    if len(opinions) != size:
+        _refuse(f"{size} verdicts, one for each pair or response shown, in order", f"{len(opinions)}", reply.text)
+    return opinions
+
+
+def _lines(reply: Reply) -> list[Opinion]:
+    if reply.finish_reason == "length":  # "Output (a)" may be the start of "Output (a) is worse"
+        _refuse("a whole reply", "one cut at its token limit (max_tokens in the pool's file)", reply.text)
+    numbers, opinions = [], []
+    for line in filter(str.strip, reply.text.split("\n")):
+        match = _LINE.match(line)
+        if not match:
+            _refuse('nothing but lines "Output (a)" or "Output (b)"', f"the line {shorten(line)}", reply.text)
+        numbers.append(match[1])
+        opinions.append(Opinion(1.0 if match[2] in "bB" else 0.0))
+    if any(numbers) and numbers != [str(n) for n in range(1, len(numbers) + 1)]:
+        given = ", ".join(number or "none" for number in numbers[:20])
+        _refuse("verdicts numbered from 1 in order, or not at all", f"the numbers {given}", reply.text)
+    return opinions
+
+
+def _json(reply: Reply, model: type[_Verdict] | type[_Rating] = _Verdict) -> list[Opinion]:
+    """Objects of two fields, a text and a verdict: in an array, or one after the other."""
+    fenced = _FENCE.match(reply.text)
+    text = fenced[1] if fenced else reply.text
+    # strict=False: models write line breaks inside strings, which are unambiguous.
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
+    values, end = [], _skip_blanks(text, 0)
+    try:
+        while end < len(text):
+            value, end = decoder.raw_decode(text, end)
+            values.append(value)
+            end = _skip_blanks(text, end)
+        objects = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+        opinions = [model.model_validate(each).opinion() for each in objects]
+    except (ValidationError, ValueError, RecursionError) as error:  # also an endless number, a thousand brackets
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        _refuse(f"JSON objects with {' and '.join(model.model_fields)}", shorten(problem, 120), reply.text)
+    return opinions
+
+
+def _skip_blanks(text: str, start: int) -> int:
+    match = _BLANKS.match(text, start)
+    return match.end() if match else start
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("an object with the same key twice")
+    return dict(pairs)
+
+
+def _logprobs(reply: Reply) -> list[Opinion]:
+    if not reply.logprobs or not reply.logprobs[0]:
+        _refuse(
+            "log-probabilities of the first token (does the server give any? If not, use a pool without them)",
+            "none",
+            reply.text,
+        )
+    first: Mapping[str, float] = reply.logprobs[0]
+    if not all(logprob <= 1e-3 for logprob in first.values()):  # also false for NaN; servers round 0 up a little
+        _refuse("log-probabilities of 0 or less", shorten(str(dict(first)), 120), reply.text)
+    mass = dict.fromkeys("ab", 0.0)
+    for token, logprob in first.items():
+        if (letter := token.strip(" \t\r\n").lower()) in mass:
+            mass[letter] += math.exp(logprob)
+    total = mass["a"] + mass["b"]
+    if not _LEAST_MASS <= total <= 1.05:
+        expected = f'a first token "a" or "b", with a probability of {_LEAST_MASS} to 1 for both together'
+        _refuse(expected, f"{total:.3g} (first tokens {shorten(str(list(first)), 120)})", reply.text)
+    return [Opinion(mass["b"] / total)]
+
+
+def _refuse(expected: str, got: str, text: str) -> NoReturn:
+    raise UnparsableVerdictError(f"Expected {expected}; got {got}. The reply: {shorten(text, 200)}")
+
+
+_READERS: Final[dict[str, Callable[[Reply], list[Opinion]]]] = {
+    "lines": _lines,
+    "label": _lines,
+    "json": _json,
+    "logprobs": _logprobs,
+    "rating": partial(_json, model=_Rating),
+}

@@ -1,65 +1,280 @@
-"""What every pool of LLM annotators has: members on a server, a ledger, a budget, limits; see `pool`, `rating`."""
+"""Pools of LLM annotators on a server, and how they are asked: shared requests, repeats, other processes' answers.
+
+A question is one pair shown to one annotator in one order, or one response to be rated. Questions to one annotator
+share requests, in the order of the batch. If a shared reply does not hold exactly one verdict per question, each is
+asked alone, up to `MAX_TRIES` times. Replies are stored as they arrive and read from there, so nothing is paid for
+twice: not after a kill, not by another process (questions are leased), not for a better parser.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from time import monotonic
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PoolError
+from .. import errors
 from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
-from ..llm.ledger.operations import check_budget
+from ..llm.ledger import operations as sql
 from ..llm.ledger.store import Ledger, shared_ledger
-from ..llm.limits import Limiter
-from ..llm.pricing import Prices
-from ..oracles.base import NoDeepCopy
-from .batch import Answer, BatchRun, Progress, Question, Served
-from .config import ModelConfig, PoolConfig, check_form, load_models, load_pool, load_prompt
+from ..llm.limits import Pace
+from ..llm.replies import read_reply
+from ..llm.requests import Prices, Request
+from ..oracles.base import UNSCORED_REASON, NoDeepCopy, shorten
+from ..seeding import keyed_rng
+from .config import (
+    AnnotatorConfig,
+    ModelConfig,
+    PoolConfig,
+    Prompt,
+    check_form,
+    load_models,
+    load_pool,
+    load_prompt,
+    prices_in,
+)
+from .prompts import Opinion, Shown, parse, render
+
+T = TypeVar("T")
+MAX_TRIES: Final = 3
+"""Requests for one pair alone; after them a reply without a verdict is final."""
+AHEAD: Final = 256
+"""Requests prepared beyond those in flight (some kilobytes each): those that wait to be repeated must not hold others
+up."""
+_POLL_S: Final = (0.05, 1.0)
+"""Seconds between looks for answers to another process's questions: first and longest wait."""
 
 
-def check_server(spec: Mapping[str, Any]) -> None:
-    """Refuses a mapping of a pool's keywords that could ask nobody, or spend without a limit that anybody has set.
+@dataclass(frozen=True)
+class Served:
+    """An annotator of a pool, with its prompt and model, on a server; `seed` is the pool's."""
 
-    Raises:
-        PoolError: The server is not on this machine and `budget_usd` is not given (None for no limit), or the variable
-            named by `api_key_env` is not set.
-        PermanentAPIError: The server needs a key, and there is none.
-        ValueError: `base_url` is no address.
-    """
-    if getattr(spec.get("ledger"), "replay", spec.get("replay", False)):  # asks nobody
-        return
-    require_key_variable(spec.get("api_key_env", OPENAI_KEY))
-    given = {key: spec[key] for key in ("base_url", "api_key_env", "allow_insecure") if key in spec}
-    endpoint = Endpoint(**given)
-    endpoint.key()
-    if not endpoint.local and "budget_usd" not in spec:
-        raise PoolError(
-            f"Pool {spec['pool']!r}: expected budget_usd, the US dollars that its ledger may have spent in all (None, "
-            f"in JSON null: no limit), got none, and answers of {endpoint.host} may cost money. Give it, or the "
-            "base_url of a server on this machine."
-        )
-
-
-class ServedOptions(TypedDict, total=False):
-    """Keywords of `ServedPool`."""
-
-    base_url: str | None
-    api_key: str | None
-    api_key_env: str
-    allow_insecure: bool
-    ledger: Ledger | Path | str | None
+    config: AnnotatorConfig
+    prompt: Prompt
+    model: ModelConfig
+    base_url: str
     seed: int
-    budget_usd: float | None
-    replay: bool
-    client_config: ClientConfig | None
-    prices: Mapping[str, tuple[float, float]] | None
-    on_progress: Callable[[Progress], None] | None
+
+    def request(self, items: Sequence[Shown], tries: int = 0) -> Request:
+        """The request about some pairs or responses, at most the batch size; each of several tries is another draw."""
+        model, seed = self.model, self.seed
+        field = "messages" if model.kind == "chat" else "prompt"
+        body: dict[str, Any] = {"model": model.model, field: render(self.prompt, items, model.kind)}
+        body[model.max_tokens_field] = self.config.max_tokens + model.extra_tokens
+        body |= {"temperature": self.config.temperature, "top_p": self.config.top_p}
+        body["seed"] = seed if not tries else int(keyed_rng(seed, "try", tries).integers(2**31))
+        if model.kind == "completion":
+            body["stop"] = ["\n\n"]  # a model that continues texts would go on to pairs of its own
+        if self.prompt.format == "logprobs":
+            body |= {"logprobs": True, "top_logprobs": 20} if model.kind == "chat" else {"logprobs": 20}
+        kept = {name: value for name, value in body.items() if name not in model.omit}
+        return Request(self.base_url, model.kind, kept, f"seed {seed}" + (f", try {tries}" if tries else ""))
+
+    def question(self, annotator: int, item: Shown) -> Question:
+        """The question to this annotator, which has this number in its pool.
+
+        Its key is that of the request for the item alone and the batch size: neighbours may sway a verdict.
+        """
+        alone = self.request([item])
+        named = replace(alone, sample=f"{alone.sample}, in requests of {self.config.batch_size}")
+        return Question(annotator, item, named.key)
+
+    def read(self, raw: str, size: int) -> list[Opinion] | Exception:
+        """The opinions in a raw reply about `size` pairs or responses, or why there are none."""
+        try:
+            return parse(self.prompt.format, read_reply(self.model.kind, raw), size)
+        except (errors.UnparsableVerdictError, errors.InvalidReplyError) as error:
+            return error
+
+
+@dataclass(frozen=True)
+class Question:
+    """A pair in one order, or a response, for one annotator (its number); `key` names it in the ledger."""
+
+    annotator: int
+    item: Shown
+    key: str
+
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """Instruction and unordered pair; the instruction alone of a response to rate."""
+        return (self.item.instruction, *(sorted(self.item[1:]) if len(self.item) > 2 else ()))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """P(second shown preferred) or a rating, with its explanation or critique; or NaN and why."""
+
+    score: float = math.nan
+    words: str = ""
+    cost_usd: float = 0.0
+    cached: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of one call."""
+
+    done: int
+    total: int
+    cost_usd: float
+    """Spent by this call; NaN if a model has no price."""
+    seconds: float
+
+
+class Call:
+    """One call of a pool about some questions, by key."""
+
+    def __init__(self, pool: ServedPool, questions: Mapping[str, Question]) -> None:
+        self._pool, self._ledger, self._questions = pool, pool.ledger, questions
+        self._open = dict(questions)
+        self._answers: dict[str, Answer] = {}
+        self._costs: dict[str, float] = {}  # of the questions asked in this call
+        self._spent, self._ended, self._start = 0.0, False, monotonic()
+
+    async def run(self) -> dict[str, Answer]:
+        """The answer of each question, by key."""
+        if self._ledger.replay:
+            self._read(await self._do(sql.lookup, list(self._open)))
+            self._check_replayed()
+            return self._answers
+        owner, again, wait_s = self._ledger.new_owner(), dict[str, int](), _POLL_S[0]
+        try:
+            async with self._pool.client() as client:
+                self._places = asyncio.Semaphore(client.limiter.most + AHEAD)
+                while self._open:
+                    stored, mine = await self._do(sql.claim, list(self._open), owner, again)
+                    unread = self._read(stored)
+                    new = unread.keys() - again.keys()
+                    again |= unread
+                    if new:  # replies without a verdict: their questions are claimed too, before anything is asked
+                        continue
+                    if batches := self._batches([key for key in mine if key in self._open], again):
+                        await _all(self._ask(client, *batch) for batch in batches)
+                        wait_s = _POLL_S[0]
+                    elif self._open:  # others are asking these
+                        await asyncio.sleep(wait_s)
+                        wait_s = min(2 * wait_s, _POLL_S[1])
+        except errors.BudgetExceededError as error:
+            kept = f"{len(self._answers)} of {len(self._questions)} questions are answered and kept"
+            raise errors.BudgetExceededError(f"{error} {kept}: run again to go on from there.") from None
+        finally:
+            await self._do(sql.release, owner)  # also if a claim was cut short: that comes first in the ledger's queue
+        return self._answers
+
+    def _batches(self, keys: Sequence[str], tries: Mapping[str, int]) -> list[tuple[list[Question], int]]:
+        """New questions share requests; one whose reply had no verdict goes alone.
+
+        The two orders of a pair never share a request, where the judge would see the contradiction, nor do two
+        responses to one instruction, which would be compared and not rated.
+        """
+        alone = [([self._questions[key]], tries[key]) for key in keys if key in tries]
+        groups: dict[tuple[int, int], list[Question]] = {}
+        seen: dict[tuple[int, tuple[str, ...]], int] = {}
+        for key in keys:
+            if key not in tries:
+                question = self._questions[key]
+                place = (question.annotator, question.subject)
+                seen[place] = seen.get(place, -1) + 1
+                groups.setdefault((question.annotator, seen[place]), []).append(question)
+        shared: list[tuple[list[Question], int]] = []
+        for (annotator, _), questions in groups.items():
+            size = self._pool.served[annotator].config.batch_size
+            shared += [(questions[n : n + size], 0) for n in range(0, len(questions), size)]
+        return alone + shared
+
+    async def _ask(self, client: Client, questions: list[Question], tries: int) -> None:
+        """Asks until each question has a verdict or a reason: those of a reply without verdicts again, each alone."""
+        pending = [(questions, tries)]
+        try:
+            while pending:
+                left = await _all(self._request(client, *batch) for batch in pending)
+                pending = [batch for batches in left for batch in batches]
+        except BaseException:
+            self._ended = True
+            raise
+
+    async def _request(self, client: Client, questions: list[Question], tries: int) -> list[tuple[list[Question], int]]:
+        """One request about some questions: settles them, or returns what is to be asked next, and for which time."""
+        served = self._pool.served[questions[0].annotator]
+        keys = [question.key for question in questions]
+        apart = [([question], 0) for question in questions] if len(questions) > 1 else []
+        try:
+            async with self._places:
+                if self._ended:
+                    return []
+                request = served.request([question.item for question in questions], tries)
+                reply = await client.ask(request, questions=keys, label=served.config.name)
+        except (errors.ContentRefusedError, errors.TransientAPIError) as error:
+            self._pay(keys, error.cost_usd)
+            if apart and isinstance(error, errors.ContentRefusedError):
+                return apart  # one of them may have been refused: the others are not to suffer
+            self._settle(keys, [Answer(reason=f"{type(error).__name__}: {error}")] * len(keys))
+            return []
+        if reply.attempts:
+            self._pay(keys, reply.cost_usd)
+        opinions = served.read(reply.raw, len(keys))
+        if not isinstance(opinions, Exception):
+            self._settle(keys, [Answer(*opinion) for opinion in opinions])
+        elif apart:
+            return apart
+        elif tries + 1 < MAX_TRIES:
+            return [(questions, tries + 1)]
+        else:
+            self._settle(keys, [Answer(reason=_unparsable(opinions))])
+        return []
+
+    def _read(self, stored: Mapping[str, sql.Stored]) -> dict[str, int]:
+        """Settles the questions whose stored reply has a verdict; returns the tries so far of the others."""
+        unread: dict[str, int] = {}
+        read: dict[str, list[Opinion] | Exception] = {}  # by request
+        for key, reply in stored.items():
+            served = self._pool.served[self._questions[key].annotator]
+            if reply.request_key not in read:
+                read[reply.request_key] = served.read(reply.raw, reply.size)
+            opinions = read[reply.request_key]
+            if not isinstance(opinions, Exception):
+                self._settle([key], [Answer(*opinions[reply.position])])
+            elif reply.size == 1 and reply.tries >= MAX_TRIES:
+                self._settle([key], [Answer(reason=_unparsable(opinions))])
+            else:
+                unread[key] = reply.tries
+        return unread
+
+    def _check_replayed(self) -> None:
+        if self._open:
+            missing = next(iter(self._open.values()))
+            served = self._pool.served[missing.annotator]
+            raise errors.ReplayMissError(
+                f"{len(self._open)} of {len(self._questions)} questions have no stored answer in {self._ledger.path} "
+                f"from {served.base_url} with seed {served.seed}; the first is for {served.config.name}, "
+                f"model {served.model.model!r}, instruction {shorten(missing.item.instruction)}. Answers are kept by "
+                "server, model, prompt and seed: give those of the run to replay, or run once without replay."
+            )
+
+    def _pay(self, keys: Sequence[str], cost_usd: float) -> None:
+        self._spent += cost_usd
+        for key in keys:
+            self._costs[key] = self._costs.get(key, 0.0) + cost_usd / len(keys)
+
+    def _settle(self, keys: Sequence[str], answers: Sequence[Answer]) -> None:
+        for key, answer in zip(keys, answers, strict=True):
+            self._answers[key] = replace(answer, cost_usd=self._costs.get(key, 0.0), cached=key not in self._costs)
+            self._open.pop(key, None)
+        if self._pool.on_progress:
+            seconds = monotonic() - self._start
+            self._pool.on_progress(Progress(len(self._answers), len(self._questions), self._spent, seconds))
+
+    async def _do(self, operation: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._ledger.do(operation, *args))
 
 
 class ServedPool(NoDeepCopy):
@@ -76,8 +291,7 @@ class ServedPool(NoDeepCopy):
             `llm.ledger.file.default_path`.
         seed: Another seed is another opinion on the same texts, asked and paid for anew.
         budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
-        replay: Answer from the ledger alone; a question without a stored answer is an error. An open `Ledger` must have
-            been opened for it.
+        replay: Answer from the ledger alone; a question without a stored answer is an error.
         client_config: Time limits, concurrency, repeats. What is learned of the server's limits is kept between calls.
         prices: US dollars per million tokens by model, (input, output), over the package's own table.
         on_progress: Called after each answer.
@@ -110,7 +324,7 @@ class ServedPool(NoDeepCopy):
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
-        check_budget(budget_usd)
+        sql.check_budget(budget_usd)
         if replay and isinstance(ledger, Ledger) and not ledger.replay:
             raise ValueError(
                 f"replay: {ledger.path} is open for asking too. Open it with replay=True, or give its path."
@@ -120,18 +334,16 @@ class ServedPool(NoDeepCopy):
         self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
         check_form(self.config, rates=self.rates)
         roles = load_models(models, self.config.roles)
-        self.name = self.config.name
-        self.paid = True
+        self.name, self.paid, self.seed, self.on_progress = self.config.name, True, seed, on_progress
         self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
         self.served = tuple(
             Served(annotator, load_prompt(annotator.prompt), roles[annotator.role], self.endpoint.base_url, seed)
             for annotator in self.config.annotators
         )
         self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
-        self.seed, self.on_progress = seed, on_progress
-        self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
-        self.prices = Prices.load(overrides={**_prices_in(roles.values()), **(prices or {})})
-        self._limiter = Limiter(self.client_config)
+        self.prices = Prices.load({**prices_in(roles.values()), **(prices or {})})
+        self._budget_usd, self._client_config = budget_usd, client_config or ClientConfig()
+        self._pace = Pace(float(self._client_config.max_concurrency))
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """The answer to each question, one call for all.
@@ -144,45 +356,45 @@ class ServedPool(NoDeepCopy):
             LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
         """
         wanted = {question.key: question for question in questions}
-        found = run(self.asking(wanted).run()) if wanted else {}
+        by_key = run(Call(self, wanted).run()) if wanted else {}
         answers = []
         for question in questions:
-            answers.append(found[question.key])
-            found[question.key] = replace(found[question.key], cost_usd=0.0, cached=True)
+            answers.append(by_key[question.key])
+            by_key[question.key] = replace(by_key[question.key], cost_usd=0.0, cached=True)
         return answers
 
-    def asking(self, questions: Mapping[str, Question]) -> BatchRun:
-        """A call about questions, by key; `answers` runs it. What it learns of the server's limits is kept."""
-        client = partial(
-            Client,
+    def details(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, NDArray[Any]]:
+        """Who was asked, the cost, whether the ledger had the answer, and why there is none, each [questions]."""
+        names = [self.served[question.annotator].config.name for question in questions]
+        return {
+            "annotator": np.array(names, object),
+            "cost_usd": np.array([answer.cost_usd for answer in answers], np.float64),
+            "cached": np.array([answer.cached for answer in answers], bool),
+            UNSCORED_REASON: np.array([answer.reason for answer in answers], object),
+        }
+
+    def client(self) -> Client:
+        """A client for one call, which goes on at the pace that those before it have found."""
+        return Client(
             self.endpoint,
-            config=self.client_config,
+            config=self._client_config,
             ledger=self.ledger,
             prices=self.prices,
-            budget_usd=self.budget_usd,
-            limiter=self._limiter,
+            budget_usd=self._budget_usd,
+            pace=self._pace,
         )
-        return BatchRun(questions, self.served, self.ledger, client, self.on_progress)
 
 
-def _prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
-    """The prices given with the models.
-
-    Raises:
-        PoolError: Two roles give one model different prices.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for model in models:
-        price = model.price_usd_per_million
-        if price and found.setdefault(model.model, price) != price:
-            raise PoolError(
-                f"models: expected one price for {model.model!r} in all its roles, got {list(found[model.model])} and "
-                f"{list(price)} USD per million tokens."
-            )
-    return found
+async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Awaits them together. If one fails, the others, which are paid for, still arrive first."""
+    outcomes = await asyncio.gather(*awaitables, return_exceptions=True)
+    results: list[T] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome)
+    return results
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """The details of a batch of one row or more, each an array [B]; texts are objects."""
-    kinds = {key: object if isinstance(value, str) else None for key, value in rows[0].items()} if rows else {}
-    return {key: np.array([row[key] for row in rows], kind) for key, kind in kinds.items()}
+def _unparsable(error: Exception) -> str:
+    return f"{errors.UnparsableVerdictError.__name__}: no verdict in {MAX_TRIES} replies; the last: {error}"

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import PoolError
 
-MAX_BYTES = 1 << 20
-"""A file of annotators is a few kilobytes."""
-MAX_NODES = 10_000
-"""Keys, values, lists and mappings in a file: bounds the time to read one to about a second."""
-_MAX_DEPTH = 30
+MAX_BYTES = 1 << 16
+"""A file of annotators is a few kilobytes. The limit bounds the time to read one, too."""
 _SHOWN = 60
 """Characters of a wrong value shown in an error."""
 
@@ -30,31 +27,20 @@ class Strict(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """`yaml.SafeLoader` without aliases, repeated keys, and more content than a person writes."""
-
-    nodes = depth = 0
+    """`yaml.SafeLoader` without aliases, which can make much of little, and repeated keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.nodes += 1
-        if self.nodes > MAX_NODES or self.depth >= _MAX_DEPTH:
-            limit = f"more than {MAX_NODES} values" if self.nodes > MAX_NODES else "nested too deeply"
-            raise yaml.MarkedYAMLError(None, None, limit, self.get_mark())
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(None, None, "aliases (*name) are not allowed here", event.start_mark)
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(None, None, "aliases (*name) are not allowed here", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = key_node.value
-            if isinstance(key, str) and key in seen:
-                raise yaml.MarkedYAMLError(None, None, f"the key {key!r} stands here twice", key_node.start_mark)
-            seen.add(key if isinstance(key, str) else id(key_node))
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -73,15 +59,13 @@ def read_yaml(path: Path) -> Any:
         raise PoolError(f"{path}: larger than {MAX_BYTES} bytes; expected a short YAML file.")
     try:
         return yaml.load(content.decode("utf-8"), Loader=_Loader)  # noqa: S506 -- a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date such as 2024-99-99
-        raise PoolError(f"{path}: expected YAML{_where(error)}") from error
-
-
-def _where(error: Exception) -> str:
-    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-    return f"{place}: {' '.join(str(problem)[:500].split())}."
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem: object = error.problem
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, a date such as 2024-99-99, "[[[[..."
+        place, problem = "", error
+    raise PoolError(f"{path}: expected YAML{place}: {' '.join(str(problem)[:500].split())}.")
 
 
 def check(model: type[Model], content: object, where: object) -> Model:
@@ -91,13 +75,12 @@ def check(model: type[Model], content: object, where: object) -> Model:
         PoolError: With one line for each mistake.
     """
     if not isinstance(content, Mapping):
-        raise PoolError(
-            f"{where}: expected a mapping with the fields {', '.join(model.model_fields)}; got {_show(content)}."
-        )
+        fields = ", ".join(model.model_fields)
+        raise PoolError(f"{where}: expected a mapping with the fields {fields}; got {_show(content)}.")
     try:
         return model.model_validate(dict(content))
     except ValidationError as error:
-        mistakes = [_mistake(model, found) for found in error.errors(include_url=False)]
+        mistakes = [_mistake(model, details) for details in error.errors(include_url=False)]
     raise mistakes_error(where, mistakes)
 
 
@@ -109,38 +92,27 @@ def mistakes_error(where: object, mistakes: Sequence[str]) -> PoolError:
 
 def hint(name: object, options: Iterable[str]) -> str:
     """To follow an unknown name: " Did you mean 'x'? There are: ..."."""
-    known = list(options)
-    close = get_close_matches(str(name)[:100], known, n=1)
-    return (f" Did you mean {close[0]!r}?" if close else "") + f" There are: {', '.join(known)}."
+    names = list(options)
+    close = get_close_matches(str(name)[:100], names, n=1)
+    return (f" Did you mean {close[0]!r}?" if close else "") + f" There are: {', '.join(names)}."
 
 
-def _mistake(model: type[BaseModel], found: Any) -> str:
-    place = tuple(found["loc"])
+def _mistake(model: type[BaseModel], details: Any) -> str:
+    *_, last = place = tuple(details["loc"]) or ("",)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")[:200]
-    if found["type"] == "extra_forbidden":
-        return f"{field}: unknown field.{hint(place[-1], _fields_at(model, place[:-1]))}"
-    if found["type"] == "missing":
-        return f"{field}: missing."
-    if found["type"] == "invalid_key":
-        return f"{field}: a field's name must be text; got {_show(place[-1])}."
-    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    if found["type"] == "value_error":
-        return f"{field}: {message}" if field else message
-    return f"{field}: expected {message}; got {_show(found['input'])}."
-
-
-def _fields_at(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
-    """The field names at a place inside `model`."""
-    for part in place:
-        if isinstance(part, str) and part in model.model_fields:
-            model = _inner(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
-
-
-def _inner(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for argument in get_args(annotation) if (found := _inner(argument))), None)
+    message = str(details["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    match details["type"]:
+        case "extra_forbidden":
+            schema = model.model_json_schema()
+            parts = [schema, *schema.get("$defs", {}).values()]
+            return (
+                f"{field}: unknown field.{hint(last, dict.fromkeys(n for p in parts for n in p.get('properties', ())))}"
+            )
+        case "missing":
+            return f"{field}: missing."
+        case "value_error":
+            return f"{field}: {message}" if field else message
+    return f"{field}: expected {message}; got {_show(details['input'])}."
 
 
 def _show(value: object) -> str:

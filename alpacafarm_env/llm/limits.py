@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, fields
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
 
 from ..errors import APIError, TransientAPIError
 
-OUTAGE = 20
-"""Failures in a row, over all requests of a client, that end it."""
-PROBES_S = (1.0, 2.0, 4.0)
-"""The last of them are requests sent alone, after these waits: a server that restarts is not given up."""
+OUTAGE, OUTAGE_S = 20, 10.0
+"""Failures in a row, over all requests of a client, and seconds since the first of them, that end it. A server that
+restarts breaks all connections at once, and is back before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +42,29 @@ class ClientConfig:
             if isinstance(field.default, int):
                 holds, expected = type(value) is int and value >= 1, "an integer, 1 or more"
             else:
-                optional = field.default is None
-                holds = (optional and value is None) or 0 < value < inf
-                expected = "finite and above 0" + (", or None" if optional else "")
+                holds = value is field.default is None or (value is not None and 0 < value < inf)
+                expected = "finite and above 0"
             if not holds:
                 raise ValueError(f"{type(self).__name__}.{field.name} must be {expected}, got {value!r}")
 
 
 @dataclass
-class _Pace:
+class Pace:
     """What was learned of a server, and when it may be asked next, in seconds of the monotonic clock.
 
-    Limiters in several threads may share it: a lost update costs no more than one step of the search.
+    Limiters one after the other go on at it. Those in several threads may share it: a lost update costs no more than
+    one step of the search.
     """
 
     limit: float
+    """Requests in flight now allowed, 1 or more."""
     cut: float = -inf
-    before_outage: float = 0.0
     paused_until: float = -inf
     next_start: float = -inf
 
 
 class Limiter:
-    """Admits the requests of one client.
-
-    Its queue belongs to one event loop. What it has learned does not: `fresh` hands it on.
+    """Admits the requests of one client, in one event loop.
 
     Attributes:
         most: Requests in flight at most.
@@ -74,30 +72,15 @@ class Limiter:
         failures: Failures since the last success.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, pace: Pace | None = None) -> None:
         self.config, self.most = config, config.max_concurrency
+        self.pace = pace or Pace(float(self.most))
         self.active = self.failures = 0
         self.refusal: APIError | None = None
-        self._pace = _Pace(float(self.most))
         self._spacing = 60 / config.requests_per_minute if config.requests_per_minute else 0.0
-        self._probe = 0
-        self._repeats: deque[asyncio.Future[float]] = deque()
-        self._waiting: deque[asyncio.Future[float]] = deque()
+        self._failing_since, self._number = inf, count()
+        self._queue: list[tuple[bool, int, asyncio.Future[float]]] = []
         self._timer: asyncio.TimerHandle | None = None
-
-    def fresh(self) -> Limiter:
-        """A limiter for another event loop, with nothing in flight and no refusal, that goes on at the same pace.
-
-        Both may be used at once, in two threads: each learns from the other, and admits up to `limit`.
-        """
-        other = Limiter(self.config)
-        other._pace = self._pace
-        return other
-
-    @property
-    def limit(self) -> float:
-        """Requests in flight now allowed, in [1, most]."""
-        return self._pace.limit
 
     async def acquire(self, *, again: bool = False) -> float:
         """Wait for leave to send: first come, first served, but repeats before all others, as their time is running.
@@ -109,7 +92,7 @@ class Limiter:
         if refusal := self.refused():
             raise refusal
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        (self._repeats if again else self._waiting).append(future)
+        heappush(self._queue, (not again, next(self._number), future))
         self._admit()
         try:
             return await future
@@ -125,43 +108,28 @@ class Limiter:
 
     def succeeded(self, started: float) -> None:
         """Report a valid reply."""
-        pace = self._pace
-        pace.limit = max(pace.limit, pace.before_outage / 2)  # it is back: less than before, but not one by one
-        pace.before_outage = 0.0
-        self.failures = self._probe = 0
-        if started >= pace.cut:
-            pace.limit = min(float(self.most), pace.limit + 1 / pace.limit)
+        self.failures, self._failing_since = 0, inf
+        if started >= self.pace.cut:
+            self.pace.limit = min(float(self.most), self.pace.limit + 1 / self.pace.limit)
 
     def failed(self, started: float, *, crowded: bool = False, retry_after_s: float = 0.0) -> bool:
-        """Report a passing failure: of a crowded server those in flight together count as one.
+        """Report a passing failure: of a crowded server those in flight together halve the limit once.
 
-        Nothing is sent for `retry_after_s` seconds. Returns whether this was the last of `OUTAGE` failures in a row.
+        Nothing is sent for `retry_after_s` seconds. Returns whether the server is out: see `OUTAGE`.
         """
-        now, pace = time.monotonic(), self._pace
-        self.pause(now + retry_after_s)
-        first = started >= pace.cut
-        if crowded and first:
-            pace.cut, pace.limit = now, max(1.0, pace.limit / 2)
-        self.failures += 1 if first or not crowded else 0
-        if self.failures < OUTAGE - len(PROBES_S) or (self._probe and not first):
-            return False
-        if self._probe == len(PROBES_S):
-            return True
-        pace.before_outage = max(pace.before_outage, pace.limit)
-        self.pause(now + PROBES_S[self._probe])
-        pace.cut, pace.limit, self._probe = now, 1.0, self._probe + 1
-        return False
-
-    def pause(self, until: float) -> None:
-        """Send nothing before `until`, in seconds of the monotonic clock."""
-        self._pace.paused_until = max(self._pace.paused_until, until)
+        now, pace = time.monotonic(), self.pace
+        pace.paused_until = max(pace.paused_until, now + retry_after_s)
         self._check_pause()
+        if crowded and started >= pace.cut:
+            pace.cut, pace.limit = now, max(1.0, pace.limit / 2)
+        self.failures, self._failing_since = self.failures + 1, min(self._failing_since, now)
+        return self.failures >= OUTAGE and now - self._failing_since >= OUTAGE_S
 
     def refuse(self, error: APIError) -> None:
         """Raise a copy of this error for all requests that wait, and all to come."""
         self.refusal = self.refusal or error
-        while queue := self._repeats or self._waiting:
-            future = queue.popleft()
+        while self._queue:
+            _, _, future = heappop(self._queue)
             if not future.done():
                 future.set_exception(_copy(error))
 
@@ -170,7 +138,7 @@ class Limiter:
         return _copy(self.refusal) if self.refusal else None
 
     def _check_pause(self) -> None:
-        wait = self._pace.paused_until - time.monotonic()
+        wait = self.pace.paused_until - time.monotonic()
         if wait > self.config.max_wait_s and not self.refusal:
             problem = f"The server asks for no requests for another {wait:,.0f} s, longer than max_wait_s="
             self.refuse(TransientAPIError(f"{problem}{self.config.max_wait_s:g}. Run again later: answers are kept"))
@@ -180,14 +148,14 @@ class Limiter:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        pace = self._pace
-        while (queue := self._repeats or self._waiting) and self.active < int(pace.limit):
+        pace = self.pace
+        while self._queue and self.active < int(pace.limit):
             now = time.monotonic()
             start = max(pace.paused_until, pace.next_start)
             if start > now:
                 self._timer = asyncio.get_running_loop().call_later(start - now, self._admit)
                 return
-            future = queue.popleft()
+            _, _, future = heappop(self._queue)
             if not future.done():  # else its request was cancelled
                 self.active += 1
                 pace.next_start = max(now, pace.next_start) + self._spacing

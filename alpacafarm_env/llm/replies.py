@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from math import inf, isfinite
+from math import inf
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -20,8 +20,6 @@ from ..errors import InvalidReplyError
 from .endpoint import Endpoint
 from .requests import Kind, Usage
 
-TOO_LONG: Final = "the prompt and max_tokens together are longer than the model's context"
-FILTERED: Final = "the server's filter refused the text"
 _MOST_CHARS: Final = 500
 """Characters of a server's own words in a message."""
 _PASSES: Final = (408, 409, 425, 429)
@@ -29,13 +27,14 @@ _MAYBE_BILLED: Final = (408, 502, 504, 520, 522, 524)
 """Statuses by which a gateway gives up on a server that may have gone on and billed."""
 _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "LocalProtocolError")
 _OF_A_TEXT: Final = (400, 403, 413, 422)
+"""Statuses of what is too long or filtered, and of settings that the model does not take. Servers share no codes or
+words that tell one from the other; `Client` takes it for the settings if nothing is answered."""
 _QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
 _CLOSING: Final = {
     401: "the server refused the key; put the right one into the environment variable {key_variable}, or name another "
     "variable (api_key_env=, --api-key-env)",
     402: "the quota or the credit of this key is used up; see the account at {host}",
-    403: "the key may not use this model or server",
     404: "the server has no model {model!r}, or base_url is wrong (it mostly ends in /v1)",
     405: _NO_API,
     501: _NO_API,
@@ -43,34 +42,12 @@ _CLOSING: Final = {
 _MOVED: Final = (
     "the server redirects elsewhere, which is not followed, as the key is for this address alone; check base_url"
 )
-_SETTINGS: Final = (
-    "If it refused the request's settings: a file of models can leave out what the model does not take (omit: "
-    "[temperature, top_p]) and rename the limit (max_tokens_field: max_completion_tokens); all that it may say is in "
-    "alpacafarm_env/annotators/config.py, of an APIPolicy in agents/api_policy.py"
+_REFUSED: Final = (
+    "The text is too long or filtered, the key may not use this model, or the model does not take the request's "
+    "settings: a file of models can leave some out (omit: [temperature, top_p]) and rename the limit "
+    "(max_tokens_field: max_completion_tokens), see alpacafarm_env/annotators/config.py; for an APIPolicy see "
+    "agents/api_policy.py"
 )
-
-# Servers share no codes for this, so that their words decide. A refusal missed here ends a whole call; one found by
-# mistake leaves texts out. So phrases count only if they speak of a text's length or content.
-_CODES: Final = dict.fromkeys(
-    ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length"), TOO_LONG
-) | dict.fromkeys(("content_filter", "content_policy_violation", "moderation_blocked"), FILTERED)
-# OpenAI, vLLM, OpenRouter, Mistral, SGLang, llama.cpp and its Python server, Ollama and LM Studio speak of a "context
-# length", "size" or "window"; vLLM also of a "maximum model length", TGI of "`inputs` tokens + `max_new_tokens`",
-# Gemini of a "token count" that "exceeds the maximum", Anthropic of a prompt that "is too long".
-_LONG: Final = re.compile(
-    r"context[ _-](?:length|size|window|limit)|maximum model length|inputs?\W{0,2} tokens? \+ \W?max_new_tokens"
-    r"|inputs?\W{0,2} must have less than \d+ tokens|token count .{0,60}exceeds? the maximum"
-    r"|(?:prompt|input|request)(?: is| was)? too (?:long|large)|too many (?:input |prompt )?tokens"
-    r"|reduce the length of (?:the|your)",
-    re.IGNORECASE,
-)
-_FLAGGED: Final = re.compile(
-    r"\bflagged\b|\bmoderation\b|content[ _-](?:filter|policy|management)|safety (?:system|filter|polic)"
-    r"|(?:violat\w+|against|by) (?:\w+ ){0,4}polic(?:y|ies)|usage polic(?:y|ies)|prohibited[ _]content",
-    re.IGNORECASE,
-)
-_ACCOUNT: Final = re.compile(r"\b(?:account|organi[sz]ation|api[ _]key|billing|country|region)\b", re.IGNORECASE)
-"""Words of refusals that are about who asks, not about what."""
 
 
 class FinalReplyError(InvalidReplyError):
@@ -106,9 +83,8 @@ def read_reply(kind: Kind, raw: str) -> Reply:
     if not isinstance(body, dict):
         raise InvalidReplyError(f"The reply is JSON but no object: {_shown(raw)}")
     if error := body.get("error"):
-        if refused := refused_text(json.dumps(error), error):
-            raise FinalReplyError(f"{refused}. The server said: {_shown(error)}")
-        raise InvalidReplyError(f"The reply holds an error: {_shown(error)}")
+        final = isinstance(error, dict) and error.get("code") in _OF_A_TEXT  # OpenRouter's
+        raise (FinalReplyError if final else InvalidReplyError)(f"The reply holds an error: {_shown(error)}")
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise InvalidReplyError(f"The reply has no choice, hence no answer: {_shown(raw)}")
@@ -121,7 +97,7 @@ def read_reply(kind: Kind, raw: str) -> Reply:
     )
 
 
-def told_usage(raw: str) -> tuple[object, object]:
+def reported_usage(raw: str) -> tuple[object, object]:
     """The prompt and completion tokens in a raw body, of whatever type; None where there are none."""
     try:
         usage = json.loads(raw)["usage"]
@@ -158,8 +134,8 @@ def _text(kind: Kind, choice: dict[str, Any]) -> str:
 
 
 def _counts(usage: Any) -> Usage:
-    found = [usage.get(f"{name}_tokens") if isinstance(usage, dict) else None for name in ("prompt", "completion")]
-    prompt, completion = [count if type(count) is int and count >= 0 else None for count in found]
+    counts = [usage.get(f"{name}_tokens") if isinstance(usage, dict) else None for name in ("prompt", "completion")]
+    prompt, completion = [count if type(count) is int and count >= 0 else None for count in counts]
     return prompt, completion
 
 
@@ -206,15 +182,15 @@ class Failure:
 
     Attributes:
         message: For people; without the key.
-        kind: "passing": asking again may help; "text": this request's text is refused, others may pass; "final": this
-            request's settings are refused; "closed": no request will be answered.
+        kind: "passing": asking again may help; "text": this request is refused, others may pass; "closed": no request
+            will be answered.
         status: The HTTP status, if there was one.
         billed: Whether it may have been billed.
         retry_after_s: Seconds the server asks to wait before the next request; 0 if it does not say.
     """
 
     message: str
-    kind: Literal["passing", "text", "final", "closed"] = "passing"
+    kind: Literal["passing", "text", "closed"] = "passing"
     status: int | None = None
     billed: bool = True
     retry_after_s: float = 0.0
@@ -228,18 +204,15 @@ def explain(error: Exception, endpoint: Endpoint, model: str) -> Failure:
     words, body = str(getattr(error, "message", error)), getattr(error, "body", None)
     if isinstance(body, str | dict) and body and not (isinstance(body, dict) and body.get("message")):
         words = f"{words} {body}"  # it is in the message of some versions only
-    text = refused_text(words, body) if status in _OF_A_TEXT else ""
     words = endpoint.redact(words)[:_MOST_CHARS]
     code = body.get("code") or body.get("type") if isinstance(body, dict) else None
     if code in _QUOTA or getattr(error, "code", None) in _QUOTA:
         closing = _CLOSING[402]
-    elif text or status == 413:
-        return Failure(f"{text or TOO_LONG}. The server said: {words}", "text", status, billed=False)
     elif (status in _PASSES or status >= 500) and status not in _CLOSING:
         headers = getattr(getattr(error, "response", None), "headers", {})
         return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, retry_after(headers))
     elif status >= 400 and status not in _CLOSING:
-        return Failure(f"status {status}: {words.rstrip('.')}. {_SETTINGS}", "final", status, billed=False)
+        return Failure(f"status {status}: {words.rstrip('.')}. {_REFUSED}", "text", status, billed=False)
     else:
         closing = _CLOSING.get(status, _MOVED)
     names = {"base_url": endpoint.base_url, "host": endpoint.host, "key_variable": endpoint.api_key_env}
@@ -277,8 +250,7 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float:
 def _number(text: str) -> float:
     """The digits' value; 0 for anything else ("nan", "-5", "soon"). More digits than a float holds are a long time."""
     text = text.strip()
-    value = float(text) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text, re.ASCII) else 0.0
-    return value if isfinite(value) else 1e300 if value == inf else 0.0
+    return min(float(text), 1e300) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text, re.ASCII) else 0.0
 
 
 def _date(text: str) -> float | None:
@@ -287,18 +259,3 @@ def _date(text: str) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, IndexError, OverflowError):
         return None
-
-
-def refused_text(words: str, body: Any = None) -> str:
-    """Why a text was refused, by the server's words and its error as JSON; "" if it does not seem to be the text."""
-    error = body if isinstance(body, dict) else {}
-    for name in ("code", "type"):
-        if str(error.get(name)) in _CODES:
-            return _CODES[str(error[name])]
-    metadata = error.get("metadata")
-    if isinstance(metadata, dict) and "flagged_input" in metadata:  # OpenRouter's
-        return FILTERED
-    words = words[:20_000]
-    if _LONG.search(words):
-        return TOO_LONG
-    return FILTERED if _FLAGGED.search(words) and not _ACCOUNT.search(words) else ""

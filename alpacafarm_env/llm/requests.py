@@ -1,19 +1,26 @@
-"""A request to a served model as plain data, its key, and how many tokens it can take whatever a server reports."""
+"""A request to a served model as plain data, its key, and what it costs: at most before it is sent, and by its reply.
+
+How many tokens it can take follows from the request, whatever a server reports.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
+
+from ..errors import PoolError
 
 Kind = Literal["chat", "completion", "tokens"]
 """The last is a completion whose answer is token ids: it may have no text."""
 Usage = tuple[int | None, int | None]
 """Tokens of the prompt and of the completion; None where unknown."""
+SHIPPED_PRICES = Path(__file__).with_name("prices.yaml")
 _BYTES_PER_TOKEN = 8
 """Most bytes of text per token on average: English has four to five, Chinese three to six. Only runs of one character
 have more; such a text is charged too much, never too little."""
@@ -79,14 +86,75 @@ class TokenBounds:
             completion if _within(completion, 0, self.most_completion) else None,
         )
 
-    def doubts(self, reported: tuple[object, object]) -> str:
-        """What is impossible in a reported usage, with the numbers; "" if nothing is."""
-        spans = {"prompt": (self.fewest_prompt, self.most_prompt), "completion": (0, self.most_completion)}
-        return ", ".join(
-            f"{str(count)[:40]} {name} tokens where {least:,} to {most:,} can be"
-            for (name, (least, most)), count in zip(spans.items(), reported, strict=True)
-            if count is not None and not _within(count, least, most)
-        )
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars per million tokens of the prompt and of the completion (hidden reasoning included), read at `source`.
+
+    `as_of` is the month ("2026-03") it was read.
+    """
+
+    input_usd: float
+    output_usd: float
+    as_of: str = ""
+    source: str = "given by the user"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by exact model name: a dated snapshot need not have its model's price (gpt-4o-2024-05-13 has not)."""
+
+    models: Mapping[str, Price]
+
+    @classmethod
+    def load(cls, overrides: Mapping[str, Sequence[float]] | None = None) -> Self:
+        """The package's own prices.
+
+        Args:
+            overrides: Your own, {"model": [input, output]} in US dollars per million tokens; they take precedence.
+
+        Raises:
+            PoolError: An override is no price; the message lists all that are not.
+        """
+        import yaml
+
+        own: dict[str, Price] = {}
+        faults = []
+        for model, pair in (overrides or {}).items():
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_price, pair)):
+                own[model] = Price(float(pair[0]), float(pair[1]))
+            else:
+                faults.append(f"  {model}: expected [input, output] in USD per million tokens, 0 to 1e6, got {pair!r}")
+        if faults:
+            raise PoolError("\n".join(["The prices given:", *faults]))
+        shipped = yaml.safe_load(SHIPPED_PRICES.read_text("utf-8"))
+        listed = {name: Price(*row["usd_per_million"], row["as_of"], row["source"]) for name, row in shipped.items()}
+        return cls(listed | own)
+
+    def cost(self, model: str, prompt_tokens: float, completion_tokens: float) -> float | None:
+        """US dollars for so many tokens; None if no price is known."""
+        price = self.models.get(model)
+        if price is None:
+            return None
+        return (prompt_tokens * price.input_usd + completion_tokens * price.output_usd) / 1e6
+
+    def upper_bound(self, request: Request) -> float | None:
+        """The most a request can cost, in US dollars; None if no price is known or the request sets no limit."""
+        bounds = request.bounds
+        if math.isinf(bounds.most_completion):
+            return None
+        return self.cost(request.model, bounds.most_prompt, bounds.most_completion)
+
+    def charge(self, request: Request, reported: tuple[object, object]) -> float | None:
+        """What to charge for an answered request, in US dollars; None as in `upper_bound`.
+
+        The reported (prompt tokens, completion tokens) if believable, with `fewest_prompt` as a floor for the prompt;
+        else the upper bound. A request without a limit is charged what was reported.
+        """
+        prompt, completion = request.bounds.believable(reported)
+        if prompt is None or completion is None:
+            return self.upper_bound(request)
+        return self.cost(request.model, max(prompt, request.bounds.fewest_prompt), completion)
 
 
 def _text_bytes(body: Mapping[str, Any]) -> int:
@@ -109,3 +177,7 @@ def _most_completion(body: Mapping[str, Any]) -> float:
 
 def _within(value: object, least: float, most: float) -> TypeGuard[int]:
     return type(value) is int and least <= value <= most
+
+
+def _is_price(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1e6  # type: ignore[operator]

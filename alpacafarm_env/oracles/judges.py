@@ -96,7 +96,7 @@ class Flip(DetailedJudge):
 
     The same as flipping a binary verdict with probability p, from 0 to 0.5, for a share 2p fewer calls. Identical
     responses stay 0.5. Adds the detail `noised`. `draws` replaces the coins of `seed`, as
-    `annotators.draws.AlpacaFarmDraws` does.
+    `annotators.pool.AlpacaFarmDraws` does.
     Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
     """
 

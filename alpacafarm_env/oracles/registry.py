@@ -16,7 +16,7 @@ A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it
 annotators: those of `annotators.pool.make_pool`; with a `policy`, which answers for them, those of
 `annotators.policy_pool.make_policy_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`),
 `rating` (a rating from 1 to 7: by the sandbox's "human", "sim_eval" or "sim_gpt4", with a critique as a detail and a
-seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`; by people,
+seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.pool.make_raters`; by people,
 `{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language model or a folder}`, see `PolicyRating`) and
 `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless their
 mappings have a `seed` each.
@@ -222,9 +222,7 @@ def _plan_raters(options: dict[str, Any]) -> Callable[[], RewardOracle]:
         raise ValueError(f"{text}, got the keys {_listed(options)}.")
     if "human" in options:
         return _plan_human(options, _human_ratings)
-    from ..annotators.pool import make_pool
-    from ..annotators.rating import make_raters
-    from ..annotators.served import check_server
+    from ..annotators.pool import check_server, make_pool, make_raters
 
     _check_pool(options["pool"], rates=True)
     check_options(make_pool, options, "flip", "both_orders", "compat")
@@ -257,7 +255,7 @@ def _plan_judge(spec: Any, dataset: Any = None, seed: int = 0) -> Callable[[], P
         return _plan_human(spec, _human)
     if "pool" in spec:
         from ..annotators import make_policy_pool, make_pool
-        from ..annotators.served import check_server
+        from ..annotators.pool import check_server
 
         _check_pool(spec["pool"], rates=False)
         if "policy" in spec:

@@ -67,7 +67,7 @@ class LivePool:
         """
         from ...cli.annotation_report import option_endpoint
         from ...llm.ledger.store import Ledger
-        from ...llm.pricing import Prices
+        from ...llm.requests import Prices
 
         endpoint = option_endpoint(self.base_url, self.api_key_env, self.allow_insecure)
         self.digest()
@@ -75,7 +75,7 @@ class LivePool:
         endpoint.key()
         prices = Prices.load()
         for model in self.played.values() if self.budget_usd is not None else ():
-            if model.price_usd_per_million is None and prices.price(model.model) is None:
+            if model.price_usd_per_million is None and model.model not in prices.models:
                 raise PriceError(
                     f"--budget-usd: expected models with a known price, got {model.model!r}, which has none. A "
                     "--models file gives it: price_usd_per_million: [input, output] next to the model's name. Or set "

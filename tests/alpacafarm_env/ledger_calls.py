@@ -27,9 +27,9 @@ from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.store import Ledger
 
 
-def begin(ledger, request_key="r", reserve_usd=0.1, budget_usd=None, label="l", num_questions=1):
-    told = {"request_key": request_key, "host": "h", "model": "m", "label": label, "num_questions": num_questions}
-    return ledger.do(sql.begin, **told, reserve_usd=reserve_usd, budget_usd=budget_usd, owner=ledger.new_owner())
+def begin(ledger, request_key="r", reserve_usd=0.1, budget_usd=None, label="l", questions=("q",)):
+    settings = {"request_key": request_key, "host": "h", "model": "m", "label": label, "question_keys": questions}
+    return ledger.do(sql.begin, **settings, reserve_usd=reserve_usd, budget_usd=budget_usd, owner=ledger.new_owner())
 
 
 def succeed(ledger, attempt, questions=("q",), raw='{"label": 1}', cost_usd=0.05, tokens=(10, 2)):
@@ -50,7 +50,7 @@ def lookup(ledger, *questions):
 
 
 def claim(ledger, questions, owner=None):
-    return ledger.do(sql.claim, questions, owner or ledger.new_owner()).result()
+    return ledger.do(sql.claim, questions, owner or ledger.new_owner()).result().mine
 
 
 def total(ledger):
@@ -164,32 +164,25 @@ def ask(settings):
     owner, keys = ledger.new_owner(), question_keys(settings["count"], settings["first"])
     random.Random(settings["order"]).shuffle(keys)
     print("ready", flush=True)
-    while missing := _unanswered(ledger, keys):
+    while missing := sorted(set(keys) - set(lookup(ledger, *keys))):
         # At random: the first of them may all be someone else's, while further on there is work.
-        claimed = claim(ledger, random.sample(missing, min(len(missing), settings["batch"])), owner)
-        done = list(lookup(ledger, *claimed))
-        ledger.do(sql.release, done, owner).result()
+        mine = claim(ledger, random.sample(missing, min(len(missing), settings["batch"])), owner)
         waiting = queue.SimpleQueue()
-        for key in set(claimed) - set(done):
+        for key in mine:
             waiting.put(key)
-        together(settings["threads"], partial(_ask_some, ledger, owner, waiting, settings))
-        if not claimed:
+        together(settings["threads"], partial(_ask_some, ledger, waiting, settings))
+        ledger.do(sql.release, owner).result()
+        if not mine:
             time.sleep(0.02)
     ledger.close()
 
 
-def _unanswered(ledger, keys):
-    known = lookup(ledger, *keys)
-    return [key for key in keys if key not in known]
-
-
-def _ask_some(ledger, owner, waiting, settings, _index):
+def _ask_some(ledger, waiting, settings, _index):
     with suppress(queue.Empty):
         while True:
             key = waiting.get_nowait()
             attempt = begin(ledger, f"request {key}", 0.01).result()
             succeed(ledger, attempt, [key], serve(settings, key), 0.001).result()
-            ledger.do(sql.release, [key], owner).result()
             append(settings["acknowledged"], key)
 
 

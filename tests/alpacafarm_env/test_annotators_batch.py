@@ -10,7 +10,7 @@ from faulty_server import Faults, FaultyJudgeServer
 from judge_requests import SINGLE, cut, truth
 
 from alpacafarm_env import errors
-from alpacafarm_env.annotators import batch as asking
+from alpacafarm_env.annotators import served as asking
 from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool, make_pool
 from alpacafarm_env.judge_server.server import JudgeServer
@@ -35,7 +35,7 @@ def test_an_interrupt_frees_what_was_claimed(make, pairs):
         pool = make(server, SINGLE)
 
         async def interrupted():
-            ask = pool.asking({question.key: question for question in pool.questions(*rows)})
+            ask = asking.Call(pool, wanted(pool, rows))
             ask._do = claim_and_cancel(ask._do)
             await ask.run()
 
@@ -202,23 +202,34 @@ def test_a_reply_that_pairs_share_is_read_once(make, pairs, monkeypatch):
     assert sizes == [5, 5]
 
 
-def test_what_another_call_answers_before_the_claim_is_not_asked_again(make, pairs):
-    """The other call shares a request among pairs that this one would have asked in two."""
+def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):
     with JudgeServer() as server:
+        pool, operations = make(server, SINGLE), []
+        do = pool.ledger.do
+        monkeypatch.setattr(pool.ledger, "do", lambda op, *args, **more: operations.append(op) or do(op, *args, **more))
+        pool.judge(*cut(pairs, 1))
+    assert operations == [sql.claim, sql.begin, sql.succeed, sql.release]
+
+
+def test_what_another_call_asks_is_waited_for(make, pairs):
+    """The other call shares a request among pairs that this one would have asked in two."""
+    with JudgeServer(latency_s=0.2) as server:
         pool = make(server, SHARED)
-        wanted = {question.key: question for question in pool.questions(*cut(pairs, 10))}
-        late, some = pool.asking(wanted), dict(list(wanted.items())[1:6])
-        do = late._do
+        keys = wanted(pool, cut(pairs, 10))
+        some = dict(list(keys.items())[1:6])
 
-        async def after_the_other(operation, *args):
-            if operation is sql.claim:
-                await pool.asking(some).run()
-            return await do(operation, *args)
+        async def both():
+            first = asyncio.create_task(asking.Call(pool, some).run())
+            await asyncio.sleep(0.05)
+            return await asking.Call(pool, keys).run(), await first
 
-        late._do = after_the_other
-        answers = asyncio.run(late.run())
+        answers, _ = asyncio.run(both())
         assert server.stats()["requests"] == 2
     assert {key for key, answer in answers.items() if answer.cached} == set(some)
+
+
+def wanted(pool, rows):
+    return {question.key: question for question in pool.questions(*rows)}
 
 
 def asked_at_once(pool, rows, monkeypatch, ahead):
@@ -234,12 +245,12 @@ def asked_at_once(pool, rows, monkeypatch, ahead):
         finally:
             active -= 1
 
-    wanted = {question.key: question for question in pool.questions(*rows)}
+    questions = wanted(pool, rows)
     with monkeypatch.context() as patch:
         patch.setattr(asking, "AHEAD", ahead)
         patch.setattr(Client, "ask", counted)
-        answers = asyncio.run(asyncio.wait_for(pool.asking(wanted).run(), 30))
-    return order, most, [answers[key].score for key in wanted]
+        answers = asyncio.run(asyncio.wait_for(asking.Call(pool, questions).run(), 30))
+    return order, most, [answers[key].score for key in questions]
 
 
 def test_few_requests_are_made_ahead_and_start_in_the_same_order(make, pairs, monkeypatch, tmp_path):

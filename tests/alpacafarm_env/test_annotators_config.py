@@ -229,7 +229,8 @@ NO_POOL = {  # a part of what is said -> files
         "name: [",
         "name: !!python/object/apply:os.system [id]",
         "name: 2024-99-99",
-        *('"!'[n] * 10**6 for n in (0, 1)),
+        *('"!'[n] * 60_000 for n in (0, 1)),
+        *("[" * 5000, "{" * 5000, "? " * 30_000),
     ],
     "line 2, column 1.*'name'": ["name: mine\nname: yours\nannotators_of: eval"],
     r"\*name": ["name: &x mine\ndescription: *x\nannotators_of: eval"],
@@ -238,10 +239,9 @@ NO_POOL = {  # a part of what is said -> files
     "leads back": ["name: mine\nannotators_of: ./pool.yaml"],
     "flip: .*True": ["name: mine\nannotators_of: eval\nflip: yes"],
     "got 1": ["name: mine\n1: 2\nannotators_of: eval"],
-    "nested too deeply": ["[" * 5000, "{" * 5000, "? " * 500_000],
-    "10000 values": ["- 1\n" * 200_000],
-    "unknown field": ["? " + "x" * 1_000_000 + "\n: 1\nname: mine\nannotators_of: eval"],
-    "1048576 bytes": ["#" * (strict_yaml.MAX_BYTES + 1)],
+    "mapping": ["- 1\n" * 16_000],
+    "unknown field": ["? " + "x" * 60_000 + "\n: 1\nname: mine\nannotators_of: eval"],
+    "65536 bytes": ["#" * (strict_yaml.MAX_BYTES + 1)],
     "quick": [f"name: mine\nannotators: [{json.dumps(GOOD)}, {json.dumps(GOOD)}]"],
 }
 

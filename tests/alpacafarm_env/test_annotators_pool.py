@@ -14,13 +14,12 @@ from judge_requests import SINGLE, chances, cut, truth
 from scipy.stats import chisquare
 
 from alpacafarm_env.annotators import AnnotatorPool
-from alpacafarm_env.annotators import batch as asking
+from alpacafarm_env.annotators import served as asking
 from alpacafarm_env.annotators.config import load_pool
-from alpacafarm_env.annotators.draws import AlpacaFarmDraws
-from alpacafarm_env.annotators.pool import make_pool
+from alpacafarm_env.annotators.pool import AlpacaFarmDraws, make_pool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.cli import annotation_files
-from alpacafarm_env.errors import PermanentAPIError
+from alpacafarm_env.errors import PermanentAPIError, UnparsableVerdictError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
@@ -120,7 +119,7 @@ def test_shared_replies_without_verdicts_are_asked_again_pair_by_pair(make, pair
 def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, monkeypatch):
     rows = cut(pairs, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(asking.UnparsableVerdictError("no")))
+        patch.setattr(asking, "parse", lambda *_: (_ for _ in ()).throw(UnparsableVerdictError("no")))
         verdicts = make(server, SINGLE).judge(*rows)
         assert np.isnan(verdicts.scores).all()
         (reason,) = set(verdicts.details["unscored_reason"])

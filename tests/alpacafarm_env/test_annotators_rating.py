@@ -114,8 +114,10 @@ def test_at_temperature_zero_the_server_gives_each_its_mean_liking(responses):
 
 def test_another_worlds_responses_are_rated_by_taste_if_asked(make):
     rows = ["What is the capital of France?"] * 2, ["Paris.", "- Paris\n- It has been the capital for long."]
-    with JudgeServer() as server, pytest.raises(Exception, match="sandbox"):
-        make(server).score(*rows)
+    with JudgeServer() as server:
+        refused = make(server).judge(*rows)
+    assert np.isnan(refused.scores).all()
+    assert all("sandbox" in reason for reason in refused.details["unscored_reason"])
     with JudgeServer(anyway=True) as server:
         assert set(make(server).score(*rows)) <= set(range(1, 8))
 

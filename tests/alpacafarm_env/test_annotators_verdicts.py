@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpacafarm_env.annotators.verdicts import parse
+from alpacafarm_env.annotators.prompts import parse
 from alpacafarm_env.errors import UnparsableVerdictError
 from alpacafarm_env.instructions import RATINGS
 from alpacafarm_env.llm.replies import Reply

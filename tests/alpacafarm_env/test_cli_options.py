@@ -13,8 +13,8 @@ from command_files import make_pairs, write
 
 from alpacafarm_env import errors, progress
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.batch import Progress
 from alpacafarm_env.annotators.pool import make_pool
+from alpacafarm_env.annotators.served import Progress
 from alpacafarm_env.arguments import positive_number, real_number, whole_number
 from alpacafarm_env.cli import annotation_report as judged
 from alpacafarm_env.cli.commands import _LIMITS

@@ -8,8 +8,7 @@ import pytest
 from judge_requests import MEMBERS, PATHS, chances, connect, make_body, pairs, post, text_of
 
 from alpacafarm_env.annotators.config import load_prompt
-from alpacafarm_env.annotators.prompts import Item
-from alpacafarm_env.annotators.verdicts import parse
+from alpacafarm_env.annotators.prompts import Item, parse
 from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import JudgeServer

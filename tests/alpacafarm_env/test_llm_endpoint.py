@@ -9,8 +9,7 @@ import traceback
 
 import pytest
 from ledger_calls import attempts
-from llm_asks import asked, chat
-from wire_server import WireServer, failed, http, ok, said
+from wire_server import WireServer, asked, chat, failed, http, ok, said
 
 from alpacafarm_env.errors import APIError, PermanentAPIError
 from alpacafarm_env.llm.client import Client, ClientConfig, run

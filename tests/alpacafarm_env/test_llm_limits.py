@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alpacafarm_env.errors import OutageError, PermanentAPIError
 from alpacafarm_env.llm import limits
-from alpacafarm_env.llm.limits import OUTAGE, PROBES_S, ClientConfig, Limiter
+from alpacafarm_env.llm.limits import OUTAGE, OUTAGE_S, ClientConfig, Limiter
 
 PLACES = st.integers(0, 99)
 
@@ -139,10 +139,10 @@ class LimiterMachine(RuleBasedStateMachine):
             self.held.append(slot)
         limiter = self.limiter
         assert limiter.active == len(self.held) <= 4
-        assert not given or limiter.active <= int(limiter.limit) <= 4
+        assert not given or limiter.active <= int(limiter.pace.limit) <= 4
         last = max(self.given_in_vain, *self.started[-1:], -inf)  # a slot that is cancelled has had its turn
-        next_start = max(limiter._pace.paused_until, last + 0.5)
-        if any(self.queues.values()) and limiter.active < int(limiter.limit):
+        next_start = max(limiter.pace.paused_until, last + 0.5)
+        if any(self.queues.values()) and limiter.active < int(limiter.pace.limit):
             assert self.clock.now < next_start + 1e-9
 
 
@@ -156,64 +156,37 @@ def test_crowded_servers_halve_the_limit_once_for_those_in_flight_together(clock
     clock.now += 1
     for slot in together:
         assert not limiter.failed(slot, crowded=True)
-    assert (limiter.limit, limiter.failures) == (16, 1)
+    assert limiter.pace.limit == 16
     limiter.succeeded(together[0])  # from before the cut: it says nothing of the new limit
-    assert limiter.limit == 16
+    assert limiter.pace.limit == 16
     for expected in (8, 4, 2, 1, 1, 1):
         limiter.failed(clock.slot(), crowded=True)
-        assert limiter.limit == expected
+        assert limiter.pace.limit == expected
 
 
 def test_a_limits_worth_of_successes_raises_it_by_about_one(clock):
     limiter = limiter_of(32)
     limiter.failed(clock.slot(), crowded=True)
     for window in range(1, 16):
-        for _ in range(int(limiter.limit)):
+        for _ in range(int(limiter.pace.limit)):
             limiter.succeeded(clock.slot(0.001))
-        assert 16 + 0.9 * window <= limiter.limit <= 16 + window
+        assert 16 + 0.9 * window <= limiter.pace.limit <= 16 + window
     for _ in range(200):
         limiter.succeeded(clock.slot(0.001))
-    assert limiter.limit == 32
+    assert limiter.pace.limit == 32
 
 
-def failures_until_outage(limiter, clock, crowded=False):
-    return next(count for count in range(1, 100) if limiter.failed(clock.slot(10.0), crowded=crowded))
-
-
-@pytest.mark.parametrize("crowded", [False, True])
-def test_outage_after_twenty_failures_in_a_row(clock, crowded):
-    limiter = limiter_of(4)
-    for _ in range(3):
-        for _ in range(OUTAGE - 1):
-            assert not limiter.failed(clock.slot(10.0), crowded=crowded)
-        limiter.succeeded(clock.slot(10.0))  # the count starts anew
-    assert failures_until_outage(limiter, clock, crowded) == OUTAGE == 20
-
-
-def test_requests_of_one_moment_are_no_outage_but_probed(clock):
-    """A server that restarts breaks all connections at once; then one request at a time asks whether it is back."""
+def test_an_outage_is_many_failures_over_a_while(clock):
+    """A server that restarts breaks all connections at once, which is none."""
     limiter = limiter_of(64)
-    together = [clock.slot(0.0) for _ in range(64)]
-    clock.now += 1
-    for slot in together:
-        assert not limiter.failed(slot)
-    assert limiter.limit == 1
-    assert limiter._pace.paused_until == clock.now + PROBES_S[0]
-    for wait in PROBES_S[1:]:
-        assert not limiter.failed(clock.slot(5.0))
-        assert limiter._pace.paused_until == clock.now + wait
-    limiter.succeeded(clock.slot(5.0))
-    assert limiter.limit >= 32
-    assert limiter.failures == 0
-
-
-def test_after_an_outage_the_next_call_is_not_sent_one_by_one(clock):
-    limiter = limiter_of(32)
-    failures_until_outage(limiter, clock)
-    later = limiter.fresh()
-    assert (later.limit, later.failures, later.refused()) == (1, 0, None)
-    later.succeeded(clock.slot(5.0))
-    assert later.limit >= 16
+    for _ in range(2):
+        assert not any(limiter.failed(clock.now) for _ in range(64))
+        limiter.succeeded(clock.slot(OUTAGE_S))  # the count starts anew
+    for _ in range(OUTAGE - 1):
+        assert not limiter.failed(clock.slot(OUTAGE_S))
+    assert limiter.failed(clock.slot())
+    later = Limiter(limiter.config, limiter.pace)
+    assert (later.failures, later.refused()) == (0, None)
 
 
 async def waiting(limiter, *again):
@@ -232,7 +205,6 @@ def test_refusals_reach_all_each_with_its_own_error(clock):
         errors = await asyncio.gather(*tasks, limiter.acquire(), return_exceptions=True)
         assert {(type(error), str(error)) for error in errors} == {(PermanentAPIError, "the key")}
         assert len(set(map(id, errors))) == 4
-        assert isinstance(await limiter.fresh().acquire(), float)
 
     clock.run_until_complete(main())
 
@@ -243,7 +215,7 @@ def test_what_was_learned_outlives_the_event_loop(clock, monkeypatch):
         loop = Clock()
         loop.now = clock.now
         use(loop, monkeypatch)
-        limiter = limiter.fresh()
+        limiter = Limiter(limiter.config, limiter.pace)
         started.append(loop.run_until_complete(limiter.acquire()))
         left = loop.create_task(limiter.acquire())  # left behind, as when a call ends by an error
         loop.settle()
@@ -252,9 +224,11 @@ def test_what_was_learned_outlives_the_event_loop(clock, monkeypatch):
         loop.settle()
         loop.close()
         clock.now = loop.now
-        assert limiter.limit == limit
+        assert limiter.pace.limit == limit
     use(clock, monkeypatch)
-    started += [clock.run_until_complete(limiter.fresh().acquire()) for _ in range(2)]  # the rate a minute too
+    started += [
+        clock.run_until_complete(Limiter(limiter.config, limiter.pace).acquire()) for _ in range(2)
+    ]  # the rate a minute too
     assert started == pytest.approx([1000.0, 1000.3, 1000.6, 1000.9, 1001.0], abs=0.01)
 
 

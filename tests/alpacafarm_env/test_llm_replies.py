@@ -13,18 +13,8 @@ from wire_server import said
 
 from alpacafarm_env.annotators.strict_yaml import read_yaml
 from alpacafarm_env.errors import InvalidReplyError, PoolError
-from alpacafarm_env.llm.pricing import SHIPPED, Prices
-from alpacafarm_env.llm.replies import (
-    FILTERED,
-    TOO_LONG,
-    FinalReplyError,
-    Reply,
-    read_reply,
-    refused_text,
-    retry_after,
-    told_usage,
-)
-from alpacafarm_env.llm.requests import TokenBounds
+from alpacafarm_env.llm.replies import FinalReplyError, Reply, read_reply, reported_usage, retry_after
+from alpacafarm_env.llm.requests import SHIPPED_PRICES, Prices, Request
 
 FULL = Reply("Yes.", "stop", None, 7, 3)
 
@@ -98,7 +88,7 @@ def test_usage_that_cannot_be_is_none(usage, counts):
 
 @pytest.mark.parametrize("raw", ["", "[]", "null", "<html>", '{"usage": []}'])
 def test_usage_of_anything(raw):
-    assert told_usage(raw) == (None, None)
+    assert reported_usage(raw) == (None, None)
 
 
 def chat_logprobs(*tops):
@@ -184,54 +174,15 @@ def test_any_header_is_a_wait_or_none(text):
     assert 0 <= retry_after({"retry-after": text, "retry-after-ms": text, "date": text}, NOW) <= 1e300
 
 
-SAID = {
-    TOO_LONG: (
-        "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.",
-        "The decoder prompt (length 9000) is longer than the maximum model length of 2048.",
-        "the request exceeds the available context size. try increasing the context size",
-        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 9000 `inputs` tokens",
-        "Input validation error: `inputs` must have less than 4095 tokens. Given: 9000",
-        "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
-        "prompt is too long: 212345 tokens > 200000 maximum",
-        "Please reduce the length of the messages or completion.",
-    ),
-    FILTERED: (
-        "Your input was flagged",
-        "Your request was rejected as a result of our safety system.",
-        "The response was filtered due to the prompt triggering a content management policy.",
-        "This prompt appears to violate our usage policies",
-        "Refused: prohibited content",
-    ),
-    "": (
-        "Unsupported value: 'temperature' does not support 0.0 with this model.",
-        "max_tokens is too large: 300. This model supports at most 100 completion tokens.",
-        "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
-        "Your account was flagged for abuse and is closed",
-        "The organization's policy forbids this: it violates our data policy",
-        "Country, region, or territory not supported",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize(("why", "words"), [(why, words) for why, each in SAID.items() for words in each])
-def test_refusals_in_the_words_of_several_servers(why, words):
-    assert refused_text(words) == why
-
-
-def test_codes_and_metadata():
-    assert refused_text("no", {"code": "context_length_exceeded"}) == TOO_LONG
-    assert refused_text("no", {"code": 400, "type": "exceed_context_size_error"}) == TOO_LONG
-    assert refused_text("no", {"code": "content_filter", "type": None}) == FILTERED
-    assert refused_text("your account", {"code": 403, "metadata": {"reasons": ["x"], "flagged_input": "y"}}) == FILTERED
-    for other in ({"code": 403, "metadata": {"provider_name": "x"}}, ["content_filter"]):
-        assert refused_text("no", other) == ""
+def request_of(body):
+    return Request("http://localhost:1/v1", "chat", {"model": "gpt-4.1"} | body)
 
 
 BODY = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "日本 “now” 🙂" * 50}], "max_tokens": 100}
 BYTES = len(json.dumps(BODY, ensure_ascii=False).encode())
 FEWEST = len("日本 “now” 🙂".encode()) * 50 // 8
-BOUNDS = TokenBounds.of(BODY)
+REQUEST = request_of(BODY)
+BOUNDS = REQUEST.bounds
 PRICES = Prices.load()
 
 
@@ -242,7 +193,7 @@ def test_every_shipped_price_is_dated_and_sourced():
         year, month = map(int, price.as_of.split("-"))
         assert (year >= 2026, 1 <= month <= 12) == (True, True), model
         assert 0 < price.input_usd < price.output_usd, model
-    assert set(read_yaml(SHIPPED)) == set(PRICES.models)  # which takes no model twice
+    assert set(read_yaml(SHIPPED_PRICES)) == set(PRICES.models)  # which takes no model twice
 
 
 def test_costs_by_hand_and_no_price_guessed_by_a_name_that_is_like_another():
@@ -252,7 +203,7 @@ def test_costs_by_hand_and_no_price_guessed_by_a_name_that_is_like_another():
     for snapshot in ("gpt-4.1-2025-04-14", "gpt-4o-2024-08-06", "gpt-4o-mini-2024-07-18"):
         assert PRICES.cost(snapshot, 10, 10) == PRICES.cost(snapshot[:-11], 10, 10) > 0
     for model in ("unheard-of", "gpt-4.1-turbo", "gpt-4o-2024-05-13", "gpt-4.1-2031-01-01", "gpt-5-2025-08-07"):
-        assert PRICES.cost(model, 1, 1) is PRICES.price(model) is None
+        assert PRICES.cost(model, 1, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -272,14 +223,14 @@ def test_costs_by_hand_and_no_price_guessed_by_a_name_that_is_like_another():
 )
 def test_the_upper_bound_is_bytes_and_the_bodys_limit(change, completion):
     body = BODY | change
-    bounds = TokenBounds.of(body)
+    request, unheard = request_of(body), request_of(body | {"model": "unheard-of"})
     size = len(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    assert (bounds.most_prompt, bounds.most_completion) == (size, completion)
+    assert (request.bounds.most_prompt, request.bounds.most_completion) == (size, completion)
     bound = None if completion == math.inf else pytest.approx((size * 2 + completion * 8) / 1e6)
-    assert PRICES.upper_bound("gpt-4.1", bounds) == PRICES.charge("gpt-4.1", bounds, (None, None)) == bound
-    assert PRICES.upper_bound("unheard-of", bounds) is None
+    assert PRICES.upper_bound(request) == PRICES.charge(request, (None, None)) == bound
+    assert PRICES.upper_bound(unheard) is None
     if completion == math.inf:  # then what was reported is charged
-        assert PRICES.charge("gpt-4.1", bounds, (150, 10)) == pytest.approx(380 / 1e6)
+        assert PRICES.charge(request, (150, 10)) == pytest.approx(380 / 1e6)
 
 
 def test_a_prompt_has_a_token_for_eight_bytes_of_its_texts_at_least():
@@ -287,9 +238,9 @@ def test_a_prompt_has_a_token_for_eight_bytes_of_its_texts_at_least():
     parts = [{"type": "text", "text": "x" * 80}, {"type": "image_url", "image_url": {"url": "y" * 800}}]
     messages = [{"role": "user", "content": parts}, {"role": "tool"}]
     for body in ({"prompt": "x" * 80}, {"prompt": ["x" * 40] * 2}, {"messages": messages}):
-        assert TokenBounds.of(body).fewest_prompt == 10
+        assert request_of(body).bounds.fewest_prompt == 10
     for body in ({"prompt": list(range(80))}, {}):
-        assert TokenBounds.of(body).fewest_prompt == 1
+        assert request_of(body).bounds.fewest_prompt == 1
 
 
 ODD = st.sampled_from([None, True, 10.0, "10", math.nan, -1, 0, 10**12])
@@ -300,17 +251,11 @@ PROMPTS = ODD | st.integers(1, FEWEST + 1) | st.integers(FEWEST, BYTES + 1)
 def test_any_usage_is_charged_between_the_floor_and_the_bound(prompt, completion):
     """What can be is charged as it is, a prompt by its bytes at least; else the bound."""
     believed = type(prompt) is int and 1 <= prompt <= BYTES and type(completion) is int and 0 <= completion <= 100
-    charge = PRICES.charge("gpt-4.1", BOUNDS, (prompt, completion))
+    charge = PRICES.charge(REQUEST, (prompt, completion))
     if believed:
         assert charge == pytest.approx((max(prompt, FEWEST) * 2 + completion * 8) / 1e6)
     else:
-        assert charge == PRICES.upper_bound("gpt-4.1", BOUNDS)
-    assert PRICES.charge("unheard-of", BOUNDS, (prompt, completion)) is None
-    told = BOUNDS.doubts((prompt, completion))
-    for count, name, low, high in ((prompt, "prompt", FEWEST, BYTES), (completion, "completion", 0, 100)):
-        doubted = count is not None and not (type(count) is int and low <= count <= high)
-        assert (f"{count} {name} tokens where {low:,} to {high:,} can be" in told) == doubted
-        assert (name in told) == doubted
+        assert charge == PRICES.upper_bound(REQUEST)
 
 
 def test_own_prices_come_first():

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from ledger_calls import attempts
-from llm_asks import KEY, ask, asked, chat, first
-from wire_server import WireServer, http, ok, said
+from wire_server import KEY, WireServer, ask, asked, chat, first, http, ok, said
 
 from alpacafarm_env.errors import PermanentAPIError, TransientAPIError
 from alpacafarm_env.llm import transport
@@ -51,7 +50,7 @@ SCRIPT = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from types import SimpleNamespace
-from llm_asks import WARM, ask
+from wire_server import WARM, ask
 resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
 for url in sys.argv[2:]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,7 +13,6 @@ Tables:
 import os
 import random
 import sqlite3
-import stat
 import tempfile
 import time
 from collections.abc import Sequence
@@ -63,7 +62,6 @@ END""",
 BUSY_S = 60.0
 """Seconds to wait for other processes before giving up."""
 _SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"
-_MAGIC = b"SQLite format 3\0"
 _MOUNTS = Path("/proc/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs"}
 _WHAT_TO_DO = "The file was not changed. Restore a copy of it, or name another file (a new one starts empty)."
@@ -87,17 +85,22 @@ def prepare(path: Path, *, replay: bool) -> None:
     if sqlite3.sqlite_version_info < (3, 37):
         raise LedgerError(f"The ledger needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
-        _refuse_network(path)
+        if kind := network_kind(path):
+            raise LedgerError(
+                f"{path} is on a network file system ({kind}), where a ledger can be lost. Name a file on a local "
+                "disk: set ALPACAFARM_LEDGER, or give its path."
+            )
         if not path.exists():
             if replay:
                 raise LedgerError(f"There is no ledger at {path} to replay. Name the file of an earlier run.")
             _create(path)
-        _check_header(path)
+        if not path.is_file():
+            raise LedgerError(f"{path} is not a file. Name a file for the ledger.")
         if not replay and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
             raise LedgerError(f"The ledger {path} or its folder is read-only. Make it writable, or open it to replay.")
     except OSError as error:
         raise LedgerError(f"The ledger {path} cannot be used: {error}. Name another file.") from error
-    _check_content(path)
+    _check(path)
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -154,10 +157,10 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
 def inode(path: Path) -> tuple[int, int, float] | None:
     """(device, inode, bytes) of the file behind a name; None if there is none."""
     try:
-        found = path.stat()
+        state = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino, found.st_size
+    return state.st_dev, state.st_ino, state.st_size
 
 
 def error_code(error: sqlite3.Error) -> int:
@@ -232,59 +235,37 @@ def _create(path: Path) -> None:
         raise explain(path, error) from error
 
 
-def _check_header(path: Path) -> None:
-    """Refuses other files and versions by their first bytes, before SQLite sees them."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise LedgerError(f"{path} is not a file. Name a file for the ledger.")
-    with path.open("rb") as file:
-        header = file.read(100)
-    if len(header) < 100 or header[:16] != _MAGIC:
-        raise LedgerError(f"{path} is not a ledger: it is empty, cut, or another kind of file. {_WHAT_TO_DO}")
-    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
-        raise LedgerError(f"{path} is a database of another program, or damaged. {_WHAT_TO_DO}")
-    version = int.from_bytes(header[60:64], "big")
-    if version > SCHEMA_VERSION:
-        raise LedgerError(
-            f"The ledger {path} has version {version}; this package knows up to {SCHEMA_VERSION}. Upgrade "
-            "alpacafarm-env, or name another file. The file was not changed."
-        )
-    if version != SCHEMA_VERSION:
-        raise LedgerError(f"The ledger {path} is damaged: it says version {version}. {_WHAT_TO_DO}")
-
-
-def _check_content(path: Path) -> None:
-    """Checks pages, tables and sums, through a reading connection: a writing one would fold in the log on closing."""
-    problem = None
+def _check(path: Path) -> None:
+    """Refuses what is no sound ledger, through a reading connection: a writing one would fold in the log on closing."""
     try:
         with closing(connect(path, read_only=True)) as conn:
             conn.execute("BEGIN")
-            found = [row[0] for row in conn.execute("PRAGMA quick_check(1)")]
-            schema = {row[0] for row in conn.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
-            if found != ["ok"]:
-                problem = f"SQLite finds: {' '.join(found[0].split()) if found else 'nothing'}"
-            elif schema - {_SEQUENCE} != set(SCHEMA):
-                problem = "its tables are not those of a ledger"
-            elif not _sums_agree(conn):
-                problem = "its totals are not the sum of its attempts"
+            problem = _problem(conn)
     except sqlite3.Error as error:
         if error_code(error) == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
             raise explain(path, error) from error
-        problem = f"SQLite: {error}"
+        other = error_code(error) == sqlite3.SQLITE_NOTADB
+        problem = "is not a ledger: it is cut, or another kind of file" if other else f"is damaged (SQLite: {error})"
     except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
-        problem = str(error)
-    if problem is not None:
-        raise LedgerError(f"The ledger {path} is damaged ({problem}). {_WHAT_TO_DO}")
+        problem = f"is damaged ({error})"
+    if problem:
+        raise LedgerError(f"The ledger {path} {problem}. {_WHAT_TO_DO}")
 
 
-def _sums_agree(conn: sqlite3.Connection) -> bool:
+def _problem(conn: sqlite3.Connection) -> str:
+    """Why the file is no sound ledger of this version, "" if it is one."""
+    marks = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    if marks[0] != APPLICATION_ID:
+        return "is empty, a database of another program, or damaged"
+    if marks[1] > SCHEMA_VERSION:
+        return f"has version {marks[1]}; this package reads up to {SCHEMA_VERSION}: upgrade alpacafarm-env"
+    checked = [" ".join(text.split()) for (text,) in conn.execute("PRAGMA quick_check(1)")]
+    if checked != ["ok"]:
+        return f"is damaged (SQLite: {checked})"
+    schema = {row[0] for row in conn.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+    if marks[1] != SCHEMA_VERSION or schema - {_SEQUENCE} != set(SCHEMA):
+        return f"is damaged (version {marks[1]}, and its tables are not those of a ledger)"
     totals = conn.execute("SELECT counted FROM totals").fetchall()
-    return totals == conn.execute("SELECT coalesce(sum(counted), 0) FROM attempts").fetchall()
-
-
-def _refuse_network(path: Path) -> None:
-    """Processes on several machines cannot share SQLite's log through a network file system."""
-    if kind := network_kind(path):
-        raise LedgerError(
-            f"{path} is on a network file system ({kind}), where a ledger can be lost. Name a file on a local disk: "
-            "set ALPACAFARM_LEDGER, or give its path."
-        )
+    if totals != conn.execute("SELECT coalesce(sum(counted), 0) FROM attempts").fetchall():
+        return "is damaged (its totals are not the sum of its attempts)"
+    return ""

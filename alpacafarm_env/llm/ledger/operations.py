@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -45,6 +43,13 @@ class Stored(NamedTuple):
     position: int  # the question's index in that request, 0 ... size - 1
     size: int  # questions in that request
     tries: int  # how often the question was answered alone (in requests of size 1)
+
+
+class Claimed(NamedTuple):
+    """What a call may do about its questions."""
+
+    stored: dict[str, Stored]  # the answers of those that have one
+    mine: list[str]  # those that this call is to ask about
 
 
 @dataclass(frozen=True)
@@ -95,38 +100,35 @@ def lookup(conn: Connection, question_keys: Sequence[str]) -> dict[str, Stored]:
         LEFT JOIN replies AS r ON r.request_key = l.request_key""",
         (json.dumps(list(question_keys)),),
     )
-    found = {}
+    stored = {}
     for question, request_key, position, size, tries, link_digest, raw, digest in rows:
         if link_digest != _digest(question, request_key, position, size, tries):
             raise LedgerError(_damaged("the link", question))
-        found[question] = Stored(_checked(request_key, raw, digest), request_key, position, size, tries)
-    return found
+        stored[question] = Stored(_checked(request_key, raw, digest), request_key, position, size, tries)
+    return stored
 
 
-def stored_reply(conn: Connection, request_key: str) -> str | None:
-    """The raw reply to a request, or None; LedgerError as in `lookup`."""
-    row = conn.execute("SELECT raw, sha256 FROM replies WHERE request_key = ?", (request_key,)).fetchone()
-    return None if row is None else _checked(request_key, *row)
+def claim(conn: Connection, question_keys: Sequence[str], owner: Owner, again: Collection[str] = ()) -> Claimed:
+    """Reads the stored answers, and leases to `owner` what has none, and `again`, unless others hold it.
 
-
-def claim(conn: Connection, question_keys: Sequence[str], owner: Owner) -> list[str]:
-    """Leases questions to `owner`, answered or not; returns those newly leased: others belong to living owners."""
+    In one transaction: a question without an answer is asked by the owner of its lease alone.
+    """
+    stored = lookup(conn, question_keys)
+    wanted = [question for question in dict.fromkeys(question_keys) if question not in stored or question in again]
+    if not wanted:
+        return Claimed(stored, [])
     heartbeat(conn, owner.handle, owner.lease_s)
     reap(conn)
-    rows = conn.execute(
-        "INSERT OR IGNORE INTO leases SELECT DISTINCT value, ?, ? FROM json_each(?) RETURNING question",
-        (owner.handle, owner.call, json.dumps(list(question_keys))),
-    )
-    taken = {question for (question,) in rows.fetchall()}
-    return [question for question in dict.fromkeys(question_keys) if question in taken]
+    lease = (owner.handle, owner.call)
+    conn.executemany("INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", [(question, *lease) for question in wanted])
+    held = conn.execute("SELECT question FROM leases WHERE handle = ? AND call = ?", lease)
+    mine = {question for (question,) in held}
+    return Claimed(stored, [question for question in wanted if question in mine])
 
 
-def release(conn: Connection, question_keys: Sequence[str], owner: Owner) -> None:
-    """Ends the leases of `owner` on these questions; leases of others stay."""
-    conn.execute(
-        "DELETE FROM leases WHERE question IN (SELECT value FROM json_each(?)) AND handle = ? AND call = ?",
-        (json.dumps(list(question_keys)), owner.handle, owner.call),
-    )
+def release(conn: Connection, owner: Owner) -> None:
+    """Ends all leases of `owner`."""
+    conn.execute("DELETE FROM leases WHERE handle = ? AND call = ?", (owner.handle, owner.call))
 
 
 def begin(
@@ -136,23 +138,28 @@ def begin(
     host: str,
     model: str,
     label: str,
-    num_questions: int,
+    question_keys: Sequence[str],
     reserve_usd: float | None,
     budget_usd: float | None,
     owner: Owner,
-) -> int:
+) -> int | str:
     """Admits an attempt: checks the budget and records the attempt at its reserve, in one transaction.
 
     `label` is what the request is for, such as an annotator's name; `reserve_usd` the most it can cost, None if it has
     no price; `budget_usd` the most that all attempts of this ledger together may count, None for no limit.
 
     Returns:
-        The attempt's id, for `succeed` or `fail`.
+        The attempt's id, for `succeed` or `fail`; or the raw reply to this request, if one is stored: its questions are
+        linked to it, and there is nothing to send.
 
     Raises:
         BudgetExceededError: It could exceed the budget.
         PriceError: There is a budget, but no price.
     """
+    stored = _stored_reply(conn, request_key)
+    if stored is not None:
+        _link(conn, request_key, question_keys)
+        return stored
     reserve = nanodollars(reserve_usd)
     if budget_usd is not None:
         _check_budget(conn, model, reserve, budget_usd)
@@ -160,7 +167,7 @@ def begin(
     cursor = conn.execute(
         """INSERT INTO attempts (request_key, host, model, label, num_questions, handle, state, reserve, started_at)
         VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)""",
-        (request_key, host, model, label, num_questions, owner.handle, reserve, _now()),
+        (request_key, host, model, label, len(question_keys) or 1, owner.handle, reserve, _now()),
     )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
@@ -182,33 +189,15 @@ def succeed(
     same request before. Raises LedgerError if there is no such attempt, or it has ended already.
     """
     tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    request_key = _end(
-        conn, attempt_id, state="answered", cost=nanodollars(cost_usd), error=None, status=None, **tokens
-    )
+    request_key = _end(conn, attempt_id, state="answered", cost=nanodollars(cost_usd), error=None, **tokens)
     conn.execute(
         "INSERT INTO replies VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (request_key, raw, _digest(request_key, raw), _now()),
     )
-    link(conn, request_key, question_keys)
-    stands = stored_reply(conn, request_key)
+    _link(conn, request_key, question_keys)
+    stands = _stored_reply(conn, request_key)
     assert stands is not None
     return stands
-
-
-def link(conn: Connection, request_key: str, question_keys: Sequence[str]) -> None:
-    """Links questions to a stored reply; by itself, for a request that another call has asked already.
-
-    A question that has a link keeps it, as somebody may have used that answer; except that a request with the question
-    alone replaces it and counts as one more try: so a question whose reply had no verdict is asked again.
-    """
-    size = len(question_keys)
-    for position, question in enumerate(question_keys):
-        row = conn.execute("SELECT tries, request_key FROM links WHERE question = ?", (question,)).fetchone()
-        before, linked = row or (0, None)
-        if row and (size > 1 or linked == request_key):
-            continue
-        values = (question, request_key, position, size, before + (size == 1))
-        conn.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?, ?)", (*values, _digest(*values)))
 
 
 def fail(
@@ -225,8 +214,6 @@ def fail(
     `cost_usd` is what it cost all the same, if known; an unknown one without counts its reserve. Raises LedgerError as
     `succeed` does.
     """
-    if state not in ("failed", "unknown"):
-        raise ValueError(f"expected state 'failed' or 'unknown', got {state!r}")
     text = error.encode("utf-8", "replace").decode()[:MAX_ERROR_CHARS]
     _end(conn, attempt_id, state=state, cost=nanodollars(cost_usd), error=text, status=status)
 
@@ -234,12 +221,12 @@ def fail(
 def spending(conn: Connection) -> Spending:
     """What was asked and paid, from the attempts themselves; running attempts of dead owners count as unknown."""
     rows = conn.execute(
-        """SELECT host, model, label,
-            iif(state = 'running' AND handle NOT IN (SELECT value FROM json_each(?)), 'unknown', state) AS seen,
+        f"""SELECT host, model, label,
+            iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen,
             count(*), sum(counted), sum(num_questions), sum(prompt_tokens), sum(completion_tokens),
             sum(cost IS NULL AND reserve IS NULL AND state <> 'failed')
-        FROM attempts GROUP BY host, model, label, seen ORDER BY host, model, label""",
-        (_alive(conn),),
+        FROM attempts GROUP BY host, model, label, seen ORDER BY host, model, label""",  # noqa: S608 -- our own query
+        {"now": time.monotonic()},
     )
     groups: dict[tuple[str, str, str], Counter[str]] = {}
     for host, model, label, state, count, counted, questions, prompts, completions, unpriced in rows:
@@ -256,29 +243,23 @@ def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
     conn.execute("INSERT OR REPLACE INTO owners VALUES (?, ?, ?)", (handle, time.monotonic(), lease_s))
 
 
-def busy(conn: Connection, handle: str) -> bool:
-    """Whether the handle holds leases or has attempts running, and so has to beat."""
-    held = conn.execute("SELECT 1 FROM leases WHERE handle = ? LIMIT 1", (handle,)).fetchone()
-    running = "SELECT 1 FROM attempts WHERE handle = ? AND state = 'running' LIMIT 1"
-    return held is not None or conn.execute(running, (handle,)).fetchone() is not None
-
-
 def reap(conn: Connection, handle: str | None = None) -> None:
     """Ends what dead owners have left, or what `handle` leaves: leases go, running attempts become unknown."""
-    if handle is not None:
-        conn.execute("DELETE FROM owners WHERE handle = ?", (handle,))
-    alive = _alive(conn)
-    conn.execute("DELETE FROM leases WHERE handle NOT IN (SELECT value FROM json_each(?))", (alive,))
+    conn.execute("DELETE FROM owners WHERE handle = ?", (handle,))
+    now = {"now": time.monotonic(), "ended": _now()}
+    conn.execute(f"DELETE FROM leases WHERE handle NOT IN ({_ALIVE})", now)  # noqa: S608 -- our own query
     conn.execute(
-        """UPDATE attempts SET state = 'unknown', ended_at = ?, error = 'its process ended before the answer'
-        WHERE state = 'running' AND handle NOT IN (SELECT value FROM json_each(?))""",
-        (_now(), alive),
+        f"""UPDATE attempts SET state = 'unknown', ended_at = :ended, error = 'its process ended before the answer'
+        WHERE state = 'running' AND handle NOT IN ({_ALIVE})""",  # noqa: S608 -- our own query
+        now,
     )
-    conn.execute("DELETE FROM owners WHERE handle NOT IN (SELECT value FROM json_each(?))", (alive,))
+    conn.execute(f"DELETE FROM owners WHERE handle NOT IN ({_ALIVE})", now)  # noqa: S608 -- our own query
 
 
-READS = (lookup, stored_reply, spending, busy)
+READS = (lookup, spending)
 """Operations that write nothing."""
+_ALIVE = "SELECT handle FROM owners WHERE beat <= :now AND :now < beat + lease_s"
+"""Owners that have beaten of late."""
 
 
 def check_budget(budget_usd: object) -> None:
@@ -317,6 +298,27 @@ def _check_budget(conn: Connection, model: str, reserve: int | None, budget_usd:
         )
 
 
+def _stored_reply(conn: Connection, request_key: str) -> str | None:
+    row = conn.execute("SELECT raw, sha256 FROM replies WHERE request_key = ?", (request_key,)).fetchone()
+    return None if row is None else _checked(request_key, *row)
+
+
+def _link(conn: Connection, request_key: str, question_keys: Sequence[str]) -> None:
+    """Links questions to a stored reply.
+
+    A question that has a link keeps it, as somebody may have used that answer; except that a request with the question
+    alone replaces it and counts as one more try: so a question whose reply had no verdict is asked again.
+    """
+    size = len(question_keys)
+    for position, question in enumerate(question_keys):
+        row = conn.execute("SELECT tries, request_key FROM links WHERE question = ?", (question,)).fetchone()
+        before, linked = row or (0, None)
+        if row and (size > 1 or linked == request_key):
+            continue
+        values = (question, request_key, position, size, before + (size == 1))
+        conn.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?, ?)", (*values, _digest(*values)))
+
+
 def _end(conn: Connection, attempt_id: int, **columns: str | int | None) -> str:
     """Ends an attempt and returns its request's key. One taken for dead (unknown) may still end."""
     names = ", ".join(f"{name} = ?" for name in columns)
@@ -343,13 +345,6 @@ def _damaged(what: str, key: str) -> str:
     )
 
 
-def _alive(conn: Connection) -> str:
-    """The handles of living owners, as a JSON list."""
-    now = time.monotonic()
-    rows = conn.execute("SELECT handle FROM owners WHERE beat <= ? AND ? < beat + lease_s", (now, now))
-    return json.dumps([handle for (handle,) in rows if not is_gone(handle.partition("@")[2])])
-
-
 def _digest(*parts: str | int) -> str:
     return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()
 
@@ -361,40 +356,3 @@ def _now() -> str:
 def _totals(sums: Counter[str]) -> AttemptTotals:
     names = [field.name for field in fields(AttemptTotals)]
     return AttemptTotals(*(sums[name] / NANO if name.endswith("_usd") else sums[name] for name in names))  # type: ignore[arg-type]
-
-
-def identity() -> str:
-    """This process's PID namespace, number and start, unique on the machine; "" where the system does not tell."""
-    try:
-        return f"{_namespace()}/{os.getpid()}/{_start(os.getpid())}"
-    except (OSError, ValueError, IndexError):
-        return ""
-
-
-def is_gone(who: str) -> bool:
-    """Whether the process of an `identity` has certainly ended; False where that cannot be known from here."""
-    try:
-        namespace, pid, start = who.split("/")
-        if namespace != _namespace():
-            return False  # its number means another process here
-    except (OSError, ValueError):
-        return False
-    try:
-        return _start(int(pid)) != start
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except (OSError, ValueError, IndexError):
-        return False
-
-
-def _namespace() -> str:
-    return str(Path("/proc/self/ns/pid").readlink())
-
-
-def _start(pid: int) -> str:
-    """When it started, in ticks since boot: a reused number belongs to a later process."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    state, *columns = stat.rpartition(")")[2].split()
-    if state == "Z":  # ended, and not yet waited for
-        raise ProcessLookupError
-    return columns[18]

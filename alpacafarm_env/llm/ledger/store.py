@@ -2,13 +2,13 @@
 
 An answer is on the disk before the call that asked for it goes on. Failures are recorded and never read as answers.
 
-How a call asks its questions, so that no question is paid twice:
+How a call asks its questions, so that no question is paid twice, in four operations:
 
-1. `lookup` the questions. Those without an answer, or with one that has to be asked again, are open.
-2. `claim` the open ones, then `lookup` what was claimed: another call may have answered between 1 and 2.
-3. For each request `begin`, send it, then `succeed` or `fail`. A kill between leaves the attempt behind as "unknown",
-   counted at its reserve: it may have been billed, and nobody can tell.
-4. `release` in a `finally`. For questions that someone else holds: wait a little, and go to 1.
+1. `claim` them: what is answered is read, what nobody else is asking is the call's own.
+2. For each request `begin`: it is in the file before it is sent, and within the budget.
+3. `succeed` or `fail`. A kill between leaves the attempt behind as "unknown", counted at its reserve: it may have been
+   billed, and nobody can tell.
+4. `release` in a `finally`. For questions that another call holds: wait a little, and go to 1.
 
 What a kill cannot take is what was committed; power loss included, as far as the disk keeps what it says it has
 written. SQLite itself drops a damaged end of its log (`-wal`) without an error: answers in it are asked for again.
@@ -68,12 +68,10 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, replay: bool = False, lease_s: float = 15.0
     ) -> None:
-        if not lease_s > 0:
-            raise ValueError(f"expected lease_s > 0 seconds, got {lease_s!r}")
         self.path = ledger_path(path)
         self.replay = replay
         self.lease_s = lease_s
-        with _FORKING:
+        with _OPENING:
             prepare(self.path, replay=replay)
         self.closed = False
         self._reset()
@@ -106,16 +104,19 @@ class Ledger:
             if nobody waits for it any more.
 
         Raises:
-            LedgerError: The ledger is closed.
+            LedgerError: The ledger is closed, or only replayed: then nothing can be stored, and nothing asked for
+                (ReplayMissError).
         """
+        if self.replay and operation not in sql.READS:
+            if operation is sql.begin:
+                text = "and it has no answer to this request. Run without replay to ask."
+                raise ReplayMissError(f"The ledger {self.path} is only replayed, {text}")
+            raise LedgerError(f"The ledger {self.path} is only replayed: nothing can be stored.")
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         with self._door:
             if self.closed:
                 raise LedgerError(f"The ledger {self.path} is closed.")
-            if self.replay and operation not in sql.READS:
-                _replayed(self.path, future, operation, args)
-                return future
             self._jobs.put(_Job(future, operation, lambda conn: operation(conn, *args, **kwargs)))
             if self._thread.ident is None:
                 self._thread.start()
@@ -136,12 +137,12 @@ class Ledger:
         with self._lock:
             self._disconnect()
         if self.replay:
-            with _FORKING:
+            with _OPENING:
                 tidy(self.path)
 
     def _reset(self) -> None:
         """A fresh handle's state: at the start, and in the child of a fork."""
-        self._handle = f"{uuid.uuid4().hex}@{sql.identity()}"
+        self._handle = uuid.uuid4().hex
         self._calls = count()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held while the connection is in use
@@ -149,27 +150,20 @@ class Ledger:
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int, float] | None = None
-        self._active = False  # has leases or running attempts, as far as known
+        self._active = False  # whether it may have leases or running attempts, and so has to beat
         self._beaten = 0.0
         self._full: str | None = None
 
     def _work(self) -> None:
-        open_end = True
-        while open_end:
-            group: list[_Job] = []
-            try:
-                job = self._jobs.get(timeout=self.lease_s / 3 if self._active else None)
-                while job is not None and len(group) < MAX_GROUP:
-                    group.append(job)
-                    job = self._jobs.get_nowait()
-                if job is None:
-                    open_end = False
-                else:
-                    group.append(job)
-            except queue.Empty:
-                pass
+        group: list[_Job | None] = []
+        while None not in group:
+            group = []
+            with suppress(queue.Empty):
+                group.append(self._jobs.get(timeout=self.lease_s / 3 if self._active else None))
+                while len(group) < MAX_GROUP:
+                    group.append(self._jobs.get_nowait())
             with self._lock:
-                self._run(group)
+                self._run([job for job in group if job is not None])
 
     def _run(self, group: list[_Job]) -> None:
         """Runs and commits a group; its futures resolve afterwards, each with its own result or error."""
@@ -200,7 +194,9 @@ class Ledger:
             return []
         begin(conn, "BEGIN" if reads and not due else "BEGIN IMMEDIATE")
         try:
-            active = self._beat(conn) if due else self._active
+            if due:
+                sql.heartbeat(conn, self._handle, self.lease_s)
+                self._beaten = time.monotonic()
             outcomes = [self._one(conn, job) for job in group]
             conn.execute("COMMIT")
         except BaseException as error:
@@ -209,7 +205,7 @@ class Ledger:
             if isinstance(error, sqlite3.Error):
                 raise _UndoneError from error
             raise
-        self._active = active or not reads
+        self._active |= any(job.operation in (sql.claim, sql.begin) for job in group)
         return outcomes
 
     def _one(self, conn: sqlite3.Connection, job: _Job) -> Callable[[], None]:
@@ -229,25 +225,17 @@ class Ledger:
         conn.execute("RELEASE operation")
         return outcome
 
-    def _beat(self, conn: sqlite3.Connection) -> bool:
-        self._beaten = time.monotonic()
-        if sql.busy(conn, self._handle):
-            sql.heartbeat(conn, self._handle, self.lease_s)
-            return True
-        conn.execute("DELETE FROM owners WHERE handle = ?", (self._handle,))
-        return False
-
     def _error(self, error: BaseException) -> BaseException:
-        """What callers get for an error: it names the file, and is an object of their own."""
+        """An error as its caller gets it: it names the file, and is an object of its own."""
         cause = error.__cause__ if isinstance(error, _UndoneError) and error.__cause__ else error
         if isinstance(cause, sqlite3.Error):
-            told = explain(self.path, cause)
+            explained = explain(self.path, cause)
             if error_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 # Answers that cannot be stored must not be bought: no attempt begins until another call has claimed its
                 # questions. Smaller rows do not count: they still fit where answers do not.
-                self._full = f"No more requests are sent: {told}"
-            told.__cause__ = cause
-            return told
+                self._full = f"No more requests are sent: {explained}"
+            explained.__cause__ = cause
+            return explained
         if isinstance(cause, OSError):
             return LedgerError(f"The ledger {self.path} cannot be used: {cause}.")
         if type(cause) is LedgerError and str(self.path) not in str(cause):  # of a row: operations know no file
@@ -269,11 +257,11 @@ class Ledger:
         """Whether the file was removed, replaced or cut since it was opened; it never shrinks by itself."""
         if self._inode is None:
             return False
-        found = inode(self.path)
-        if found is None or found[:2] != self._inode[:2]:
+        now = inode(self.path)
+        if now is None or now[:2] != self._inode[:2]:
             return True
         # Once cut it stays lost, whatever replaces it: pages of the old file are still in the log.
-        self._inode = (*found[:2], inf if found[2] < self._inode[2] else found[2])
+        self._inode = (*now[:2], inf if now[2] < self._inode[2] else now[2])
         return self._inode[2] == inf
 
     def _disconnect(self) -> None:
@@ -282,8 +270,11 @@ class Ledger:
             self._connection = None
 
 
+_OPENING = threading.RLock()
+"""Held while a file is checked through a connection of its own, and over a fork."""
+_OPEN: WeakSet[Ledger] = WeakSet()
+_HELD: list[Ledger] = []
 _SHARED: dict[tuple[Path, bool], Ledger] = {}
-_SHARING = threading.Lock()
 
 
 def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = False) -> Ledger:
@@ -293,53 +284,30 @@ def shared_ledger(path: str | os.PathLike[str] | None = None, *, replay: bool = 
     file's and would be read into the new one: then the old handle stays, and raises at its next use.
     """
     place = ledger_path(path).absolute(), replay
-    with _SHARING:
-        known = _SHARED.get(place)
-        if known is None or known.closed or (known._lost() and not Path(f"{place[0]}-wal").exists()):
+    with _OPENING:
+        shared = _SHARED.get(place)
+        if shared is None or shared.closed or (shared._lost() and not Path(f"{place[0]}-wal").exists()):
             _SHARED[place] = Ledger(place[0], replay=replay)
         return _SHARED[place]
 
 
-def _replayed(path: Path, future: Future[Any], operation: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """What an operation that would write does in replay, where nobody else can hold a question."""
-    if operation is sql.claim:
-        future.set_result(list(dict.fromkeys(args[0])))
-    elif operation is sql.release or operation is sql.link:
-        future.set_result(None)
-    elif operation is sql.begin:
-        text = f"The ledger {path} is only replayed, and it has no answer to this request. Run without replay to ask."
-        future.set_exception(ReplayMissError(text))
-    else:
-        future.set_exception(LedgerError(f"The ledger {path} is only replayed: nothing can be stored."))
-
-
-_OPEN: WeakSet[Ledger] = WeakSet()
-_HELD: list[Ledger] = []
-_FORKING = threading.Lock()  # held over a fork, and while a file is checked through a connection of its own
-
-
 def _before_fork() -> None:
     """Closes all connections: SQLite keeps locks in memory that a child would wrongly take for its own."""
-    _SHARING.acquire()  # first: whoever holds it may be opening a ledger, which takes the other
-    _FORKING.acquire()
+    _OPENING.acquire()
     for ledger in list(_OPEN):
         ledger._lock.acquire()
         ledger._disconnect()
         _HELD.append(ledger)
 
 
-def _after_fork_in_parent() -> None:
+def _after_fork(*, child: bool) -> None:
     while _HELD:
-        _HELD.pop()._lock.release()
-    _FORKING.release()
-    _SHARING.release()
-
-
-def _after_fork_in_child() -> None:
-    while _HELD:
-        _HELD.pop()._reset()
-    _FORKING.release()
-    _SHARING.release()
+        ledger = _HELD.pop()
+        if child:
+            ledger._reset()
+        else:
+            ledger._lock.release()
+    _OPENING.release()
 
 
 @atexit.register
@@ -348,5 +316,8 @@ def _close_all() -> None:
         ledger.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, child=False),
+    after_in_child=partial(_after_fork, child=True),
+)
