@@ -211,7 +211,7 @@ def test_a_beat_that_cannot_be_written_stops_further_requests(tmp_path, monkeypa
         deadline = time.monotonic() + 10
         while ledger._full is None and time.monotonic() < deadline:  # until it has tried to beat
             time.sleep(0.02)
-        with pytest.raises(LedgerError, match="No more requests"):
+        with pytest.raises(LedgerError, match="disk is full"):
             begin(ledger).result()
         monkeypatch.undo()
 
