@@ -128,8 +128,9 @@ class Prices:
         if faults:
             raise PoolError("\n".join(["The prices given:", *faults]))
         shipped = yaml.safe_load(SHIPPED_PRICES.read_text("utf-8"))
-        listed = {name: Price(*row["usd_per_million"], row["as_of"], row["source"]) for name, row in shipped.items()}
-        return cls(listed | own)
+        for model, row in shipped.items():
+            own.setdefault(model, Price(*row.pop("usd_per_million"), **row))
+        return cls(own)
 
     def cost(self, model: str, prompt_tokens: float, completion_tokens: float) -> float | None:
         """US dollars for so many tokens; None if no price is known."""
