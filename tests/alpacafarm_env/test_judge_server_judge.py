@@ -12,7 +12,7 @@ from alpacafarm_env.annotators.prompts import Item, parse
 from alpacafarm_env.errors import PoolError
 from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import JudgeServer
-from alpacafarm_env.llm.replies import read_reply, told_usage
+from alpacafarm_env.llm.replies import read_reply, reported_usage
 from alpacafarm_env.llm.requests import TokenBounds
 from alpacafarm_env.oracles.draws import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
@@ -223,7 +223,7 @@ def test_the_client_believes_the_tokens_that_are_counted(connection, name):
         path, body = make_body(name, [Item(item.instruction, text * 400, text * 300) for item in pairs(1)])
         status, _, content = post(connection, path, body)
         assert status == 200, content
-        assert TokenBounds.of(body).doubts(told_usage(json.dumps(content))) == ""
+        assert TokenBounds.of(body).doubts(reported_usage(json.dumps(content))) == ""
 
 
 def test_lower_temperatures_are_more_certain(connection):
