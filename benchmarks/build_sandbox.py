@@ -14,7 +14,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,12 +61,6 @@ class BuildOptions:
     """Where the result and the training logs go."""
     install: bool = False
     """Put the result into the package, in place of what is shipped."""
-    threads: int = 1
-    """Torch threads of the policy's training; the two reward models always train side by side with one each."""
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"--threads: expected 1 or more, got {self.threads!r}")
 
 
 def build_texts(folder: Path) -> None:
@@ -73,12 +69,10 @@ def build_texts(folder: Path) -> None:
         records = [{"instruction": row.instruction, "input": row.input} for row in rows]
         if split == "eval":
             records = [{**record, "dataset": row.source} for record, row in zip(records, rows, strict=True)]
-            name = "davinci003_stand_in"
-            outputs = [
-                {**record, "output": texts.reference(row), "generator": name}
-                for record, row in zip(records, rows, strict=True)
-            ]
-            texts.write_rows(folder / f"{name}.jsonl.gz", outputs)
+            name, outputs = "davinci003_stand_in", map(texts.reference, rows)
+            pairs = zip(records, outputs, strict=True)
+            stand_in = [{**record, "output": output, "generator": name} for record, output in pairs]
+            texts.write_rows(folder / f"{name}.jsonl.gz", stand_in)
         texts.write_rows(folder / f"{split}.jsonl.gz", records)
 
 
@@ -133,15 +127,9 @@ def build_reward_model(out: Path, name: str) -> None:
 
 def build_reward_models(out: Path) -> None:
     """Trains the reward models that are missing, each in a process of its own."""
-    context = multiprocessing.get_context("spawn")
     missing = [name for name in REWARD_MODELS if not (out / "assets" / name / LAST_FILE).is_file()]
-    workers = [context.Process(target=build_reward_model, args=(out, name)) for name in missing]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise AlpacaFarmError("A reward model's training failed; its error is above. Call again to resume.")
+    with ProcessPoolExecutor(len(missing), multiprocessing.get_context("spawn")) as workers:
+        list(workers.map(partial(build_reward_model, out), missing))  # raises what one of them has raised
 
 
 def settings() -> dict[str, Any]:
@@ -191,21 +179,21 @@ def prepare(out: Path) -> None:
     write_atomic(file, current + "\n")
 
 
-def build(options: BuildOptions) -> Path:
+def build(out: Path) -> Path:
     """Runs every stage that is not done yet; returns the folder of assets."""
-    prepare(options.out)
-    torch.set_num_threads(options.threads)
-    assets, work = options.out / "assets", options.out / "work"
+    prepare(out)
+    torch.set_num_threads(1)  # with more, sums are rounded otherwise: other bytes
+    assets, work = out / "assets", out / "work"
     data, policy, pairs = texts.Sandbox(assets / "data"), assets / "policy", assets / "data" / "pairs.jsonl.gz"
     models = [assets / name / LAST_FILE for name in REWARD_MODELS]
     # Each stage with the files that are there once it is done.
-    stages: dict[str, tuple[list[Path], Callable[[], None]]] = {
-        "texts": ([assets / "data" / "eval.jsonl.gz"], lambda: build_texts(assets / "data")),
-        "policy": ([policy / LAST_FILE], lambda: build_policy(data, policy, work)),
-        "pairs": ([pairs], lambda: build_pairs(data, policy, pairs)),
-        "reward models": (models, lambda: build_reward_models(options.out)),
-    }
-    for number, (name, (results, stage)) in enumerate(stages.items(), start=1):
+    stages: list[tuple[str, list[Path], Callable[[], None]]] = [
+        ("texts", [assets / "data" / "eval.jsonl.gz"], lambda: build_texts(assets / "data")),
+        ("policy", [policy / LAST_FILE], lambda: build_policy(data, policy, work)),
+        ("pairs", [pairs], lambda: build_pairs(data, policy, pairs)),
+        ("reward models", models, lambda: build_reward_models(out)),
+    ]
+    for number, (name, results, stage) in enumerate(stages, start=1):
         start = time.monotonic()
         print(f"[{number}/{len(stages)}] {name} ...", flush=True)
         if not all(result.is_file() for result in results):
@@ -248,15 +236,11 @@ def install(assets: Path, shipped: Path) -> None:
 
 def build_and_compare(options: BuildOptions) -> int:
     """Builds, compares with what is shipped, installs if asked; exit status 0 when equal or installed."""
-    start = time.monotonic()
-    assets = build(options)
+    assets = build(options.out)
     different = compare(assets, texts.ASSETS)
-    size = sum(path.stat().st_size for path in assets.rglob("*") if path.is_file()) / 2**20
-    print(f"Built {len(hashes(assets))} files, {size:.1f} MiB, in {time.monotonic() - start:.0f} s: {assets}")
-    if not different:
-        print("Equal to the shipped sandbox, byte for byte.")
-    else:
-        print(f"{len(different)} files differ from the shipped sandbox: {', '.join(different)}")
+    print(f"Built {len(hashes(assets))} files: {assets}")
+    print(f"{len(different)} files differ from the shipped sandbox{': ' if different else '.'}{', '.join(different)}")
+    if different:
         print("(Weights depend on the processor's rounding: another kind of machine gives other bytes.)")
     if options.install:
         install(assets, texts.ASSETS)

@@ -7,6 +7,7 @@ a judgement that could not be parsed is unscored and left out of n, as AlpacaEva
 published leaderboard too, the two are compared.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,14 +29,16 @@ from ..errors import DataError
 from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
 from ..tables import format_cell
-from .harness.page import Drawn, Page, read_manifest, read_table
+from .harness.page import Drawn, Page, publish, read_manifest, read_table
 from .harness.plots import titled
-from .harness.report import Section, Table, text_table, write_report
+from .harness.report import Table
 from .harness.runner import Cell, run_cells
-from .harness.study import Row, Study, StudyOptions, run_command
+from .harness.study import Row, StudyOptions, run_command
 
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
+COMPARED = ["win_rate", "standard_error", *COUNTS, "avg_length"]
+CONTROLLED = COLUMNS[-1]
 TOLERANCE = 1e-9
 """Largest |difference| to the published win rate and standard error, in points, that counts as reproduced."""
 NUM_QUICK = 5
@@ -51,31 +54,6 @@ class LeaderboardOptions(StudyOptions):
     """1 alone: a replay draws nothing at random."""
     data: str | None = None
     """The folder with responses and judgements. Default: the environment variable ALPACAFARM_DATA."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A leaderboard against the published one.
-
-    Attributes:
-        num_models: In both.
-        differences: Column -> max |difference| over these models, in the column's unit.
-        num_length_controlled: Of them, those with a published length-controlled win rate.
-        correlation: Pearson's, of the minimal length-controlled fit with that; NaN for fewer than three.
-        mean_difference: Mean |difference| of the two, in points.
-    """
-
-    num_models: int
-    differences: Mapping[str, float]
-    num_length_controlled: int
-    correlation: float
-    mean_difference: float
-
-    @property
-    def reproduced(self) -> bool:
-        """Win rate and standard error within `TOLERANCE`, all counts equal, for one model or more."""
-        close = all(self.differences[column] <= TOLERANCE for column in ("win_rate", "standard_error"))
-        return self.num_models > 0 and close and all(self.differences[column] == 0 for column in COUNTS)
 
 
 def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
@@ -119,21 +97,34 @@ def published_table(path: Path) -> pd.DataFrame:
         ) from error
 
 
-def compare(rows: Sequence[Row], published: pd.DataFrame) -> Comparison:
-    """Compares the rows with the published ones of the same generators."""
-    ours = pd.DataFrame(rows).set_index("generator")
-    both = [name for name in ours.index if name in published.index]
-    ours, theirs = ours.loc[both], published.loc[both]
-    columns = ["win_rate", "standard_error", *COUNTS, "avg_length"]
-    differences = (ours[columns] - theirs[columns]).abs().max(skipna=False)
-    pairs = pd.concat([ours[COLUMNS[-1]], theirs[COLUMNS[-1]]], axis=1).dropna().to_numpy()
-    return Comparison(
-        num_models=len(both),
-        differences={column: float(differences[column]) for column in columns},
-        num_length_controlled=len(pairs),
-        correlation=float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan"),
-        mean_difference=float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else float("nan"),
-    )
+def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
+    """Compares a leaderboard, a row each generator, with the published one of the same generators.
+
+    Returns:
+        num_models: Generators in both.
+        differences: Column -> max |difference| over them, in the column's unit.
+        num_length_controlled: Of them, those with a published length-controlled win rate.
+        correlation: Pearson's, of the minimal length-controlled fit with that; NaN for fewer than three.
+        mean_difference: Mean |difference| of the two, in points.
+    """
+    ours, theirs = table.set_index("generator").align(published, join="inner")
+    differences = (ours - theirs).abs()
+    largest = differences[COMPARED].max(skipna=False)
+    both = pd.concat([ours[CONTROLLED], theirs[CONTROLLED]], axis=1).dropna()
+    return {
+        "num_models": len(ours),
+        "differences": {column: float(value) for column, value in largest.items()},
+        "num_length_controlled": len(both),
+        "correlation": float(both.corr().iloc[0, 1]) if len(both) > 2 else math.nan,
+        "mean_difference": float(differences[CONTROLLED].mean()),
+    }
+
+
+def reproduced(comparison: Mapping[str, Any]) -> bool:
+    """Whether win rate and standard error are within `TOLERANCE` and all counts equal, for one model or more."""
+    far = comparison["differences"]
+    close = far["win_rate"] <= TOLERANCE and far["standard_error"] <= TOLERANCE
+    return comparison["num_models"] > 0 and close and all(far[column] == 0 for column in COUNTS)
 
 
 def draw(table: pd.DataFrame, note: str) -> Drawing:
@@ -152,11 +143,6 @@ def draw(table: pd.DataFrame, note: str) -> Drawing:
     return titled(figure, note=note)
 
 
-def _rank(row: Row) -> tuple[bool, float, str]:
-    """Sorts by falling win rate; a generator without a verdict comes last."""
-    return bool(np.isnan(row["win_rate"])), -row["win_rate"], row["generator"]
-
-
 def describe(rows: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     """Judge, reference, level and n."""
     num, size = len(rows), facts["num_instructions"]
@@ -167,15 +153,15 @@ def describe(rows: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     )
 
 
-def describe_comparison(comparison: Comparison, source: str) -> list[str]:
+def describe_comparison(comparison: Mapping[str, Any], source: str) -> list[str]:
     """The comparison with the published leaderboard in sentences."""
-    largest = ", ".join(f"{column} {value:.2g}" for column, value in comparison.differences.items())
+    largest = ", ".join(f"{column} {value:.2g}" for column, value in comparison["differences"].items())
     return [
-        f"Published leaderboard {source}: {comparison.num_models} models compared. Max |difference|: {largest}.",
+        f"Published leaderboard {source}: {comparison['num_models']} models compared. Max |difference|: {largest}.",
         f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
-        f"{'yes' if comparison.reproduced else 'NO'}.",
-        f"{LENGTH_CONTROL}; against the published one over {comparison.num_length_controlled} models: correlation "
-        f"{comparison.correlation:.3f}, mean |difference| {comparison.mean_difference:.2f} points.",
+        f"{'yes' if reproduced(comparison) else 'NO'}.",
+        f"{LENGTH_CONTROL}; against the published one over {comparison['num_length_controlled']} models: correlation "
+        f"{comparison['correlation']:.3f}, mean |difference| {comparison['mean_difference']:.2f} points.",
     ]
 
 
@@ -190,54 +176,40 @@ def run(options: LeaderboardOptions) -> int:
     dataset = recorded_dataset(options.data)
     with options.study(NAME, {"data_sha256": dataset.sha256}) as study:
         generators = dataset.judged[:NUM_QUICK] if options.quick else dataset.judged
-        cells = [Cell.silent(name, partial(replayed_rows, dataset, name)) for name in generators]
-        rows = sorted(run_cells(study, cells), key=_rank)
+        rows = run_cells(study, [Cell.silent(name, partial(replayed_rows, dataset, name)) for name in generators])
         if not rows:
             return study.exit_status
-        study.write_table(rows, COLUMNS)
+        table = pd.DataFrame(rows).sort_values("generator").sort_values("win_rate", ascending=False, kind="stable")
+        study.write_table(table.to_dict("records"), COLUMNS)
         source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-        comparison = compare(rows, published_table(source)) if source.exists() else None
+        comparison = compare(table, published_table(source)) if source.exists() else None
         study.note(
             judge=dataset.judge,
             reference=dataset.reference,
             level=dataset.level,
             num_instructions=len(dataset.instructions("eval")),
-            num_generators=len(rows),
             unjudged=[name for name in dataset.generators if name not in dataset.judged],
             published=source.name,
-            comparison=vars(comparison) if comparison is not None else None,
+            comparison=comparison,
         )
-        write_results(study)
+        publish(study, page(study.out))
         status = study.finish()
-        return status if comparison is None or comparison.reproduced else 1
-
-
-def write_results(study: Study) -> None:
-    """Prints and writes table, figure and report."""
-    found = page(study.out)
-    table = found.tables["leaderboard"]
-    print("\n".join([text_table(table), table.caption, *found.findings]))
-    figures = [*found.write_figures(study.out).values()]
-    section = Section("Leaderboard", [table.caption, *found.findings], table, figures)
-    write_report(study.out / "report.html", "Recorded leaderboard", [section])
+        return status if comparison is None or reproduced(comparison) else 1
 
 
 def page(folder: Path) -> Page:
     """What the study's stored files say."""
     rows, facts = read_table(folder / "table.csv"), read_manifest(folder)["facts"]
-    note, lines, headline = describe(rows, facts), [LENGTH_CONTROL + "."], ""
-    if facts["comparison"]:
-        comparison = Comparison(**facts["comparison"])
-        lines = describe_comparison(comparison, facts["published"])
-        headline = (
-            f"largest difference to the published win rates: {comparison.differences['win_rate']:.2g} points, "
-            f"{comparison.num_models} models"
-        )
+    note, lines, headline, comparison = describe(rows, facts), [LENGTH_CONTROL + "."], "", facts["comparison"]
+    if comparison:
+        lines, largest = describe_comparison(comparison, facts["published"]), comparison["differences"]["win_rate"]
+        headline = f"largest difference to the published win rates: {largest:.2g} points, "
+        headline += f"{comparison['num_models']} models"
     if facts["unjudged"]:
         lines.append(f"Responses without judgements, not in the table: {', '.join(facts['unjudged'])}.")
-    table = Table(COLUMNS, [[format_cell(row[column]) for column in COLUMNS] for row in rows.to_dict("records")], note)
+    table = Table(COLUMNS, rows[[*COLUMNS]].astype(object).map(format_cell).to_numpy().tolist(), note)
     figures = {"leaderboard": Drawn(draw(rows, note.replace(" | ", "; ")), f"Win rate with 95 % intervals; {note}")}
-    return Page({"leaderboard": table}, lines, figures, headline)
+    return Page("Recorded leaderboard", {"leaderboard": table}, lines, figures, headline, simulated=False)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import tyro
 
@@ -28,11 +28,11 @@ from ...folders import hash_folder
 from ...llm.endpoint import OPENAI_KEY
 from ...sandbox.dataset import ASSETS, Sandbox
 from ..experiment.evaluation import subset
-from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.report import SIMULATION, text_table, write_report
+from ..harness.page import Drawn, Page, publish, read_manifest, read_table
+from ..harness.report import sentences
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
-from ..harness.study import Study, StudyOptions, run_command
+from ..harness.study import StudyOptions, run_command
 from . import report
 from .live import LEVEL, LivePool
 from .people import labels_digest, people_rows
@@ -126,31 +126,10 @@ def run(options: AnnotatorsOptions) -> int:
         if not table:
             return study.exit_status
         table.sort(key=lambda row: row["level"] == LEVEL)
-        failures = [
-            f"{'Live' if cell == key else cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()
-        ]
         study.write_table(table)
         study.note(judges=MEANINGS, live=facts)
-        write_results(study, failures)
+        publish(study, page(study.out))
         return study.finish()
-
-
-def write_results(study: Study, failures: Sequence[str]) -> None:
-    """Figure, report and manifest, and the summary on stdout."""
-    found = page(study.out)
-    rows = read_table(study.out / "table.csv")
-    levels = rows.level.unique().tolist()
-    said = [SIMULATION, *found.findings, *failures]
-    tables = {report.heading(key): table for key, table in found.tables.items()}
-    for heading, table in tables.items():
-        print(f"{heading}\n{text_table(table)}\n")
-    label = report.note(levels, read_manifest(study.out))
-    print("\n".join([label, *said]))
-    (figure,) = found.write_figures(study.out).values()
-    who = {judge: meaning for judge, meaning in MEANINGS.items() if (rows.judge == judge).any()}
-    values: dict[str, Any] = {"findings": said, "figure": figure, "tables": tables, "meanings": who}
-    write_report(study.out / "report.html", "How judges judge", template=f"{NAME}/report.html.j2", **values)
-    study.note(levels=levels, label=label, findings=said)
 
 
 def page(folder: Path) -> Page:
@@ -159,7 +138,16 @@ def page(folder: Path) -> Page:
     note = report.note(report.drawn_levels(rows), read_manifest(folder))
     caption = f"Above: published values, and those measured. Below: judges that were asked several times. {note}"
     figures = {"annotators": Drawn(report.draw(rows, note), caption)}
-    return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
+    who = {judge: meaning for judge, meaning in MEANINGS.items() if (rows.judge == judge).any()}
+    return Page(
+        "How judges judge",
+        report.tables(rows),
+        report.findings(rows),
+        figures,
+        report.headline(rows),
+        method=sentences(f"{NAME}/method.txt.j2", meanings=who),
+        simulated="sandbox" in rows.level.unique(),
+    )
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -62,7 +62,7 @@ def figure_table(rows: pd.DataFrame) -> Table:
         paper = _paper(row) if upper else number(row.paper)
         place = (row.figure, row.judge, row.level)
         lines.append((*place, paper, number(row.value), span(row), seeds, str(row.n), tolerance, within))
-    return Table(header, lines)
+    return Table(header, lines, title=heading(rows.level.iloc[0]))
 
 
 def member_table(rows: pd.DataFrame) -> Table:
@@ -79,7 +79,8 @@ def member_table(rows: pd.DataFrame) -> Table:
     table = table.reindex(index=rows.judge.unique(), columns=shown).fillna("–")
     lines = [(str(judge).removeprefix(f"{level} "), *line) for judge, *line in table.itertuples()]
     counted = "In brackets: of how many pairs; few tell little. " if drawn else ""
-    return Table(("annotator", *shown), lines, f"{counted}Intervals are in table.csv.")
+    caption = f"{counted}Intervals are in table.csv."
+    return Table(("annotator", *shown), lines, caption, heading(level, members=True))
 
 
 def tables(rows: pd.DataFrame) -> dict[str, Table]:
@@ -93,9 +94,8 @@ def tables(rows: pd.DataFrame) -> dict[str, Table]:
     return found
 
 
-def heading(table: str) -> str:
-    """What stands above one of `tables`."""
-    level, _, members = table.partition("-")
+def heading(level: str, *, members: bool = False) -> str:
+    """What stands above a level's table, or above that of its pool's single annotators."""
     many = " (of how many pairs)" if level in ("live", "people") else ""
     pool = "" if level == "people" else " of the pool"
     return f"Level: {level}" + (f", each annotator{pool} by itself{many}" if members else "")

@@ -1,6 +1,6 @@
 """Rows of the table: win rates, agreement of two evaluations over generators, paired tests of generators.
 
-report.html.j2 says how each is measured.
+method.txt.j2 says how each is measured.
 """
 
 import math
@@ -38,6 +38,7 @@ NUM_SETS: Final = 500
 ALL: Final = "all pairs"
 SAME: Final = "same generator, two seeds"
 SETS: Final = f"sets of {SET_SIZE} models"
+OTHERS: Final = "the other sources"
 TAILS: Final = (2.5, 50, 97.5)
 _UNKNOWN: Final = (math.nan, math.nan)
 
@@ -49,10 +50,10 @@ def make_row(
 
     More: standard_error, the number of instructions n, of models (or pairs of them), and the paper's value.
     """
-    numbers = {"value": value, "low": bounds[0], "high": bounds[1], "standard_error": more.pop("standard_error", None)}
-    known = {key: float(x) if x is not None and math.isfinite(x) else None for key, x in numbers.items()}
-    rest = dict.fromkeys(("n", "models", "paper")) | more
-    return {"figure": figure, "subject": subject, "other": other, **known, **rest}
+    row = {"value": value, "low": bounds[0], "high": bounds[1], "standard_error": None}
+    row |= dict.fromkeys(("n", "models", "paper")) | more
+    finite = {name: each if each is None or math.isfinite(each) else None for name, each in row.items()}
+    return {"figure": figure, "subject": subject, "other": other, **finite}
 
 
 def placed(part: str, level: str, judge: str, rows: Sequence[Row]) -> list[Row]:
@@ -65,33 +66,35 @@ def over_seeds(seeds: Mapping[int, Array]) -> Array:
     return mean_known(np.stack([*seeds.values()]))
 
 
-def on(credits: Credits, rows: NDArray[np.bool_] | slice) -> Credits:
+def select(credits: Credits, rows: NDArray[np.bool_] | slice) -> Credits:
     """The credits on some of the instructions."""
     return {name: {seed: row[rows] for seed, row in seeds.items()} for name, seeds in credits.items()}
 
 
 def rate_row(subject: str, other: str, credits: Array) -> Row:
     """A win rate in percent with its standard error and t-interval."""
-    found = win_rate(credits)
-    num, error = found.num_total, found.standard_error
-    half = error * float(stats.t.ppf(0.975, max(num - 1, 1)))
-    bounds = _UNKNOWN if math.isnan(half) else (max(found.win_rate - half, 0.0), min(found.win_rate + half, 100.0))
-    return make_row("win_rate", subject, other, found.win_rate, bounds, standard_error=error, n=num)
+    rate = win_rate(credits)
+    half = rate.standard_error * stats.t.ppf(0.975, max(rate.num_total - 1, 1))
+    bounds = np.clip([rate.win_rate - half, rate.win_rate + half], 0, 100).tolist()
+    return make_row(
+        "win_rate", subject, other, rate.win_rate, bounds, standard_error=rate.standard_error, n=rate.num_total
+    )
 
 
 def source_rows(credits: Credits, sources: Sequence[str], resamples: int) -> list[Row]:
     """Win rates of each generator, in all and by source [B], and the agreement of the sources."""
     which = np.array(sources)
     masks = {name: which == name for name in dict.fromkeys(sources)} if len(set(sources)) > 1 else {}
-    rows = []
-    for generator, seeds in credits.items():
-        mean = over_seeds(seeds)
-        rows += [rate_row(generator, name, mean[mask]) for name, mask in {"all": slice(None), **masks}.items()]
+    rows = [
+        rate_row(generator, name, over_seeds(seeds)[mask])
+        for generator, seeds in credits.items()
+        for name, mask in {"all": slice(None), **masks}.items()
+    ]
     for place, (name, mask) in enumerate(masks.items()):
-        own, rest = on(credits, mask), on(credits, ~mask)
-        rows += agreement_rows({name: own, "the other sources": rest}, resamples)
+        own = select(credits, mask)
+        rows += agreement_rows({name: own, OTHERS: select(credits, ~mask)}, resamples)
         for other in [*masks][place + 1 :]:
-            rows += agreement_rows({name: own, other: on(credits, masks[other])}, resamples, ("r2",))
+            rows += agreement_rows({name: own, other: select(credits, masks[other])}, resamples, ("r2",))
     return rows
 
 
@@ -108,21 +111,25 @@ def agreement_rows(
     `figures` are of r2, spearman and kendall. `same`: both are of the same instructions in the same order, which are
     resampled together. `paper` is the published r^2.
     """
-    one, two = sides.values()
+    (first, one), (second, two) = sides.items()
     both = [name for name in one if name in two]
     if len(both) < estimates.FEWEST:
         return []
-    (x, xs, num), (y, ys, other_num) = (
-        _resampled({generator: side[generator] for generator in both}, name, 0 if same else seed, resamples)
-        for seed, (name, side) in enumerate(sides.items())
-    )
-    first, second = sides
-    rows = []
-    for figure in figures:
-        value, bounds = estimates.correlation(figure, x, y), bounds_of(figure, x, y, (xs, ys))
-        known, n = paper if figure == "r2" else None, min(num, other_num) or None
-        rows.append(make_row(figure, first, second, value, bounds, n=n, models=len(both), paper=known))
-    return rows
+    x, xs, num = _resampled({name: one[name] for name in both}, first, 0, resamples)
+    y, ys, other_num = _resampled({name: two[name] for name in both}, second, 0 if same else 1, resamples)
+    counts = {"n": min(num, other_num) or None, "models": len(both)}
+    return [
+        make_row(
+            figure,
+            first,
+            second,
+            estimates.correlation(figure, x, y),
+            bounds_of(figure, x, y, (xs, ys)),
+            **counts,
+            paper=paper if figure == "r2" else None,
+        )
+        for figure in figures
+    ]
 
 
 def _resampled(side: Any, name: str, seed: int, resamples: int) -> tuple[Array, Array, int]:
@@ -160,21 +167,17 @@ def bounds_of(figure: str, x: Array, y: Array, resampled: Sequence[Array]) -> Se
 def p_values(gaps: Array, sizes: Sequence[int], repeats: int) -> Array:
     """Two-sided p of paired t-tests on the first instructions of each shuffle: [repeats, sizes, pairs].
 
-    `gaps` are differences [B, pairs], NaN = a verdict is missing, which is left out; `sizes` rise to at most B. Without
-    spread p is 1 for equal means, else 0. Running totals give all sizes in one pass, unlike scipy's test.
+    `gaps` are differences [B, pairs], NaN = a verdict is missing, which is left out; `sizes` are at most B.
     """
     found = np.empty((repeats, len(sizes), gaps.shape[1]))
-    starts = [0, *sizes[:-1]]
     for repeat in range(repeats):
-        drawn = gaps[keyed_rng(0, "paired tests", repeat).permutation(len(gaps))[: sizes[-1]]]
-        known, filled = (~np.isnan(drawn)).astype(float), np.nan_to_num(drawn)
-        num, total, squares = (np.add.reduceat(x, starts, axis=0).cumsum(axis=0) for x in (known, filled, filled**2))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = total / num
-            variance = np.maximum(squares - num * mean**2, 0) / (num - 1)
-            p = 2 * stats.t.sf(np.abs(mean / np.sqrt(variance / num)), num - 1)
-        # Where all differences are equal, rounding leaves a tiny variance.
-        found[repeat] = np.where(variance < 1e-12, np.abs(mean) < 1e-12, p)
+        shuffled = np.ma.masked_invalid(gaps[keyed_rng(0, "paired tests", repeat).permutation(len(gaps))])
+        for place, size in enumerate(sizes):
+            drawn = shuffled[:size]
+            p = np.ma.masked_invalid(stats.mstats.ttest_1samp(drawn, 0).pvalue)
+            # Equal differences have no spread and no t: 0 is no difference, anything else is one for certain.
+            differs = (drawn.count(axis=0) > 1) & (np.ma.filled(drawn.mean(axis=0), 0) != 0)
+            found[repeat, place] = np.where(np.ma.getmaskarray(p), ~differs, p.filled(1))
     return found
 
 
@@ -200,7 +203,7 @@ def pair_rows(credits: Credits, repeats: int) -> list[Row]:
     factor = stats.norm.ppf(1 - ALPHA / 2) + stats.norm.ppf(POWER)
     spread = 100 * factor * np.percentile(np.nanstd(gaps, axis=0, ddof=1), TAILS)
     for size in dict.fromkeys((min(UPSTREAM, len(gaps)), len(gaps))):
-        low, middle, high = spread / math.sqrt(size)
+        low, middle, high = (spread / math.sqrt(size)).tolist()
         rows.append(make_row("gap_found_4_of_5", ALL, "", middle, (low, high), n=size, models=gaps.shape[1]))
     one_of_many = len(common) == 1 and len(credits) > SET_SIZE
     return rows + (_set_rows(p, sizes, len(credits)) if one_of_many else [])
@@ -220,21 +223,23 @@ def _tested(gaps: Array, repeats: int) -> tuple[list[int], Array]:
     return sizes, p_values(gaps, sizes, repeats)
 
 
+def _told_apart(subject: str, shares: Array, sizes: Sequence[int], models: int) -> list[Row]:
+    """Mean share told apart by each size, with the middle 95 % of its rows [R, sizes]."""
+    return [
+        make_row("told_apart", subject, "", column.mean(), estimates.percentiles(column), n=size, models=models)
+        for size, column in zip(sizes, shares.T, strict=True)
+    ]
+
+
 def _curve_rows(subject: str, p: Array, sizes: Sequence[int]) -> list[Row]:
     """Share of the pairs told apart by each size, with the middle 95 % of the shuffles; then the size for 90 %."""
     shares, pairs = (p < ALPHA).mean(axis=2), p.shape[2]
-    # With all instructions all shuffles are one.
-    bounds = [*(estimates.percentiles(column) for column in shares.T[:-1]), _UNKNOWN]
-    rows = [
-        make_row("told_apart", subject, "", column.mean(), ends, n=size, models=pairs)
-        for size, column, ends in zip(sizes, shares.T, bounds, strict=True)
-    ]
+    rows = _told_apart(subject, shares, sizes, pairs)
+    rows[-1] |= {"low": None, "high": None}  # with all instructions all shuffles are one
     low, value, high = np.percentile(needed(shares, sizes), TAILS, method="nearest").tolist()
     other, paper = "not reached" if math.isinf(value) else "", UPSTREAM if subject == ALL else None
-    return [
-        *rows,
-        make_row("needed_for_90", subject, other, value, (low, high), n=sizes[-1], models=pairs, paper=paper),
-    ]
+    counts = {"n": sizes[-1], "models": pairs, "paper": paper}
+    return [*rows, make_row("needed_for_90", subject, other, value, (low, high), **counts)]
 
 
 def _set_rows(p: Array, sizes: Sequence[int], num_models: int) -> list[Row]:
@@ -242,15 +247,10 @@ def _set_rows(p: Array, sizes: Sequence[int], num_models: int) -> list[Row]:
     by_pair = (p < ALPHA).mean(axis=0)  # [sizes, pairs]
     square = np.zeros((num_models, num_models), dtype=int)
     square[np.triu_indices(num_models, 1)] = np.arange(by_pair.shape[1])
-    rng, inside, shares = keyed_rng(0, "sets of models"), np.triu_indices(SET_SIZE, 1), []
-    for _ in range(NUM_SETS):
-        chosen = np.sort(rng.choice(num_models, SET_SIZE, replace=False))
-        shares.append(by_pair[:, square[np.ix_(chosen, chosen)][inside]].mean(axis=1))
-    table = np.array(shares)
-    rows = [
-        make_row("told_apart", SETS, "", column.mean(), estimates.percentiles(column), n=size, models=len(inside[0]))
-        for size, column in zip(sizes, table.T, strict=True)
-    ]
-    reached = float((needed(table, sizes) <= UPSTREAM).mean())
+    rng, inside = keyed_rng(0, "sets of models"), np.triu_indices(SET_SIZE, 1)
+    sets = [np.sort(rng.choice(num_models, SET_SIZE, replace=False)) for _ in range(NUM_SETS)]
+    shares = np.array([by_pair[:, square[np.ix_(each, each)][inside]].mean(axis=1) for each in sets])
+    reached = float((needed(shares, sizes) <= UPSTREAM).mean())
     bounds = wilson(NUM_SETS * reached, NUM_SETS)
-    return [*rows, make_row("sets_that_need_300_or_fewer", SETS, "", reached, bounds, n=UPSTREAM, models=NUM_SETS)]
+    needs = make_row("sets_that_need_300_or_fewer", SETS, "", reached, bounds, n=UPSTREAM, models=NUM_SETS)
+    return [*_told_apart(SETS, shares, sizes, len(inside[0])), needs]

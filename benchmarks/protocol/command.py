@@ -1,12 +1,11 @@
 """The evaluation protocol's own validation: is win rate on the 805 instructions a good measuring instrument?
 
-    python -m alpacafarm_env.benchmarks.protocol [--quick] [--seeds N] [--data FOLDER] [--ranking FOLDER] [--out DIR]
+    python -m alpacafarm_env.benchmarks.protocol [--quick] [--seeds N] [--data FOLDER] [--out DIR]
 
 Sandbox: win rates of several generators by source of the evaluation set; how win rates on the evaluation set agree
-(r^2, Spearman) with those on held-out users' instructions; how many instructions tell two generators apart. --ranking
-adds the stored answers and policies of a finished `method_ranking`. Recorded, with --data or ALPACAFARM_DATA: win rates
-of real models by source, agreement of GPT-4's and Claude's leaderboards, how many instructions tell two models apart.
-roots.csv counts the root verbs of the instructions and the nouns they take.
+(r^2, Spearman) with those on held-out users' instructions; how many instructions tell two generators apart. Recorded,
+with --data or ALPACAFARM_DATA: win rates of real models by source, agreement of GPT-4's and Claude's leaderboards, how
+many instructions tell two models apart. roots.csv counts the root verbs of the instructions and the nouns they take.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), on its evaluation data.
 """
@@ -18,18 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import tyro
 
 from ...data.load import DATA_VARIABLE, recorded_dataset
-from ...folders import Content, hash_folder, hash_model
 from ...sandbox import SANDBOX
-from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.report import SIMULATION, settings_table, text_table, write_report
+from ..harness.page import Drawn, Page, publish, read_manifest, read_table
+from ..harness.report import sentences
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
-from ..harness.study import Study, StudyOptions, run_command, versions, write_csv
+from ..harness.study import StudyOptions, run_command, write_csv
 from . import answers, levels, report, roots
 from .held_out import EVAL, questions
 
@@ -41,14 +39,6 @@ NUM_LIVE: Final = (400, 100)
 REPEATS: Final = (20, 5)
 """Shuffles of the paired tests."""
 RESAMPLES: Final = (2_000, 200)
-TABLES: Final = {
-    "agreement": "Agreement of two evaluations over generators",
-    "sources": "Agreement between sources",
-    "pairs": "Telling models apart",
-    "rates_by_source": "Win rates by source",
-    "rates_held_out": "Win rates on held-out instructions",
-    "held_out": "What the held-out users ask",
-}
 PRINTED: Final = ("agreement", "sources", "pairs")
 
 
@@ -60,20 +50,17 @@ class ProtocolOptions(StudyOptions):
     """Number of answers of each generator, each judged with another opinion."""
     data: str | None = None
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""
-    ranking: Path | None = None
-    """The folder of a finished method_ranking, whose methods join the sandbox's generators."""
 
 
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes; returns the exit status."""
-    quick, ranking, folder = options.quick, options.ranking, options.data or os.environ.get(DATA_VARIABLE)
+    quick, folder = options.quick, options.data or os.environ.get(DATA_VARIABLE)
     asked = cache(partial(questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
-    cells = answers.cells(asked, range(options.seeds), ranking)
+    cells = answers.cells(asked, range(options.seeds))
     dataset = recorded_dataset(folder) if folder else None
     sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}
-    sources = dict(sandbox_sources()) | ({"--ranking": partial(ranking_content, ranking)} if ranking else {})
     config = {"num_eval": NUM_EVAL[quick], "num_live": NUM_LIVE[quick], **sizes}
-    with options.study(NAME, config, sources=sources) as study:
+    with options.study(NAME, config, sources=sandbox_sources()) as study:
         answered = run_cells(study, cells)
         parts = []
         if answered:
@@ -91,42 +78,27 @@ def run(options: ProtocolOptions) -> int:
             counted += roots.count("recorded", EVAL, dataset.instructions(EVAL))
         study.write_table(rows)
         write_csv(study.out / "roots.csv", counted)
-        write_results(study)
+        publish(study, page(study.out))
         return study.finish()
-
-
-def write_results(study: Study) -> None:
-    """Figures, report and manifest, and the summary on stdout."""
-    found, rows = page(study.out), read_table(study.out / "table.csv")
-    levels, note = rows.level.unique().tolist(), report.note(rows, len(study.seeds))
-    mode = ["A quick run: a smaller study of the same shape, for a look at it."] if study.quick else []
-    shown = {key: found.tables[key] for key in PRINTED if found.tables[key].rows}
-    print("\n\n".join(f"{TABLES[key]}\n{text_table(table)}" for key, table in shown.items()))
-    print("\n".join(["", *mode, *found.findings, note]))
-    tables = {TABLES[key]: table for key, table in found.tables.items()}
-    values: dict[str, Any] = {"said": [*mode, SIMULATION, *found.findings, note], "tables": tables}
-    values["figures"] = found.write_figures(study.out).values()
-    values["settings"] = settings_table({**study.config, "seeds": len(study.seeds), **versions()})
-    title = "The evaluation protocol, validated"
-    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    study.note(findings=found.findings, levels=levels)
 
 
 def page(folder: Path) -> Page:
     """What the study's stored files say."""
     rows = read_table(folder / "table.csv")
     note = report.note(rows, len(read_manifest(folder)["seeds"]))
-    drawings = report.drawings(rows, note).items()
+    drawings = report.drawings(rows).items()
     figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in drawings}
     figures |= roots.figures(read_table(folder / "roots.csv"))
-    return Page(report.tables(rows), report.findings(rows), figures, report.headline(rows))
-
-
-def ranking_content(folder: Path) -> Content:
-    """The content of a ranking's stored answers and saved policies, whatever its place."""
-    policies = {policy.parent.name: hash_model(policy) for policy in sorted(folder.glob("runs/*/policy"))}
-    content = {"evaluations": hash_folder(folder / "evaluations"), **policies}
-    return {f"{name}/{file}": found for name, files in content.items() for file, found in files.items()}
+    return Page(
+        "The evaluation protocol, validated",
+        report.tables(rows),
+        report.findings(rows),
+        figures,
+        report.headline(rows),
+        method=sentences(f"{NAME}/method.txt.j2"),
+        simulated="sandbox" in rows.level.unique(),
+        printed=PRINTED,
+    )
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -1,14 +1,12 @@
 """The rows of the table: of the sandbox, and of recorded verdicts on real models with the published leaderboards."""
 
-import csv
-import gzip
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from ... import sandbox
 from ...data import RecordedDataset
@@ -22,8 +20,7 @@ from ...statistics import win_rate
 from ..harness.estimates import FEWEST
 from ..harness.study import Row
 from . import analysis
-from .analysis import Array, Credits, Rates, agreement_rows, make_row, over_seeds, placed, rate_row
-from .answers import RANKED
+from .analysis import Credits, Rates, agreement_rows, make_row, over_seeds, placed, rate_row
 from .held_out import EVAL, FRESH, LIVE, Question, distances, shares
 
 SANDBOX: Final = "sandbox"
@@ -45,12 +42,12 @@ FIGURES: Final = ("spearman", "kendall", "r2")
 
 def judge_all(answered: Iterable[Row], asked: Mapping[str, Question], judge: str) -> dict[str, Credits]:
     """Set -> a judge's verdicts against the reference; the answers of seed s are judged with seed s."""
-    found: dict[str, Any] = {which: {} for which in asked}
+    credits: dict[str, Any] = {which: {} for which in asked}
     for row in answered:
         question, oracle = asked[row["set"]], sandbox.judge(judge, row["seed"])
         scores = compare(oracle, question.instructions, question.references, row["answers"]).scores
-        found[row["set"]].setdefault(row["generator"], {})[row["seed"]] = scores
-    return found
+        credits[row["set"]].setdefault(row["generator"], {})[row["seed"]] = scores
+    return credits
 
 
 def sandbox_rows(answered: Sequence[Row], asked: Mapping[str, Question], *, repeats: int, resamples: int) -> list[Row]:
@@ -58,29 +55,24 @@ def sandbox_rows(answered: Sequence[Row], asked: Mapping[str, Question], *, repe
     rows = placed("mixture", SANDBOX, "", mixture_rows(asked))
     sources = [row.source for row in asked[EVAL].instructions]
     bare = np.array([not row.input for row in asked[EVAL].instructions])
-    known = {judge: judge_all(answered, asked, judge) for judge in JUDGES}
-    for judge, sets in known.items():
+    judged = {judge: judge_all(answered, asked, judge) for judge in JUDGES}
+    for judge, sets in judged.items():
         own = sets[EVAL]
         rows += placed("sources", SANDBOX, judge, analysis.source_rows(own, sources, resamples))
-        rows += placed("live", SANDBOX, judge, live_rows({**sets, NO_INPUT: analysis.on(own, bare)}, resamples))
-        # Two seeds of a ranked method are two trainings, which may really differ.
-        same = {name: seeds for name, seeds in own.items() if not name.startswith(RANKED)}
-        rows += placed("pairs", SANDBOX, judge, analysis.pair_rows(own, repeats) + analysis.null_rows(same, repeats))
-    simulated, human = known.values()
+        rows += placed("live", SANDBOX, judge, live_rows({**sets, NO_INPUT: analysis.select(own, bare)}, resamples))
+        rows += placed("pairs", SANDBOX, judge, analysis.pair_rows(own, repeats) + analysis.null_rows(own, repeats))
+    simulated, human = judged.values()
     crossed = agreement_rows({EVAL: simulated[EVAL], LIVE: human[LIVE]}, resamples)
     return rows + placed("live", SANDBOX, CROSS, crossed)
 
 
 def live_rows(sets: Mapping[str, Credits], resamples: int) -> list[Row]:
     """Win rates on the held-out sets, and how they agree with those on the evaluation set."""
-    means = {
-        which: {name: over_seeds(seeds) for name, seeds in sets[which].items() if name in sets[LIVE]}
-        for which in (EVAL, LIVE, FRESH)
-    }
+    means = {which: {name: over_seeds(seeds) for name, seeds in sets[which].items()} for which in (EVAL, LIVE, FRESH)}
     rows = [rate_row(name, which, mean) for which, each in means.items() for name, mean in each.items()]
     others = {LIVE: sets[LIVE], FRESH: sets[FRESH]}
     if len(next(iter(means[LIVE].values()))) > PAPER_LIVE:
-        others[FEW] = analysis.on(sets[LIVE], slice(PAPER_LIVE))
+        others[FEW] = analysis.select(sets[LIVE], slice(PAPER_LIVE))
     for which, credits in others.items():
         paper = None if which == FRESH else PAPER_R2
         rows += agreement_rows({EVAL: sets[EVAL], which: credits}, resamples, paper=paper)
@@ -96,11 +88,11 @@ def mixture_rows(asked: Mapping[str, Question]) -> list[Row]:
     rows = []
     for which, question in asked.items():
         texts = question.instructions
-        found = [(f"share of {name}", value, share) for (name, value), share in sorted(shares(texts).items())]
+        own = [(f"share of {name}", value, share) for (name, value), share in sorted(shares(texts).items())]
         if which != EVAL:
             far = distances(asked[EVAL].instructions, texts)
-            found += [("total variation", name, distance) for name, distance in far.items()]
-        rows += [make_row(figure, which, other, value, n=len(texts)) for figure, other, value in found]
+            own += [("total variation", name, distance) for name, distance in far.items()]
+        rows += [make_row(figure, which, other, value, n=len(texts)) for figure, other, value in own]
     return rows
 
 
@@ -112,42 +104,40 @@ def recorded_rows(dataset: RecordedDataset, *, repeats: int, resamples: int) -> 
     """
     files, extras = data_files(dataset.path), dataset.path / "extras"
     path = files.get("eval_instructions") or files["eval"]
-    questions = check_rows(read_records(path), (INDEX, Field("dataset", TEXT, is_text, "")), str(path))
-    sources = [row["dataset"] for row in questions]
+    questions = pd.DataFrame(check_rows(read_records(path), (INDEX, Field("dataset", TEXT, is_text, "")), str(path)))
     short = dataset.judge.removeprefix("alpaca_eval_")
     stored: dict[str, Credits] = {short: {name: {0: dataset.judgements(name)} for name in dataset.judged}}
     if extras.is_dir() and (file := data_files(extras).get("preferences_claude")):
-        stored[CLAUDE] = read_credits(file, {row["index"]: place for place, row in enumerate(questions)})
+        stored[CLAUDE] = read_credits(file, questions["index"].tolist())
     boards = {short: f"leaderboard_{dataset.judge}.csv.gz", CLAUDE: "leaderboard_claude.csv.gz"}
     tables = {judge: published(extras / name) for judge, name in boards.items() if (extras / name).is_file()}
     rows = []
     for judge, credits in stored.items():
-        rows += placed("sources", RECORDED, judge, analysis.source_rows(credits, sources, resamples))
+        rows += placed("sources", RECORDED, judge, analysis.source_rows(credits, questions.dataset.tolist(), resamples))
         rows += placed("pairs", RECORDED, judge, analysis.pair_rows(credits, repeats))
     rows += leaderboard_rows(stored, tables, resamples)
     early = {name: each for name, each in stored[short].items() if name in tables.get(CLAUDE, {})}
     return rows + placed("pairs", RECORDED, EARLY, analysis.pair_rows(early, repeats) if len(early) >= FEWEST else [])
 
 
-def read_credits(path: Path, places: Mapping[int, int]) -> Credits:
-    """The credits in a file of judgements, all under seed 0.
-
-    `places`: index of an instruction in the folder's files -> its place among the instructions.
+def read_credits(path: Path, indices: Sequence[int]) -> Credits:
+    """The credits in a file of judgements of the instructions with these indices, all under seed 0.
 
     Raises:
         DataError: The file is faulty, judges something twice, or an instruction that is not there.
     """
-    found: dict[str, dict[int, Array]] = {}
-    seen: set[tuple[str, int]] = set()
-    for row in check_rows(read_records(path), JUDGEMENT, str(path)):
-        key = (row["generator"], row["index"])
-        if key in seen or row["index"] not in places:
-            wrong = "one judgement of a model and index" if key in seen else "the index of an instruction"
-            raise DataError(f"{path}: record {row.number}: expected {wrong}, got {key!r}.")
-        seen.add(key)
-        column = found.setdefault(row["generator"], {0: np.full(len(places), np.nan)})[0]
-        column[places[row["index"]]] = math.nan if row["preference"] is None else row["preference"]
-    return found
+    frame = pd.DataFrame(check_rows(read_records(path), JUDGEMENT, str(path)))
+    repeated = frame.duplicated(["generator", "index"])
+    for wrong, expected in (
+        (repeated, "one judgement of a model and index"),
+        (~frame["index"].isin(indices), "the index of an instruction"),
+    ):
+        if wrong.any():
+            row = frame[wrong].iloc[0]
+            where = f"{path}: record {wrong.idxmax() + 1}"
+            raise DataError(f"{where}: expected {expected}, got {(row.generator, int(row['index']))!r}.")
+    table = frame.pivot(index="index", columns="generator", values="preference").reindex(indices).astype(float)
+    return {name: {0: table[name].to_numpy()} for name in frame.generator.unique()}
 
 
 def published(path: Path) -> Rates:
@@ -157,26 +147,27 @@ def published(path: Path) -> Rates:
         DataError: The file is no leaderboard.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            table = {row[""]: (float(row["win_rate"]), float(row["standard_error"])) for row in csv.DictReader(file)}
-    except (OSError, EOFError, KeyError, ValueError, TypeError) as error:
+        table = pd.read_csv(path, index_col=0, float_precision="round_trip")[["win_rate", "standard_error"]].astype(
+            float
+        )
+    except (OSError, EOFError, KeyError, ValueError) as error:
         raise DataError(
             f"{path}: expected a gzip CSV table of models with the columns win_rate and standard_error, got {error!r}."
         ) from error
-    return {name: rates for name, rates in table.items() if rates[1] > 0}
+    return {str(name): (rate, error) for name, rate, error in table[table.standard_error > 0].itertuples()}
 
 
 def leaderboard_rows(stored: Mapping[str, Credits], tables: Mapping[str, Rates], resamples: int) -> list[Row]:
     """Win rates of both judges, and how their rankings agree: on verdicts, on published tables, on both."""
     rows = []
     for judge, credits in stored.items():
-        told = [rate_row(name, "recorded", over_seeds(each)) for name, each in credits.items()]
-        rows += placed("judges", RECORDED, judge, told)
+        own = [rate_row(name, "recorded", over_seeds(each)) for name, each in credits.items()]
+        rows += placed("judges", RECORDED, judge, own)
     for judge, table in tables.items():
         for name, (rate, error) in table.items():
             bounds = (max(0.0, rate - 1.96 * error), min(100.0, rate + 1.96 * error))
-            told = [make_row("win_rate", name, "published", rate, bounds, standard_error=error)]
-            rows += placed("judges", RECORDED, judge, told)
+            own = [make_row("win_rate", name, "published", rate, bounds, standard_error=error)]
+            rows += placed("judges", RECORDED, judge, own)
     if len(stored) > 1:
         sides = {f"{judge} recorded": credits for judge, credits in stored.items()}
         rows += placed("judges", RECORDED, TOGETHER, agreement_rows(sides, resamples, FIGURES, same=True))
@@ -185,8 +176,8 @@ def leaderboard_rows(stored: Mapping[str, Credits], tables: Mapping[str, Rates],
     for (a, one), (b, two) in combinations(boards.items(), 2):
         gaps = [abs(one[name][0] - two[name][0]) for name in one if name in two]
         if a[0] == b[0] and gaps:  # the same verdicts: how far are the win rates apart, in points?
-            told = [make_row("largest_difference", "recorded", "published", max(gaps), models=len(gaps))]
-            rows += placed("judges", RECORDED, a[0], told)
+            own = [make_row("largest_difference", "recorded", "published", max(gaps), models=len(gaps))]
+            rows += placed("judges", RECORDED, a[0], own)
         elif a[0] != b[0] and "published" in (a[1], b[1]):
             rows += placed("judges", RECORDED, TOGETHER, table_rows({" ".join(a): one, " ".join(b): two}, resamples))
     return rows
@@ -194,8 +185,8 @@ def leaderboard_rows(stored: Mapping[str, Credits], tables: Mapping[str, Rates],
 
 def recorded_rates(credits: Credits) -> Rates:
     """Win rates with standard errors, of the models that have two or more verdicts."""
-    found = {name: win_rate(over_seeds(each)) for name, each in credits.items()}
-    return {name: (each.win_rate, each.standard_error) for name, each in found.items() if each.num_total > 1}
+    rates = {name: win_rate(over_seeds(each)) for name, each in credits.items()}
+    return {name: (each.win_rate, each.standard_error) for name, each in rates.items() if each.num_total > 1}
 
 
 def table_rows(tables: Mapping[str, Rates], resamples: int) -> list[Row]:

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure as Drawing
 
 from ...statistics import Interval
 from ..harness.estimates import Estimate
-from ..harness.plots import COLORS, MARKERS, place_labels, titled
+from ..harness.plots import COLORS, place_labels, titled
 from ..harness.report import Table, Verdict, seeds_text, sentences
-from .analysis import ALL, BANDS, POWER, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
-from .answers import RANKED
+from .analysis import ALL, BANDS, OTHERS, POWER, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .held_out import EVAL, FRESH, LIVE
 from .levels import CROSS, EARLY, NO_INPUT
 
@@ -37,10 +36,14 @@ NAMES: Final = {
     "sets_that_need_300_or_fewer": "share of random sets that need 300 or fewer",
 }
 """Figures in the tables of agreement."""
+SETS_DRAWN: Final = {
+    LIVE: ("held-out users", "o", COLORS[0], COLORS[0]),
+    FRESH: ("drawn anew with eval’s mixture", "s", COLORS[1], "none"),
+}
+"""Set -> its name, mark and colors in the figure."""
 PAIRS_NOTE: Final = (
     "Bands: middle 95 % of the shuffles. In brackets: number of pairs, of all seeds. Dashed: 90 % and upstream's 300. "
 )
-Points = dict[str, tuple[Estimate, Estimate]]
 
 
 def judge_name(judge: Any) -> str:
@@ -48,7 +51,7 @@ def judge_name(judge: Any) -> str:
     return JUDGES.get(judge, str(judge))
 
 
-def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
+def agreement_table(rows: pd.DataFrame, title: str, *parts: str) -> Table:
     """The figures in `NAMES` of some parts of the table."""
     # 300 instructions are AlpacaEval's own figure, of pairs of models.
     counted = ("pairs or sets", "AlpacaEval") if parts == ("pairs",) else ("models", "paper")
@@ -61,17 +64,17 @@ def agreement_table(rows: pd.DataFrame, *parts: str) -> Table:
         counts = (_text(row.n, ".0f"), _text(row.models, ".0f"), _text(row.paper, "g"))
         words = (row.level, judge_name(row.judge), NAMES[row.figure], row.subject, row.other)
         lines.append((*words, value, span, *counts))
-    return Table(header, lines, "n: instructions, of two sets the smaller one.")
+    return Table(header, lines, "n: instructions, of two sets the smaller one.", title)
 
 
 def tables(rows: pd.DataFrame) -> dict[str, Table]:
     """All tables, by name; without lines where there are no rows."""
     return {
-        "agreement": agreement_table(rows, "live", "judges"),
-        "sources": agreement_table(rows, "sources"),
-        "pairs": agreement_table(rows, "pairs"),
-        "rates_by_source": rate_table(rows, "sources"),
-        "rates_held_out": rate_table(rows, "live"),
+        "agreement": agreement_table(rows, "Agreement of two evaluations over generators", "live", "judges"),
+        "sources": agreement_table(rows, "Agreement between sources", "sources"),
+        "pairs": agreement_table(rows, "Telling models apart", "pairs"),
+        "rates_by_source": rate_table(rows, "Win rates by source", "sources"),
+        "rates_held_out": rate_table(rows, "Win rates on held-out instructions", "live"),
         "held_out": mixture_table(rows),
     }
 
@@ -90,7 +93,7 @@ def headline(rows: pd.DataFrame) -> str:
     return f"r² with held-out users' instructions: {', '.join(told)}; {models[0]}" if told else ""
 
 
-def rate_table(rows: pd.DataFrame, part: str) -> Table:
+def rate_table(rows: pd.DataFrame, title: str, part: str) -> Table:
     """A line for each judge and generator, a column for each source or set."""
     found = rows[(rows.part == part) & (rows.figure == "win_rate")]
     columns, lines = found.other.unique(), []
@@ -100,7 +103,8 @@ def rate_table(rows: pd.DataFrame, part: str) -> Table:
             error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.1f}"
             cells[row.other] = f"{row.value:.1f}{error} ({row.n:.0f})"
         lines.append((str(level), judge_name(judge), str(subject), *cells.values()))
-    return Table(("level", "judge", "generator", *columns), lines, "Win rate, % ± standard error (n instructions).")
+    caption = "Win rate, % ± standard error (n instructions)."
+    return Table(("level", "judge", "generator", *columns), lines, caption, title)
 
 
 def mixture_table(rows: pd.DataFrame) -> Table:
@@ -110,7 +114,8 @@ def mixture_table(rows: pd.DataFrame) -> Table:
     cells = shares.reindex(columns=[EVAL, LIVE, FRESH]).fillna(0).sort_index().map("{:.3f}".format).reset_index()
     cells = cells.sort_values("figure", key=lambda names: ~names.str.startswith("total"), kind="stable")
     note = "Total variation: half the sum of the differences."
-    return Table(("what", "value", EVAL, LIVE, FRESH), cells.to_numpy().tolist(), note)
+    title = "What the held-out users ask"
+    return Table(("what", "value", EVAL, LIVE, FRESH), cells.to_numpy().tolist(), note, title)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
@@ -128,7 +133,7 @@ def findings(rows: pd.DataFrame) -> list[str]:
 def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """How alike the sources rank, and the generator whose win rates lie widest apart."""
     for at, own in rows.dropna(subset="value").groupby("at", sort=False):
-        rest = own[(own.figure == "r2") & (own.other == "the other sources")]
+        rest = own[(own.figure == "r2") & (own.other == OTHERS)]
         rates = own[(own.figure == "win_rate") & (own.other != "all")].groupby("subject", sort=False)
         apart = (rates.value.max() - rates.value.min())[rates.size() > 1]
         if len(rest) and len(apart):
@@ -195,98 +200,60 @@ def _span(row: Any, form: str) -> str:
     return _text(row.value, form) + bounds
 
 
-def drawings(rows: pd.DataFrame, note: str) -> dict[str, tuple[str, Drawing]]:
+def drawings(rows: pd.DataFrame) -> dict[str, tuple[str, Drawing]]:
     """File -> title and figure, of what there are rows for."""
-    rates = rows[rows.figure == "win_rate"]
-    found = {}
-    for level, told in LEVELS.items():
-        own = rates[(rates.part == "sources") & (rates.level == level)]
-        if len(own):
-            figure = draw_sources(own, f"Win rate by source; bars are one standard error ({level})", f"Level: {told}.")
-            found[f"sources_{level}"] = (f"Win rates by source, {level}", figure)
-    if (rates.part == "live").any():
-        found["live"] = ("The 805 against held-out users", draw_live(rows, "Level: sandbox (simulation)."))
-    if {"gpt4", "claude"} <= set(rates.judge[rates.part == "judges"]):
-        found["judges"] = ("GPT-4 against Claude", draw_judges(rows, "Level: recorded."))
-    for level, told in LEVELS.items():
+    drawn = {}
+    if ((rows.part == "live") & (rows.figure == "win_rate")).any():
+        drawn["live"] = ("The 805 against held-out users", draw_live(rows, "Level: sandbox (simulation)."))
+    for level, meaning in LEVELS.items():
         own = rows[(rows.level == level) & (rows.figure == "told_apart") & (rows.judge != EARLY)]
         if len(own):
             title = f"How many instructions tell models apart, {level}"
-            found[f"pairs_{level}"] = (title, draw_pairs(own, f"{PAIRS_NOTE}Level: {told}."))
-    return found
-
-
-def draw_sources(rates: pd.DataFrame, title: str, note: str) -> Drawing:
-    """A panel for each judge, a line for each generator, a mark for each source."""
-    judges = rates.groupby("judge", sort=False)
-    figure, axes = _panels(len(judges), 6.2, 1 + 0.27 * judges.subject.nunique().max())
-    for axis, (judge, own) in zip(axes, judges, strict=True):
-        whole = own[own.other == "all"].sort_values("value", kind="stable")
-        places = pd.Series(range(len(whole)), index=whole.subject)
-        sources = own[own.other != "all"].groupby("other", sort=False)
-        for number, (source, found) in enumerate(sources):
-            y = found.subject.map(places) - 0.6 * ((number + 0.5) / len(sources) - 0.5)
-            style: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "markersize": 3.5, "elinewidth": 0.8}
-            error, label = found.standard_error.fillna(0), f"{source} (n = {found.n.max():.0f})"
-            axis.errorbar(found.value, y, xerr=error, fmt=MARKERS[number % len(MARKERS)], label=label, **style)
-        axis.plot(whole.value, places, "|", color="black", markersize=13, label="all")
-        axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
-        axis.set_yticks(places, places.index, fontsize=8)
-        axis.set(ylim=(-0.7, len(whole) - 0.3), xlabel="win rate against the reference (%)")
-        axis.set_title(judge_name(judge), fontsize=10, loc="left")
-        axis.grid(axis="y", color="#eeeeee")
-        axis.legend(fontsize=7, frameon=False, loc="lower right")
-    return titled(figure, title, note)
+            drawn[f"pairs_{level}"] = (title, draw_pairs(own, f"{PAIRS_NOTE}Level: {meaning}."))
+    return drawn
 
 
 def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
     """A panel for each judge: win rates on held-out users' (filled) and fresh instructions (hollow) against eval."""
     live = rows[rows.part == "live"]
-    told = live[(live.figure == "r2") & (live.subject == EVAL)].set_index(["judge", "other"]).value
+    agreed = live[(live.figure == "r2") & (live.subject == EVAL)].set_index(["judge", "other"]).value
     judges = live[live.figure == "win_rate"].groupby("judge", sort=False)
-    figure, axes = _panels(len(judges), 6.4, 6.0, columns=1)
-    kinds = (
-        (LIVE, "held-out users", COLORS[0], ("o", COLORS[0])),
-        (FRESH, "drawn anew with eval’s mixture", COLORS[1], ("s", "none")),
-    )
-    points = {}
+    figure, axes = _panels(len(judges), 6.4, 6.0)
+    points = []
     for axis, (judge, own) in zip(axes, judges, strict=True):
-        on = {which: each.set_index("subject") for which, each in own.groupby("other")}
-        for which, who, color, (mark, fill) in kinds:
-            label = f"{who} (n = {on[which].n.iloc[0]:.0f})"
-            style: dict[str, Any] = {"fmt": mark, "color": color, "markerfacecolor": fill, "elinewidth": 0.7}
-            points[axis, which] = _draw_rates(axis, on[EVAL], on[which], label, **style)
+        sets = {which: each.set_index("subject") for which, each in own.groupby("other")}
+        for which, (who, mark, color, fill) in SETS_DRAWN.items():
+            x, y = sets[EVAL].loc[sets[which].index], sets[which]
+            error = {"xerr": x.standard_error.fillna(0), "yerr": y.standard_error.fillna(0), "elinewidth": 0.7}
+            label = f"{who} (n = {y.n.iloc[0]:.0f})"
+            style: dict[str, Any] = {"fmt": mark, "color": color, "markerfacecolor": fill, "markersize": 5}
+            axis.errorbar(x.value, y.value, label=label, **error, **style)
         ends = max(-3.0, own.value.min() - 8), min(103.0, own.value.max() + 8)
-        _finish(axis, ends, ends, "win rate on the evaluation set (%)", "win rate on the held-out set (%)")
-        words = [f"r² {which} {told[judge, which]:.3f}" for which in (LIVE, FRESH) if (judge, which) in told.index]
+        axis.plot(ends, ends, color="#bbbbbb", linestyle="--", linewidth=1, zorder=0)
+        axis.set(xlim=ends, ylim=ends, aspect="equal")
+        axis.set(xlabel="win rate on the evaluation set (%)", ylabel="win rate on the held-out set (%)")
+        axis.grid(color="#eeeeee")
+        axis.set_axisbelow(True)
+        axis.legend(fontsize=8, frameon=False, loc="upper left")
+        words = [f"r² {which} {agreed[judge, which]:.3f}" for which in SETS_DRAWN if (judge, which) in agreed.index]
         axis.set_title(f"{judge_name(judge)}: {', '.join(words)}", fontsize=10, loc="left")
+        points.append(
+            {name: tuple(_estimate(sets[which].loc[name]) for which in (EVAL, LIVE)) for name in sets[LIVE].index}
+        )
     figure = titled(figure, "Win rates on held-out instructions against those on the evaluation set", note)
-    for axis in axes:
-        place_labels(figure, axis, points[axis, LIVE])
+    for axis, each in zip(axes, points, strict=True):
+        place_labels(figure, axis, each)
     return figure
 
 
-def draw_judges(rows: pd.DataFrame, note: str) -> Drawing:
-    """GPT-4's win rates against Claude's: published ones, and over them those with recorded verdicts by both."""
-    found = rows[(rows.part == "judges") & (rows.figure == "win_rate")].set_index("subject")
-    figure, (axis,) = _panels(1, 8.6, 7.8)
-    points: Points = {}
-    kinds = (("published", COLORS[0], "published tables"), ("recorded", COLORS[1], "verdicts in the folder"))
-    for kind, color, what in kinds:
-        x, y = (found[(found.judge == judge) & (found.other == kind)] for judge in ("gpt4", "claude"))
-        label = f"{what}: {x.index.isin(y.index).sum()} models"
-        points |= _draw_rates(axis, x, y, label, fmt="o", color=color, elinewidth=0.8)
-    low = min((estimate.mean for point in points.values() for estimate in point), default=0.0)
-    _finish(axis, (0, 100), (max(-3.0, low - 8), 103), "win rate by GPT-4 (%)", "win rate by Claude (%)")
-    figure = titled(figure, "The same models by two judges; bars are one standard error (recorded)", note)
-    place_labels(figure, axis, points)
-    return figure
+def _estimate(row: Any) -> Estimate:
+    return Estimate(Interval(row.value, math.nan, math.nan, 0), row.standard_error)
 
 
 def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
     """Share of pairs told apart against the number of instructions, a panel for each judge."""
     judges = rows.groupby("judge", sort=False)
-    figure, axes = _panels(len(judges), 7.0, 3.0, columns=1)
+    figure, axes = _panels(len(judges), 7.0, 3.0)
     for axis, (judge, own) in zip(axes, judges, strict=True):
         for number, (subject, curve) in enumerate(own[own.subject != SETS].groupby("subject", sort=False)):
             color = "black" if subject == ALL else COLORS[(number - 1) % len(COLORS)]
@@ -304,34 +271,8 @@ def draw_pairs(rows: pd.DataFrame, note: str) -> Drawing:
     return titled(figure, "Pairs of models told apart by a paired t-test, p < .05", note)
 
 
-def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[Drawing, list[Axes]]:
-    """A figure of panels, at most so many in a row, with the size of each in inches."""
-    columns = min(count, columns)
-    lines = -(-count // columns)
-    figure = Drawing(figsize=(1 + width * columns, 1 + height * lines), dpi=150, layout="constrained")
+def _panels(count: int, width: float, height: float) -> tuple[Drawing, list[Axes]]:
+    """A figure of panels below each other, with the size of each in inches."""
+    figure = Drawing(figsize=(1 + width, 1 + height * count), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # measures text
-    axes = figure.subplots(lines, columns, squeeze=False).ravel().tolist()
-    for axis in axes[count:]:
-        axis.set_visible(False)
-    return figure, axes[:count]
-
-
-def _draw_rates(axis: Axes, x: pd.DataFrame, y: pd.DataFrame, label: str, **style: Any) -> Points:
-    """Draws win rates that both have with one standard error each way; label -> where it belongs."""
-    x = x[x.index.isin(y.index)]
-    y = y.loc[x.index]
-    xerr, yerr = (side.standard_error.fillna(0) for side in (x, y))
-    axis.errorbar(x.value, y.value, xerr=xerr, yerr=yerr, markersize=5, label=label, **style)
-    estimates = [
-        [Estimate(Interval(row.value, math.nan, math.nan, 0), row.standard_error) for row in _pick(side)]
-        for side in (x, y)
-    ]
-    return dict(zip(x.index.str.removeprefix(RANKED), zip(*estimates, strict=True), strict=True))
-
-
-def _finish(axis: Axes, line: tuple[float, float], limits: tuple[float, float], x: str, y: str) -> None:
-    axis.plot(line, line, color="#bbbbbb", linestyle="--", linewidth=1, zorder=0)
-    axis.set(xlim=limits, ylim=limits, aspect="equal", xlabel=x, ylabel=y)
-    axis.grid(color="#eeeeee")
-    axis.set_axisbelow(True)
-    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    return figure, figure.subplots(count, 1, squeeze=False).ravel().tolist()

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from alpacafarm_env.benchmarks import build_sandbox
-from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, BuildOptions, compare, hashes, install, main
+from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, compare, hashes, install, main
 from alpacafarm_env.folders import claim
 from alpacafarm_env.sandbox import dataset
-from alpacafarm_env.templates import PromptTemplate
 
 
 def write_model(folder):
@@ -45,57 +44,49 @@ def test_texts_equal_the_shipped_ones(tmp_path):
 
 def test_only_what_is_unfinished_is_built_again(tmp_path, stages):
     """Any model, also the first of the two reward models that train side by side."""
-    build_sandbox.build(BuildOptions(out=tmp_path))
+    build_sandbox.build(tmp_path)
     assert stages == ["texts", "policy", "pairs", "reward_models"]
-    assets = build_sandbox.build(BuildOptions(out=tmp_path))
+    assets = build_sandbox.build(tmp_path)
     assert len(stages) == 4
     assert json.loads((assets / "manifest.json").read_text())["files"] == hashes(assets)
     for name in ("policy", *REWARD_MODELS):
         (assets / name / "tokenizer_config.json").unlink()
-        build_sandbox.build(BuildOptions(out=tmp_path))
+        build_sandbox.build(tmp_path)
     assert stages[4:] == ["policy", "reward_models", "reward_models"]
 
 
 def test_another_stamp_starts_over(tmp_path, stages, monkeypatch, capsys):
     """What an earlier call left from other sources or settings is not what this call would build."""
-    assets = build_sandbox.build(BuildOptions(out=tmp_path))
+    assets = build_sandbox.build(tmp_path)
     (tmp_path / "work").mkdir()
     (assets / "leftover").touch()
     (tmp_path / "notes.txt").write_text("kept")
     stages.clear()
     capsys.readouterr()
     monkeypatch.setitem(build_sandbox.ARCHITECTURE, "hidden_size", 128)
-    build_sandbox.build(BuildOptions(out=tmp_path))
+    build_sandbox.build(tmp_path)
     assert "starting over" in capsys.readouterr().out
     assert stages == ["texts", "policy", "pairs", "reward_models"]
     assert not (tmp_path / "work").exists()
     assert not (assets / "leftover").exists()
     assert (tmp_path / "notes.txt").read_text() == "kept"
-    build_sandbox.build(BuildOptions(out=tmp_path))
+    build_sandbox.build(tmp_path)
     assert len(stages) == 4
 
 
 def test_the_stamp_covers_settings_and_sources(tmp_path, monkeypatch):
-    found = {build_sandbox.stamp()}
-    assert found == {build_sandbox.stamp()}
-    changes = [(dataset, "SEED", 1)]
-    changes.append((build_sandbox, "TEMPLATE", PromptTemplate("{instruction}{input}", "{instruction}")))
-    for config in (build_sandbox.SFTConfig, build_sandbox.RewardModelingConfig):
-        changed = replace(config.sandbox(), epochs=77)
-        changes.append((config, "sandbox", lambda changed=changed: changed))
-    for change in changes:
+    stamps = {build_sandbox.stamp()}
+    changed = replace(build_sandbox.SFTConfig.sandbox(), epochs=77)
+    for change in ((dataset, "SEED", 1), (build_sandbox.SFTConfig, "sandbox", lambda: changed)):
         with monkeypatch.context() as patch:
             patch.setattr(*change)
-            found.add(build_sandbox.stamp())
-    for package in (build_sandbox.sandbox, build_sandbox.agents):
-        copy = tmp_path / package.__name__
-        shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("assets", "__pycache__"))
-        with monkeypatch.context() as patch:
-            patch.setattr(package, "__file__", str(copy / "__init__.py"))
-            assert build_sandbox.stamp() in found  # where the sources lie does not matter
-            (copy / "__init__.py").write_text("# changed")
-            found.add(build_sandbox.stamp())
-    assert len(found) == 7
+            stamps.add(build_sandbox.stamp())
+    copy = tmp_path / "agents"
+    shutil.copytree(Path(build_sandbox.agents.__file__).parent, copy)
+    monkeypatch.setattr(build_sandbox.agents, "__file__", str(copy / "__init__.py"))
+    assert build_sandbox.stamp() in stamps  # where the sources lie does not matter
+    (copy / "__init__.py").write_text("# changed")
+    assert len({*stamps, build_sandbox.stamp()}) == 4
 
 
 def test_folders_of_somebody_else_are_left_alone(tmp_path, stages, capsys):
@@ -141,7 +132,7 @@ def test_the_command_says_whether_the_result_equals_the_shipped_one(tmp_path, st
     assert "files differ from the shipped sandbox" in capsys.readouterr().out
     assert main([*args, "--install"]) == 0
     assert main(args) == 0
-    assert "Equal to the shipped sandbox, byte for byte." in capsys.readouterr().out
+    assert "0 files differ" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_had_ends_in_a_sentence(tmp_path, capsys):
@@ -150,5 +141,3 @@ def test_a_folder_that_cannot_be_had_ends_in_a_sentence(tmp_path, capsys):
     with claim(tmp_path / "out", "another build"):
         assert main(["--out", str(tmp_path / "out")]) == 2
     assert "another build" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--threads", "0", "--out", str(tmp_path / "out")])

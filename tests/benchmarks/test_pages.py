@@ -30,7 +30,7 @@ def page(folder):
     gain = interval_text(Estimate.of(rows.gain.to_numpy()).interval, "%")
     drawing = draw([Panel("n", "gain", [Curve("gain", rows[["n"]].to_numpy(), rows[["gain"]].to_numpy())])], "Gains")
     table = Table(("measure", "gain"), [("accuracy", gain)], "Level: sandbox.")
-    return Page({"gains": table}, [f"It gains {gain}."], {"gains": Drawn(drawing, "Gains.")}, f"gain {gain}")
+    return Page("Gains", {"gains": table}, [f"It gains {gain}."], {"gains": Drawn(drawing, "Gains.")}, f"gain {gain}")
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def by_hand(text):
 PAGES_BY_HAND = [path for path in sorted(DOCS.glob("*.md")) if "<!-- measured -->" in path.read_text(encoding="utf-8")]
 PAGES_BY_HAND.append(DOCS / "index.md")
 PAGES_BY_HAND += [DOCS.parent / "explanation" / "overoptimization.md"]
-TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("*.txt.j2"))
+TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("findings.txt.j2"))
 
 
 @pytest.mark.parametrize("path", [*PAGES_BY_HAND, *TEMPLATES], ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -26,16 +26,6 @@ def told(rows, figure, subject=analysis.ALL):
     return [row for row in rows if (row["figure"], row["subject"]) == (figure, subject)]
 
 
-def test_a_cell_without_a_finite_number_is_empty():
-    row = analysis.make_row("needed_for_90", "eval", "live", 0.5, (NAN, math.inf), n=3)
-    assert [row[name] for name in ("value", "low", "high", "standard_error", "n")] == [0.5, None, None, None, 3]
-
-
-def test_seeds_are_averaged_where_they_have_a_verdict():
-    found = analysis.over_seeds({0: np.array([1, 0, NAN, NAN]), 3: np.array([0, 0, 1, NAN])})
-    np.testing.assert_array_equal(found, [0.5, 0, 1, NAN])
-
-
 def test_a_win_rate_has_the_t_interval_of_scipy():
     known = np.array([1.0, 0, 0.5, 1, 1, 0])
     row = analysis.rate_row("m", "all", np.append(known, NAN))
@@ -74,16 +64,6 @@ def test_verdicts_on_the_same_instructions_are_resampled_together():
         analysis.agreement_rows({"a": one, "b": two}, 300, ("r2",), same=same) for same in (True, False)
     )
     assert alike["high"] - alike["low"] < apart["high"] - apart["low"]
-
-
-def test_standard_errors_widen_the_interval_of_a_published_table():
-    widths = []
-    for error in (0.5, 8.0):
-        table = {f"m{place}": (10.0 * place + 5, error) for place in range(8)}
-        (row,) = analysis.agreement_rows({"x": table, "y": table}, 300, ("spearman",))
-        assert (row["value"], row["n"]) == (pytest.approx(1), None)
-        widths.append(row["high"] - row["low"])
-    assert widths[0] < 0.1 < widths[1]
 
 
 def test_the_interval_of_r2_covers_where_plain_percentiles_do_not():
@@ -185,15 +165,3 @@ def test_sets_of_ten_need_more_than_ten_models():
     assert sets["value"] == pytest.approx(whole["value"], abs=0.03)
     assert sets["low"] <= sets["value"] <= sets["high"]
     assert sets["models"] == 45
-
-
-def test_pairs_are_of_one_seed_and_of_the_seeds_that_all_have():
-    one, two = np.zeros(30), np.ones(30)
-    rows = analysis.pair_rows({"a": {1: one, 2: two}, "b": {0: two, 1: one, 2: two}}, repeats=1)
-    assert [(row["models"], row["value"]) for row in told(rows, "told_apart")] == [(2, 0), (2, 0)]
-    assert analysis.pair_rows({"a": {0: one}, "b": {1: two}}, repeats=1) == []
-
-
-@pytest.mark.parametrize("credits", [{}, {"alone": {0: np.ones(30)}}])
-def test_without_two_models_there_is_nothing_to_tell(credits):
-    assert analysis.pair_rows(credits, repeats=1) == []

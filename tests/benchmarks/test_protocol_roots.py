@@ -62,13 +62,6 @@ def test_the_documentation_shows_the_counts():
     pd.testing.assert_frame_equal(read_table(STORED).head(len(rows)), pd.DataFrame(rows))
 
 
-@pytest.mark.data
-def test_the_documentation_shows_the_counts_of_the_recorded_instructions():
-    rows = count("recorded", "eval", recorded_dataset(os.environ["ALPACAFARM_DATA"]).instructions("eval"))
-    stored = read_table(STORED).query("level == 'recorded'").reset_index(drop=True)
-    pd.testing.assert_frame_equal(stored, pd.DataFrame(rows))
-
-
 def test_bars_are_as_long_as_verbs_are_frequent():
     texts = ["List two rivers.", "List a river.", "Name a river.", "Why?"]
     rows = count("recorded", "eval", [Instruction(text) for text in texts])
