@@ -109,7 +109,7 @@ def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, c
 
 def test_a_second_call_resumes(bundle, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    assert main(["--data", str(bundle), "--out", str(out), "--quick"]) == 0
+    assert main(["--data", str(bundle), "--out", str(out)]) == 0
     first = capsys.readouterr().out
 
     def never(*args):
