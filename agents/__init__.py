@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .best_of_n import BestOfN as BestOfN
     from .best_of_n import BestOfNConfig as BestOfNConfig
     from .best_of_n import BestOfNSamples as BestOfNSamples
-    from .best_of_n_analysis import best_of_k as best_of_k
-    from .best_of_n_analysis import best_of_n_kl as best_of_n_kl
+    from .best_of_n import best_of_k as best_of_k
+    from .best_of_n import best_of_n_kl as best_of_n_kl
     from .dpo import DPO as DPO
     from .dpo import DPOConfig as DPOConfig
     from .expert_iteration import ExpertIteration as ExpertIteration
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "api_policy": ("APIPolicy", "APIPolicyConfig", "paper_baselines"),
-    "best_of_n": ("BestOfN", "BestOfNConfig", "BestOfNSamples"),
-    "best_of_n_analysis": ("best_of_k", "best_of_n_kl"),
+    "best_of_n": ("BestOfN", "BestOfNConfig", "BestOfNSamples", "best_of_k", "best_of_n_kl"),
     "dpo": ("DPO", "DPOConfig"),
     "expert_iteration": ("ExpertIteration", "ExpertIterationConfig"),
     "language_model": ("LanguageModel",),

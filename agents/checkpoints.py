@@ -27,7 +27,7 @@ from ..errors import CheckpointError
 from ..folders import Claim
 from ..pretrained import reading
 from .processes import Processes
-from .sharding import from_rows, is_sharded, local, mesh_of, own_rows
+from .sharding import is_sharded, local, mesh_of
 
 MANIFEST = "manifest.json"
 BEFORE = {"value": "model"}
@@ -51,10 +51,9 @@ def flush(path: Path) -> None:
 
 def flushed_length(path: Path) -> int:
     """Length of a run's metrics.jsonl, forced to disk first: a checkpoint must not outlive its metrics."""
-    if not path.exists():
-        return 0
-    flush(path)
-    return path.stat().st_size
+    if path.exists():
+        flush(path)
+    return _size(path)
 
 
 @contextmanager
@@ -62,9 +61,9 @@ def writing(place: Path) -> Iterator[None]:
     """Turn a refusal of the operating system, such as a full disk, into a CheckpointError that says what to do."""
     try:
         yield
-    except Exception as error:  # safetensors and tokenizers tell the system's number in their text only
-        found = re.search(r"os error (\d+)", str(error))
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    except Exception as error:  # safetensors and tokenizers give the system's number in their text only
+        match = re.search(r"os error (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         if number is None:
             raise
         raise CheckpointError(
@@ -89,19 +88,17 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
         )
 
 
-def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure."""
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        _seal({draft: _fill(draft, folder, write)}, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+def publish(folder: Path, write: Callable[[Path], None], processes: Processes | None = None) -> None:
+    """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure.
 
-
-def publish_together(folder: Path, write: Callable[[Path], None], processes: Processes) -> None:
-    """As `publish`, called by all processes: each writes and checks files of its own, the main one seals them all."""
-    draft = folder.with_name(f".{folder.name}.{processes.rank}-{os.getpid()}.tmp")
+    With `processes` all call it: each writes and checks files of its own, and the main one seals them together.
+    """
+    own = "" if processes is None else f"{processes.rank}-"
+    draft = folder.with_name(f".{folder.name}.{own}{os.getpid()}.tmp")
     try:
+        if processes is None:
+            _seal({draft: _fill(draft, folder, write)}, folder)
+            return
         drafts = dict(processes.gather((draft, processes.together(lambda: _fill(draft, folder, write)))))
         processes.together(lambda: _seal(drafts, folder) if processes.is_main else None)
     finally:
@@ -137,10 +134,10 @@ def _seal(drafts: Mapping[Path, Mapping[str, Any]], folder: Path) -> None:
 
 def check(folder: Path) -> None:
     """Compare a checkpoint with its seal; CheckpointError if the manifest or a file is missing or differs."""
-    expected, found = read_json(folder / MANIFEST).get("files"), _fingerprints(folder)
+    expected, present = read_json(folder / MANIFEST).get("files"), _fingerprints(folder)
     if not isinstance(expected, dict):
         raise CheckpointError(f"{folder} is damaged: its {MANIFEST} lists no files.")
-    broken = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    broken = sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
     if broken or not expected:
         raise CheckpointError(f"{folder} is damaged: {', '.join(broken) or 'no files'} differ from its {MANIFEST}.")
 
@@ -172,19 +169,18 @@ def prune(out: Path, *, keep: int) -> None:
 
 def remove_leftovers(out: Path, *, step: int) -> None:
     """Remove what a killed or damaged run left behind: drafts, and (damaged) checkpoints beyond `step`."""
-    for later in filter(lambda found: found > step, steps(out)):
-        shutil.rmtree(out / f"checkpoint-{later}")
+    for later in steps(out):
+        if later > step:
+            shutil.rmtree(out / f"checkpoint-{later}")
     for draft in out.glob(".checkpoint-*.tmp"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def cut_metrics(path: Path, length: int) -> None:
     """Cut metrics.jsonl back to its length at the checkpoint; CheckpointError if it is shorter."""
-    found = path.stat().st_size if path.exists() else 0
-    if found < length:
-        raise CheckpointError(
-            f"{path} has {found} bytes, but had {length} at the checkpoint: was it edited or removed?"
-        )
+    size = _size(path)
+    if size < length:
+        raise CheckpointError(f"{path} has {size} bytes, but had {length} at the checkpoint: was it edited or removed?")
     with path.open("ab") as file:
         file.truncate(length)
 
@@ -195,41 +191,17 @@ def claim_metrics(out: Path | None, length: int) -> AbstractContextManager[objec
         return nullcontext()
     claim = Claim(out, "a training run")
     path = out / "metrics.jsonl"
-    found = path.stat().st_size if path.exists() else 0
-    if found != length:
+    if (size := _size(path)) != length:
         claim.release()
         raise CheckpointError(
-            f"{path} has {found} bytes, but this run left it with {length}: another one has written there since. Make "
+            f"{path} has {size} bytes, but this run left it with {length}: another one has written there since. Make "
             "the agent anew to continue from what is there, or choose another folder."
         )
     return claim
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Write the optimizer's state, a tensor for each parameter name and moment, as `save_rows` does."""
-    state = {
-        f"{name}:{moment}": value.detach()
-        for name, parameter in parameters.items()
-        for moment, value in optimizer.state[parameter].items()
-    }
-    save_rows(folder, "optimizer", state)
-    write_json(folder / "optimizer.json", {"name": type(optimizer).__name__, "parameters": list(parameters)})
-
-
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Restore what `save_optimizer` wrote; CheckpointError if it is damaged or belongs to other parameters."""
-    expected = {"name": type(optimizer).__name__, "parameters": list(parameters)}
-    if read_json(folder / "optimizer.json") != expected:
-        raise CheckpointError(f"The optimizer state of {folder} belongs to other parameters than this agent's model.")
-    with reading(folder, "an optimizer's state"):
-        # AdamW keeps its step counter on the CPU unless it is fused, its moments where the parameter is, in its type.
-        for key, rows in load_rows(folder, "optimizer"):
-            name, moment = key.rsplit(":", 1)
-            parameter = parameters[name]
-            is_count = moment == "step"
-            value = rows(slice(None)) if is_count else from_rows(rows(own_rows(parameter)), parameter)
-            on_device = is_count and optimizer.defaults.get("fused")
-            optimizer.state[parameter][moment] = value.to(parameter.device) if on_device else value
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def save_rows(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -259,13 +231,13 @@ def _read_rows(parts: Sequence[Any], wanted: slice) -> Tensor:
         return cast(Tensor, parts[0][...])
     sizes = [part.get_shape()[0] for part in parts]
     start, stop, _ = wanted.indices(sum(sizes))
-    found, begin = [], 0
+    pieces, begin = [], 0
     for part, size in zip(parts, sizes, strict=True):
         low, high = max(start - begin, 0), min(stop - begin, size)
         if low < high:
-            found.append(part[low:high])
+            pieces.append(part[low:high])
         begin += size
-    return torch.cat(found) if found else cast(Tensor, parts[0][:0])
+    return torch.cat(pieces) if pieces else cast(Tensor, parts[0][:0])
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -277,8 +249,8 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         from peft import set_peft_model_state_dict  # only those who train adapters need peft
 
         with reading(folder, "this model's adapter"):
-            found: Any = set_peft_model_state_dict(cast(Any, model), load_file(adapter))
-            if others := [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]:
+            keys: Any = set_peft_model_state_dict(cast(Any, model), load_file(adapter))
+            if others := [*keys.unexpected_keys, *(name for name in keys.missing_keys if "lora_" in name)]:
                 raise ValueError(f"its matrices are others than the model's, such as {others[0]}")
         return
     if not whole.is_file():
@@ -309,10 +281,10 @@ def starting_point(model: nn.Module) -> str:
 
 def _fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each file below `folder` but the manifest, by its relative path."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256}
-    return found
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256}
+    return files

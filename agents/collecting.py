@@ -1,13 +1,13 @@
-"""What agents that sample from an environment share: a batch of experience, and minibatch updates on it."""
+"""Experience from an environment, and minibatch updates on it: shared by the agents that sample."""
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,17 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UnscoredError
 from ..oracles.base import checked
 from ..seeding import keyed_rng
-from .asking import judge_together
 from .fitting import longest_prompt, scorings, unreadable
 from .language_model import LanguageModel
-from .loop import Loop, Resume, Sums, keyed_generator
+from .loop import Loop, Sums, keyed_generator
 from .losses import masked_moments
-from .policy_agent import PolicyAgent, PolicyConfig
+from .policy_agent import PolicyConfig
+from .processes import Processes, judge_together
 from .rollouts import Rollouts, length_mask, micro_batches, pad_rows
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
@@ -34,7 +34,7 @@ DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineConfig(PolicyConfig):
-    """What PPO's and Quark's settings share; the defaults are AlpacaFarm's for LLaMA 7B."""
+    """Settings that PPO and Quark share; the defaults are AlpacaFarm's for LLaMA 7B."""
 
     total_steps: int = 390
     """Steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints of PPO are those of steps 20 to 80)."""
@@ -67,27 +67,28 @@ class Collector:
 
     All draws are keyed on (seed, step), and rows are numbered over the whole step: its instructions and responses are
     the same however they are dealt out to processes and rounds of the environment, and so are those of a resumed run.
+    Instructions whose prompts are too long for the policy are not drawn for it, with a warning by `who`.
+
+    Args:
+        env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
+            own.
+
+    Attributes:
+        num_left_out: Instructions that are too long.
 
     Raises:
         ValueError: The environment resets by itself, its size does not divide the batch, or a wrapper lies around
             DictInfoToList.
     """
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        policy: LanguageModel,
-        loop: Loop,
-        config: OnlineConfig,
-        left_out: Sequence[tuple[Any, Collection[int]]],
-    ) -> None:
-        mode = env.metadata.get("autoreset_mode")
+    def __init__(self, env: VectorEnv[Any, Any, Any], policy: LanguageModel, config: OnlineConfig, *, who: str) -> None:
+        mode, processes = env.metadata.get("autoreset_mode"), Processes(policy.device)
         if mode != AutoresetMode.DISABLED:
             raise ValueError(
                 f"Agents reset the environment themselves: expected AutoresetMode.DISABLED, got {mode!r}. "
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
-        at_once = env.num_envs * loop.processes.count
+        at_once = env.num_envs * processes.count
         if config.rollout_batch_size % at_once:
             raise ValueError(
                 f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got "
@@ -97,12 +98,20 @@ class Collector:
             raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
         # It changes how a reader sees the infos only; here they are read as arrays.
         self._env: Any = env.env if isinstance(env, DictInfoToList) else env
-        self._policy, self._loop, self._left_out = policy, loop, left_out
-        self._batch_size, self._num_rounds = config.rollout_batch_size, config.rollout_batch_size // at_once
-        self._temperature, self._sampling_batch_size = config.temperature, config.sampling_batch_size
-        self._max_new_tokens = config.max_response_tokens or policy.max_response_tokens
+        self._policy, self._config, self._described = policy, config, describe(env)
+        self._num_rounds = config.rollout_batch_size // at_once
+        self._most_rows = math.ceil(config.minibatch_size / processes.count)
+        self._width = config.max_response_tokens or policy.max_response_tokens
+        budget = config.micro_batch_tokens
+        self._left_out = unreadable(env, policy, who=who, width=self._width, micro_batch_tokens=budget)
+        self._longest_prompt = longest_prompt(env, policy)
+        self.num_left_out = max((len(positions) for _, positions in self._left_out), default=0)
 
-    def collect(self, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
+    def describe(self) -> dict[str, Any]:
+        """What decides a run beside its config, JSON-able, for a resumed run to compare."""
+        return {**self._described, **DRAWS}
+
+    def collect(self, loop: Loop, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
         """This process's responses of a step; there may be none that has a score, if another process has one.
 
         Returns:
@@ -112,13 +121,14 @@ class Collector:
         Raises:
             UnscoredError: No response of any process has a score.
         """
-        first = int(keyed_rng(self._loop.seed, "instructions", step).integers(2**62))
-        processes, size = self._loop.processes, self._env.num_envs
-        # One row of random numbers a response, drawn for the whole step by every process.
-        generator = keyed_generator(self._loop.seed, "sample", step, 0)
-        uniforms = torch.rand(self._batch_size, self._max_new_tokens, generator=generator)
+        first = int(keyed_rng(loop.seed, "instructions", step).integers(2**62))
+        processes, size = loop.processes, self._env.num_envs
+        # A row of random numbers a response, drawn for the whole step by every process: so what is drawn for a response
+        # depends neither on the number of processes nor on how many are sampled at once.
+        generator = keyed_generator(loop.seed, "sample", step, 0)
+        uniforms = torch.rand(self._config.rollout_batch_size, self._width, generator=generator)
         begins = [(turn * processes.count + processes.rank) * size for turn in range(self._num_rounds)]
-        rounds = [self._round(first + begin, uniforms[begin : begin + size]) for begin in begins]
+        rounds = [self._round(loop, first + begin, uniforms[begin : begin + size]) for begin in begins]
         rewards = torch.cat([reward for _, reward, _ in rounds])
         scored = ~rewards.isnan()
         rows = np.concatenate([np.arange(begin, begin + size) for begin in begins])
@@ -142,114 +152,79 @@ class Collector:
         metrics["score/std"] = float(masked_moments(rewards, scored, reduce=processes.reduce)[1].sqrt())
         return rollouts, rewards[scored].to(self._policy.device), rows[scored.numpy()], metrics
 
-    def _round(self, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
+    def _round(self, loop: Loop, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
-        processes = self._loop.processes
         with ExitStack() as stack:
             for env, positions in self._left_out:
                 stack.enter_context(env.leaving_out(positions))
             instructions, _ = self._env.reset(seed=seed)
-        with self._loop.timed("sample"):
+        with loop.timed("sample"):
             responses = self._policy.generate(
                 instructions,
                 generator=uniforms,
-                temperature=self._temperature,
-                max_new_tokens=self._max_new_tokens,
-                batch_size=self._sampling_batch_size,
+                temperature=self._config.temperature,
+                max_new_tokens=self._width,
+                batch_size=self._config.sampling_batch_size,
             )
-        with self._loop.timed("score"), ExitStack() as stack:
+        with loop.timed("score"), ExitStack() as stack:
             for env in scorings(self._env):
-                stack.enter_context(env.asking_by(partial(judge_together, processes)))
-            _, rewards, _, _, info = processes.together(lambda: self._env.step(responses.texts))
+                stack.enter_context(env.asking_by(partial(judge_together, loop.processes)))
+            _, rewards, _, _, info = loop.processes.together(lambda: self._env.step(responses.texts))
         given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
         scores = np.where(info.get("scored", True), given, math.nan)
         return responses, torch.from_numpy(scores), _float_columns(info)
 
-
-class OnlineAgent(PolicyAgent):
-    """Base of the agents that train a policy in a batched environment; a step is one batch of responses.
-
-    `env` is a vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
-    own. Instructions whose prompts are too long for the policy are not drawn for the agent, with a warning.
-    """
-
-    config: OnlineConfig
-
-    def _start_online(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        *,
-        out: str | Path | None,
-        resume: Resume,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
-        """Makes the reference, the loop and the collector."""
-        config = self.config
-        width, budget = config.max_response_tokens or self.policy.max_response_tokens, config.micro_batch_tokens
-        left_out = unreadable(env, self.policy, who=self.label, width=width, micro_batch_tokens=budget)
-        self._longest_prompt = longest_prompt(env, self.policy)
-        self.num_left_out = max((len(positions) for _, positions in left_out), default=0)
-        self.policy.add_reference()
-        self._loop = self._start(
-            config,
-            modules=modules,
-            frozen=[] if self.policy.reference is None else [self.policy.reference],
-            total=config.total_steps,
-            inputs=lambda: {**describe(env), **DRAWS},
-            out=out,
-            resume=resume,
-        )
-        self._collector = Collector(env, self.policy, self._loop, config, left_out)
-
-    def _longest_rollouts(self) -> Rollouts:
+    def longest_rollouts(self) -> Rollouts:
         """As many rows as an update of this process may have, as long as they may be, and a short one."""
-        rows = math.ceil(self.config.minibatch_size / self._loop.processes.count)
-        width = self.config.max_response_tokens or self.policy.max_response_tokens
-        sizes = torch.tensor([*([self._longest_prompt, width] for _ in range(rows)), [1, 1]]).to(self.policy.device)
+        sizes = [*([self._longest_prompt, self._width] for _ in range(self._most_rows)), [1, 1]]
+        prompt_lengths, lengths = torch.tensor(sizes, device=self._policy.device).T
         texts = tuple("" for _ in sizes)
-        prompt_lengths, lengths = sizes.T
         prompt_tokens, tokens = (
-            torch.full((int(each.sum()),), self.policy.eos_token_ids[0], device=each.device)
+            torch.full((int(each.sum()),), self._policy.eos_token_ids[0], device=each.device)
             for each in (prompt_lengths, lengths)
         )
         finished, logprobs = torch.ones_like(lengths, dtype=torch.bool), torch.zeros(len(tokens), device=tokens.device)
         return Rollouts(texts, texts, prompt_tokens, prompt_lengths, tokens, lengths, logprobs, finished)
 
-    def _columns(self, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-        """What `compute` gives for each response token, [B, T], in micro-batches."""
-        columns = torch.zeros(length_mask(rollouts.lengths).shape, device=self.policy.device)
-        for rows in micro_batches(rollouts.total_lengths, self._loop.micro_batch_tokens):
-            part = rollouts[rows.to(self.policy.device)]
-            with self._loop.processes.autocast():
-                columns[rows.to(self.policy.device)] = pad_rows(compute(part), part.lengths, width=columns.shape[1])
-        return columns
 
-    def _epochs(
-        self,
-        rollouts: Rollouts,
-        sums: Sums,
-        *,
-        key: Callable[[int], Sequence[int]],
-        numbers: NDArray[np.int64],
-        trained: NDArray[np.int64],
-        num_minibatches: int,
-    ) -> dict[str, float]:
-        """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
+def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
+    """What `compute` gives for each response token, [B, T], in micro-batches."""
+    device = rollouts.lengths.device
+    table = torch.zeros(length_mask(rollouts.lengths).shape, device=device)
+    for rows in micro_batches(rollouts.total_lengths, loop.micro_batch_tokens):
+        part = rollouts[rows.to(device)]
+        with loop.processes.autocast():
+            table[rows.to(device)] = pad_rows(compute(part), part.lengths, width=table.shape[1])
+    return table
 
-        `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that
-        all together train on, in an order that an epoch's `key` decides.
-        """
-        lengths, total_lengths = rollouts.lengths.cpu(), rollouts.total_lengths.cpu()
-        updates = []
-        for epoch in range(self.config.num_epochs):
-            # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
-            order = keyed_rng(self.seed, "minibatches", *key(epoch)).permutation(trained)
-            for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-                cut = micro_batches(total_lengths[rows], self._loop.micro_batch_tokens)
-                micro = [rows[part].to(self.policy.device) for part in cut]
-                updates.append(self._loop.update(micro, sums, count=int(lengths[rows].sum())))
-        return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
+
+def update_in_epochs(
+    loop: Loop,
+    rollouts: Rollouts,
+    sums: Sums,
+    *,
+    key: Sequence[int],
+    numbers: NDArray[np.int64],
+    trained: NDArray[np.int64],
+    num_epochs: int,
+    num_minibatches: int,
+) -> dict[str, float]:
+    """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
+
+    `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that all
+    together train on; `key` decides, with the number of the epoch, the order of these.
+    """
+    lengths, total_lengths = rollouts.lengths.cpu(), rollouts.total_lengths.cpu()
+    updates = []
+    for epoch in range(num_epochs):
+        # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
+        order = keyed_rng(loop.seed, "minibatches", key[0], epoch, *key[1:]).permutation(trained)
+        for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
+            cut = micro_batches(total_lengths[rows], loop.micro_batch_tokens)
+            micro = [rows[part].to(rollouts.lengths.device) for part in cut]
+            updates.append(loop.update(micro, sums, count=int(lengths[rows].sum())))
+    return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
 
 
 def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:

@@ -21,6 +21,7 @@ Deviations from AlpacaFarm's released code:
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -118,20 +119,20 @@ class DPO(PolicyAgent):
                 difference of implicit rewards, β times nats; reward/chosen, reward/rejected; logprob/chosen,
                 logprob/rejected: nats a response.
         """
-        return super().updates()
-
-    def _step(self, step: int) -> dict[str, float]:
-        batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
-        pairs = self._loop.processes.share(batch)
-        micro = micro_batches(self._sizes[pairs], self._loop.micro_batch_tokens)
-        return self._loop.update(micro, lambda rows: self._sums(pairs[rows]), count=len(pairs))
+        for step in self._loop:
+            batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
+            pairs = self._loop.processes.share(batch)
+            micro = micro_batches(self._sizes[pairs], self._loop.micro_batch_tokens)
+            means = self._loop.update(micro, partial(self._sums, pairs), count=len(pairs))
+            yield self._loop.log(means)
 
     def _largest(self) -> tuple[list[int], Sums]:
         pairs = self._longest_rows(self._sizes, self.config.batch_size)
-        return self._sizes[pairs].tolist(), lambda rows: self._sums(pairs[rows])
+        return self._sizes[pairs].tolist(), partial(self._sums, pairs)
 
-    def _sums(self, pairs: Tensor) -> dict[str, Tensor]:
-        """Sums over some pairs (their numbers, [b])."""
+    def _sums(self, numbers: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """Sums over some rows of a batch of pairs, given by their numbers."""
+        pairs = numbers[rows]
         beta, smoothing = self.config.beta, self.config.label_smoothing
         chosen, rejected = self._logprobs(pairs)
         ref_chosen, ref_rejected = self._ref_chosen[pairs], self._ref_rejected[pairs]

@@ -195,12 +195,8 @@ class ExpertIteration(PolicyAgent):
         return self.config.num_rounds * (math.ceil(size / self.config.instructions_per_step) + updates)
 
     def _run(self) -> dict[str, Any]:
-        return {"config": self.config, "seed": self.seed, "out": self.out, "processes": self._processes}
-
-    def _keep(self) -> None:
-        """A chunk of sampling is stored anyway."""
-        if self._sft is not None:
-            self._sft._keep()
+        run = {"config": self.config, "seed": self.seed, "out": self.out, "processes": self._processes}
+        return {**run, "stop": lambda: self._sft and self._sft._loop.keep()}  # a chunk of sampling is stored anyway
 
     def _sample(self) -> dict[str, float]:
         """Sample, score and store the next chunk of the round; its metrics."""

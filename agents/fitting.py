@@ -15,9 +15,9 @@ from ..envs.scoring import Scoring
 from ..errors import DataError
 from ..oracles.reward_model import num_positions
 from ..templates import PromptTemplate
-from .control_tokens import own_control_token
 from .language_model import LanguageModel
 from .prompts import encode_prompts
+from .special_tokens import own_control_token
 
 
 def warn_caller(text: str) -> None:

@@ -24,17 +24,25 @@ from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
 from ..pretrained import load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
-from .adapters import reward_oracle, with_adapter, with_tokens
-from .control_tokens import control_tokens, extend, insert, own_control_token, prepare, silence
-from .control_tokens import settings as control_settings
+from .adapters import MergedCopy, make_copy, merge, reward_oracle, turn_off_dropout, with_adapter, with_tokens
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
-from .merged import MergedCopy, make_copy, merge
 from .prompts import encode_prompts, limit_file, read_limit, settle_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
-from .special_tokens import check_eos, end_ids, settle
+from .special_tokens import (
+    check_eos,
+    control_settings,
+    control_tokens,
+    end_ids,
+    extend,
+    insert,
+    own_control_token,
+    prepare,
+    settle,
+    silence,
+)
 
 ROLES = ("policy", "reference")
 
@@ -384,17 +392,3 @@ class LanguageModel(NoCopy):
                 f"Prompt and response take {length} tokens, but the model knows {limit} positions "
                 "(max_position_embeddings); lower max_new_tokens or max_response_tokens"
             )
-
-
-def turn_off_dropout(model: Any) -> Any:
-    """Sets every dropout probability of a model to 0 and the model to eval mode; returns it.
-
-    Eval mode alone would not do: gradient checkpointing needs train mode.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-    return model.eval()

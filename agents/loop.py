@@ -18,7 +18,7 @@ process to have is sharded: see `sharding`.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -37,13 +37,13 @@ from ..folders import claim
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
-from .masters import Masters
 from .memory import checkpointed_layers, gradient_checkpointing
 from .memory_probe import GB, DeviceMemory, Probe, first_tried
+from .optimizer import Optimizer
 from .processes import Processes, float32_matmuls
-from .run_log import RunLog
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
+from .tracking import RunLog
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.
@@ -74,15 +74,19 @@ def trained(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 
 class Loop:
-    """Trains `modules` step by step and keeps the run's folder.
+    """Trains `modules` step by step and keeps the run's folder: an algorithm goes through its remaining steps.
+
+        for step in loop:                                # from the checkpoint's on
+            means = loop.update(micro_batches, sums, count=count)
+            yield loop.log(means)                        # ends the step
 
     Attributes:
         step: Completed steps.
         parameters: By name, what the optimizer moves: trained parameters, or their masters if they are below float32.
-        micro_batch_tokens: Those of the config, or fewer once `fit` has found that they do not fit.
+        micro_batch_tokens: Those of the config, or fewer once it is measured that they do not fit.
         seconds: Those of each part of the last step.
         peaks: Where a caller puts a dict here, the highest memory in use by each part of a step, in bytes.
-        probe: By which `fit` has chosen `micro_batch_tokens`.
+        probe: By which `micro_batch_tokens` was fitted to the memory before the first step.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
 
     Args:
@@ -92,6 +96,9 @@ class Loop:
         out: The run's folder; None keeps nothing.
         inputs: What else decides the result (data, environment), JSON-able, compared on resume.
         write: Writes the model's weights into a folder; `read` reads them back in place.
+        largest: Gives this process's largest update: tokens of each row in a micro-batch, padding included, and sums
+            over some of these rows. Its passes are tried before the first step. None: nothing is tried.
+        label: Who trains, for messages.
 
     Raises:
         CheckpointError: The checkpoint to resume is damaged or belongs to another run.
@@ -109,6 +116,8 @@ class Loop:
         inputs: Mapping[str, Any],
         write: Callable[[Path], None],
         read: Callable[[Path], None],
+        largest: Callable[[], tuple[Sequence[int], Sums]] | None = None,
+        label: str = "training",
         resume: Resume = "auto",
         frozen: Sequence[nn.Module] = (),
     ) -> None:
@@ -125,7 +134,8 @@ class Loop:
         self.peaks: dict[str, int] | None = None
         self.probe: Probe | None = None
         self._kept = 0  # the step of the newest checkpoint
-        self._write, self._read = write, read
+        self._write, self._read, self._largest, self.label = write, read, largest, label
+        self._stepping, self._began = ExitStack(), 0.0
         self._identity = {**asdict(config), "seed": seed, "num_processes": self.processes.count, "total_steps": total}
         self._identity = json.loads(json.dumps({**self._identity, **inputs}))  # as it will read back from a file
         self._log: RunLog | None = None  # of the main process
@@ -137,53 +147,11 @@ class Loop:
         self._layers = checkpointed_layers(modules.values()) if config.gradient_checkpointing else ()
         self._shards = make_shards(modules, frozen, sharding=config.sharding, count=self.processes.count)
         with self._split():
-            parameters = trained(modules)
-        self._masters = Masters(parameters)
-        self.parameters = self._masters.trained
-        self._optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=config.learning_rate,
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=True if device.type == "cuda" else None,  # one kernel instead of a dozen
-        )
+            self._optimizer = Optimizer(trained(modules), config)
+        self.parameters = self._optimizer.parameters
         if out is not None:
             metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
             self.processes.together(lambda: self._continue(out, metrics_bytes))
-
-    def fit(self, sizes: Sequence[int], sums: Sums, *, who: str) -> None:
-        """Fit `micro_batch_tokens` to the memory by passes of the largest update, on all processes together.
-
-        Args:
-            sizes: Tokens of each of this process's rows of that update, padding included; at least one.
-            sums: As of `update`, of these rows.
-            who: Trains, for messages.
-
-        Raises:
-            NotEnoughMemoryError: Not even the longest row fits.
-        """
-        count = float(sum(sizes))
-
-        def differentiate(rows: Tensor) -> None:
-            with self._split(), float32_matmuls(self.processes.device, tf32=self.config.tf32):
-                if self._shards is not None:
-                    self._shards.before_pass()
-                self._differentiate(sums, rows.to(self.processes.device), count)
-
-        numbers = sum(local(parameter).numel() for parameter in self.parameters.values())
-        self.probe = Probe(
-            self.memory,
-            sizes,
-            differentiate,
-            self._optimizer.zero_grad,
-            gradients=4.0 * numbers,
-            moments=0.0 if self._optimizer.state else 8.0 * numbers,
-            worst=lambda number: max(self.processes.gather(number)),
-            careful=not self.memory.on_gpu or self._shards is not None,
-            who=who,
-        )
-        self.micro_batch_tokens = self.probe.tokens(self.micro_batch_tokens)
-        self.memory.clear_peak()  # what the probe has freed goes back, and the peak is that of the steps
 
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.
@@ -199,7 +167,7 @@ class Loop:
             limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
             norm = float(full(nn.utils.clip_grad_norm_(self.parameters.values(), limit)))
             if finite := math.isfinite(norm) and math.isfinite(means["loss"]):
-                self._move()
+                self._optimizer.step(self.learning_rate)
         if not finite:
             saved = "no checkpoint yet" if self.out is None else f"checkpoints are in {self.out}"
             raise FloatingPointError(
@@ -207,15 +175,6 @@ class Loop:
                 f"Lower learning_rate (now {self.config.learning_rate!r}) or look at the rewards."
             )
         return {**means, "grad_norm": norm}
-
-    def _move(self) -> None:
-        """One step of the optimizer."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        self._masters.follow()
-        self._optimizer.step()
-        self._masters.lead()
-        self._optimizer.zero_grad()
 
     def whole(self) -> AbstractContextManager[None]:
         """All models whole on each process, for passes without gradients; entered by all together. See `sharding`."""
@@ -251,7 +210,7 @@ class Loop:
 
     def _differentiate(self, sums: Sums, rows: Tensor, total: float) -> dict[str, Tensor]:
         """Add the gradients of loss / total of one micro-batch to the parameters'; its sums."""
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         parts: Iterator[dict[str, Tensor]] | None = None
         while True:
             with self.processes.autocast(), gradient_checkpointing(self._layers):
@@ -260,11 +219,11 @@ class Loop:
                     parts = iter([given]) if isinstance(given, dict) else given
                 part = next(parts, {})
             if not part:
-                return found
+                return values
             (part["loss"] / total).backward()  # type: ignore[no-untyped-call]
-            self._masters.take_gradients()
+            self._optimizer.take_gradients()
             for name, value in part.items():
-                found[name] = found[name] + value.detach() if name in found else value.detach()
+                values[name] = values[name] + value.detach() if name in values else value.detach()
 
     @property
     def learning_rate(self) -> float:
@@ -273,30 +232,68 @@ class Loop:
         factor = schedule_factor(self.step, self.total, warmup=config.warmup_steps, kind=config.schedule)
         return config.learning_rate * factor
 
-    def run(self, make_step: Callable[[int], dict[str, float]]) -> Iterator[dict[str, float]]:
-        """Make the remaining steps; yields a step's metrics once they, and a checkpoint when due, are on disk.
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the remaining steps, from 1; whoever makes a step ends it by `log`.
 
         From the first step to the end (or `close`) nobody else may write into `out`; CheckpointError if somebody has.
         """
+        if self.step < self.total and self._largest is not None:
+            self._fit(*self._largest())
         place = self.out if self.processes.is_main else None
         length = self._log.length if self._log else 0
         claimed = self.processes.together(lambda: checkpoints.claim_metrics(place, length))
         with claimed, closing(self._log) if self._log else nullcontext():
-            while self.step < self.total:
-                began, self.seconds = perf_counter(), {}
-                learning_rate = self.learning_rate
-                with float32_matmuls(self.processes.device, tf32=self.config.tf32):
-                    made = make_step(self.step + 1)
-                metrics = {"step": self.step + 1, **made, "learning_rate": learning_rate}
-                self.step += 1
-                if self._log is not None:
-                    self._log.write(
-                        metrics, perf_counter() - began, {**self.seconds, "peak_gb": self.memory.peak() / GB}
+            while (step := self.step + 1) <= self.total:
+                self._began, self.seconds = perf_counter(), {}
+                with ExitStack() as self._stepping:
+                    self._stepping.enter_context(float32_matmuls(self.processes.device, tf32=self.config.tf32))
+                    yield step
+                if self.step != step:
+                    raise RuntimeError(
+                        f"{self.label}: step {step} must be ended by Loop.log(metrics), which counts it."
                     )
-                due = self.config.save_every and self.step % self.config.save_every == 0
-                if due or self.step == self.total:
-                    self.save()
-                yield metrics
+
+    def log(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """End a step; its metrics, which are on disk then, and a checkpoint when due."""
+        self._stepping.close()  # before the caller goes on, who may compute in another precision
+        metrics = {"step": self.step + 1, **metrics, "learning_rate": self.learning_rate}
+        self.step += 1
+        if self._log is not None:
+            seconds = {"seconds": perf_counter() - self._began, **self.seconds}
+            self._log.write(metrics, {**seconds, "peak_gb": self.memory.peak() / GB})
+        due = self.config.save_every and self.step % self.config.save_every == 0
+        if due or self.step == self.total:
+            self.save()
+        return metrics
+
+    def _fit(self, sizes: Sequence[int], sums: Sums) -> None:
+        """Fit `micro_batch_tokens` to the memory by passes of the largest update, on all processes together.
+
+        Raises:
+            NotEnoughMemoryError: Not even the longest row fits.
+        """
+        count = float(sum(sizes))
+
+        def differentiate(rows: Tensor) -> None:
+            with self._split(), float32_matmuls(self.processes.device, tf32=self.config.tf32):
+                if self._shards is not None:
+                    self._shards.before_pass()
+                self._differentiate(sums, rows.to(self.processes.device), count)
+
+        numbers = sum(local(parameter).numel() for parameter in self.parameters.values())
+        self.probe = Probe(
+            self.memory,
+            sizes,
+            differentiate,
+            self._optimizer.zero_grad,
+            gradients=4.0 * numbers,
+            moments=0.0 if self._optimizer.has_moments else 8.0 * numbers,
+            worst=lambda number: max(self.processes.gather(number)),
+            careful=not self.memory.on_gpu or self._shards is not None,
+            who=self.label,
+        )
+        self.micro_batch_tokens = self.probe.tokens(self.micro_batch_tokens)
+        self.memory.clear_peak()  # what the probe has freed goes back, and the peak is that of the steps
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -319,7 +316,7 @@ class Loop:
                 if self._shards is None:
                     self._on_main(lambda: checkpoints.publish(folder, self._fill))
                 else:
-                    checkpoints.publish_together(folder, self._fill, self.processes)
+                    checkpoints.publish(folder, self._fill, self.processes)
             self._on_main(partial(checkpoints.prune, self.out, keep=self.config.keep_checkpoints))
         self._kept = self.step
 
@@ -330,8 +327,7 @@ class Loop:
         """What a checkpoint holds; of sharded tensors, a file by each process."""
         if self.processes.is_main:
             self._write(folder)
-        self._masters.save(folder)
-        checkpoints.save_optimizer(folder, self._optimizer, self.parameters)
+        self._optimizer.save(folder, is_main=self.processes.is_main)
         if not self.processes.is_main:
             return
         checkpoints.write_json(folder / "config.json", self._identity)
@@ -342,14 +338,14 @@ class Loop:
 
     def _open(self, out: Path, resume: Resume) -> Path | None:
         """The checkpoint to continue, whose weights are read; None to begin."""
-        folder = self.processes.together(lambda: self._found(out, resume))
+        folder = self.processes.together(lambda: self._newest(out, resume))
         self.processes.agree({"newest checkpoint in out": folder and folder.name})
         if folder is not None:
             self.processes.together(lambda: self._read_weights(folder))
         return folder
 
     @staticmethod
-    def _found(out: Path, resume: Resume) -> Path | None:
+    def _newest(out: Path, resume: Resume) -> Path | None:
         """The checkpoint to continue, None to begin."""
         with checkpoints.writing(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -375,8 +371,7 @@ class Loop:
     def _restore(self, folder: Path) -> int:
         """Read the rest of a checkpoint; returns how long metrics.jsonl was."""
         state = checkpoints.read_json(folder / "state.json")
-        self._masters.load(folder)
-        checkpoints.load_optimizer(folder, self._optimizer, self.parameters)
+        self._optimizer.load(folder)
         with reading(folder, "the state of a run in state.json"):
             self.step = self._kept = int(state["step"])
             self.state = dict(state["agent"])

@@ -10,8 +10,8 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..oracles.reward_model import check_folder, load_scorer
 from ..pretrained import load_config, load_tokenizer
+from .adapters import merge
 from .language_model import LanguageModel
-from .merged import merge
 from .saving import save_files
 
 

@@ -1,26 +1,27 @@
-"""What the agents with a policy share: answers, weights in and out, the start of a run."""
+"""What agents share: training by a `Loop`, answers, weights in and out, the start of a run."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..instructions import Demonstration, Preference
 from ..oracles.base import NoCopy
-from . import fitting
+from . import fitting, tracking
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
-from .loop import Loop, Resume, keyed_generator
+from .loop import Loop, Resume, Sums, keyed_generator
 from .processes import Processes, default_device
-from .settings import TrainingConfig
-from .trainer import Trainer
+from .settings import FREE_TO_CHANGE, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(TrainingConfig):
-    """What the config of every agent with a policy has."""
+    """Settings that every agent with a policy has."""
 
     act_temperature: float = 0.7
     """Sampling temperature of `act`; 0 is greedy. Source: AlpacaFarm, sec. 4."""
@@ -30,14 +31,83 @@ class PolicyConfig(TrainingConfig):
         self.at_least(0, "act_temperature")
 
 
-Example = TypeVar("Example", Demonstration, Preference)
+class Trainer:
+    """Base of what a `Loop` trains: a subclass makes `_loop` and defines `updates`, which goes through its steps."""
 
+    label: ClassVar[str]
+    """What the progress bar and warnings call it."""
+    num_left_out: int = 0
+    """Examples, or instructions of the environment, that are left out as their prompts are too long."""
+    _loop: Loop
 
-def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
-    """The policy itself, or the one in a folder or of a hub name, on this process's device."""
-    if isinstance(policy, LanguageModel):
-        return policy
-    return LanguageModel.from_pretrained(policy, device=default_device())
+    def updates(self) -> Iterator[dict[str, float]]:
+        """Train, one step at a time; yields each step's metrics.
+
+        Before the first one, passes of the largest update find out whether its micro-batches fit into the memory.
+
+        Raises:
+            NotEnoughMemoryError: Not even the longest row does.
+        """
+        raise NotImplementedError
+
+    def learn(self, *, callback: tracking.Callback | None = None, trackers: tracking.Trackers = ()) -> dict[str, float]:
+        """Train to the end, with a progress bar; returns the last metrics ({} if there was nothing left to do).
+
+        Args:
+            callback: Is called with each step's metrics, on every process, once they are on disk. If it returns False,
+                the run ends there, with a checkpoint. What it raises is raised; the run goes on from its last
+                checkpoint.
+            trackers: Names of accelerate's trackers ("wandb", "trackio", "mlflow", "comet_ml" ...), or its
+                `GeneralTracker` objects, such as `WandBTracker("my project", name="run 3")`; of the main process. They
+                are given the config, the seed and each step's metrics. TensorBoard is written into `out` anyway.
+
+        Raises:
+            TypeError: `callback` cannot be called.
+            TrackerError: A tracker's package is not installed, or it needs an `out`; nothing has been trained then.
+            UnknownNameError: There is no such tracker.
+        """
+        return tracking.learn(
+            self.updates(), callback, trackers, label=self.label, done=self.step, total=self.num_steps, **self._run()
+        )
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._loop.step
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self._loop.total
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All models whole on each process, so that it may ask any of them as often as it likes, without gradients.
+
+        Needed around what reads a reference or value model that is sharded; all processes enter and leave it together.
+        """
+        return self._loop.whole()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The rows of a model card: the method, its steps and seed, and the settings that decide what it learns."""
+        run = self._run()
+        settings = {name: value for name, value in asdict(run["config"]).items() if name not in FREE_TO_CHANGE}
+        steps = f"{self.step} of {self.num_steps}"
+        return {"method": type(self).__name__, "steps": steps, "seed": run["seed"], "settings": settings}
+
+    def _run(self) -> dict[str, Any]:
+        """The run as `tracking.learn` needs to know it; `stop` saves it as it is."""
+        loop = self._loop
+        run = {"config": loop.config, "seed": loop.seed, "out": loop.out, "processes": loop.processes}
+        return {**run, "stop": loop.keep}
+
+    def _longest_rows(self, sizes: Tensor, batch_size: int) -> Tensor:
+        """The rows of this process's share of a batch in the worst case: those of the largest sizes, [b]."""
+        return sizes.topk(min(len(sizes), math.ceil(batch_size / self._loop.processes.count))).indices
+
+    def _largest(self) -> tuple[list[int], Sums]:
+        """This process's largest update: tokens of each row in a micro-batch, and sums over some of these rows."""
+        raise NotImplementedError
 
 
 class PolicyActor(NoCopy):
@@ -92,7 +162,7 @@ class PolicyActor(NoCopy):
 
 
 class PolicyAgent(Trainer, PolicyActor):
-    """Base of the agents that train a policy. A subclass makes `_loop` with `_start` and defines `_step`.
+    """Base of the agents that train a policy. A subclass makes `_loop` with `_start` and goes through it in `updates`.
 
     All of them take:
 
@@ -106,12 +176,11 @@ class PolicyAgent(Trainer, PolicyActor):
     Examples whose prompts are too long for the policy are left out, with a warning (`num_left_out`).
     """
 
-    def _fitting(self, examples: Sequence[Example]) -> list[Example]:
+    def _fitting(self, examples: Sequence["Example"]) -> list["Example"]:
         """The examples whose prompts the policy can read; ValueError if there are none at all."""
         if not examples:
             raise ValueError(f"{self.label} needs at least one example to train on, got none.")
-        asked = [example.instruction for example in examples]
-        kept = fitting.fitting(self.policy, asked, who=self.label)
+        kept = fitting.fitting(self.policy, [example.instruction for example in examples], who=self.label)
         self.num_left_out = len(examples) - len(kept)
         return [examples[number] for number in kept]
 
@@ -124,7 +193,6 @@ class PolicyAgent(Trainer, PolicyActor):
         out: str | Path | None,
         resume: Resume,
         modules: Mapping[str, nn.Module] | None = None,
-        frozen: Sequence[nn.Module] = (),
     ) -> Loop:
         """The loop of a run whose checkpoints hold the policy; arguments as of `Loop`.
 
@@ -134,28 +202,41 @@ class PolicyAgent(Trainer, PolicyActor):
         if self.policy.sampler is not None:
             self.policy.sampler.check_trainable()
         modules = modules or {"policy": self.policy.model}
-        known: dict[str, Any] = {}
+        identity: dict[str, Any] = {}
         if out is not None or Processes(self.policy.device).count > 1:
-            known |= inputs()
+            identity |= inputs()
         if out is not None:
-            known |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
+            identity |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
+        if self.num_left_out:  # a run that leaves nothing out is the same as before this was counted
+            identity["left_out"] = self.num_left_out
         return Loop(
             modules,
-            frozen=frozen,
+            frozen=[] if self.policy.reference is None else [self.policy.reference],
             config=config,
             total=total,
             seed=self.seed,
             out=None if out is None else Path(out),
-            # Only if there are any: a run that leaves nothing out is the same as before this was counted.
-            inputs={**known, "left_out": self.num_left_out} if self.num_left_out else known,
+            inputs=identity,
             write=self._write,
             read=self._read,
+            largest=self._largest,
+            label=self.label,
             resume=resume,
         )
 
     def _write(self, folder: Path) -> None:
-        """What a checkpoint holds of the models."""
+        """Write a checkpoint's models."""
         self.save(folder / "policy")
 
     def _read(self, folder: Path) -> None:
         self.load(folder / "policy")
+
+
+Example = TypeVar("Example", Demonstration, Preference)
+
+
+def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
+    """The policy itself, or the one in a folder or of a hub name, on this process's device."""
+    if isinstance(policy, LanguageModel):
+        return policy
+    return LanguageModel.from_pretrained(policy, device=default_device())

@@ -22,22 +22,23 @@ Deviations from AlpacaFarm's released code:
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import did_you_mean
 from . import losses
 from .adapters import has_lora
-from .collecting import OnlineAgent, OnlineConfig
+from .collecting import Collector, OnlineConfig, columns, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
+from .policy_agent import PolicyAgent
 from .rollouts import Rollouts, length_mask, pad_rows, unpad
 from .value_model import Kind, ValueHead, ValueModel, make_value_model
 
@@ -177,8 +178,8 @@ def value_sums(values: Tensor, old_values: Tensor, returns: Tensor, config: PPOC
     }
 
 
-class PPO(OnlineAgent):
-    """Trains a policy by PPO. Environment and other arguments as of `OnlineAgent` and `PolicyAgent`.
+class PPO(PolicyAgent):
+    """Trains a policy by PPO. The environment is that of a `Collector`; other arguments as of `PolicyAgent`.
 
     Args:
         value_init: Reward model that the value starts from (AlpacaFarm): its trunk, or with `value="adapter"` its LoRA
@@ -210,8 +211,17 @@ class PPO(OnlineAgent):
         kind = self.config.value or ("adapter" if has_lora(self.policy.model) else "model")
         self.config = replace(self.config, value=kind)
         self.value_model = make_value_model(self.policy, kind, init=value_init, seed=seed)
-        modules = {"policy": self.policy.model, "value": self.value_model}
-        self._start_online(env, out=out, resume=resume, modules=modules)
+        self._collector = Collector(env, self.policy, self.config, who=self.label)
+        self.num_left_out = self._collector.num_left_out
+        self.policy.add_reference()
+        self._loop = self._start(
+            self.config,
+            modules={"policy": self.policy.model, "value": self.value_model},
+            total=self.config.total_steps,
+            inputs=self._collector.describe,
+            out=out,
+            resume=resume,
+        )
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
 
     def updates(self) -> Iterator[dict[str, float]]:
@@ -231,53 +241,50 @@ class PPO(OnlineAgent):
         - `value/explained_variance` of the old values; `advantage/std` before normalisation;
         - `info/<key>`: the mean of each float that the environment reports, such as `info/gold_reward`.
         """
-        return super().updates()
+        config, loop = self.config, self._loop
+        for step in loop:
+            rollouts, scores, numbers, metrics = self._collector.collect(loop, step)
+            with loop.timed("prepare"), loop.whole():
+                experience, prepared = self._prepare(rollouts, scores)
+            scored = np.sort(np.concatenate(loop.processes.gather(numbers)))
+            means = update_in_epochs(
+                loop,
+                rollouts,
+                partial(self._sums, experience),
+                key=(step, 0),
+                numbers=numbers,
+                trained=scored,
+                num_epochs=config.num_epochs,
+                # Where few responses have a score, fewer minibatches: none may be empty.
+                num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(scored)),
+            )
+            metrics |= {**prepared, "kl/coef": loop.state["kl_coef"], **means}
+            if config.target_kl is not None:
+                loop.state["kl_coef"] = losses.adaptive_kl_coef(
+                    metrics["kl/coef"], metrics["kl/k1"], target=config.target_kl, step_size=config.adaptive_kl_step
+                )
+            yield loop.log(metrics)
+
+    def _sums(self, experience: Experience, rows: Tensor) -> Iterator[dict[str, Tensor]]:
+        return ppo_sums(self.policy, self.value_model, experience, rows, self.config)
 
     def _largest(self) -> tuple[list[int], Sums]:
-        rollouts = self._longest_rollouts()
+        rollouts = self._collector.longest_rollouts()
         column = torch.zeros(length_mask(rollouts.lengths).shape, device=rollouts.lengths.device)
         experience = Experience(rollouts, column, column, column, column)
-        sizes = rollouts.total_lengths.tolist()
-        return sizes, lambda rows: ppo_sums(self.policy, self.value_model, experience, rows, self.config)
-
-    # Control is inverted: who drives a step is not who defines it.
-    #
-    #   PPO.updates() -> Loop.run(self._step)      the loop asks for each step's metrics, logs and saves
-    #     PPO._step(step)
-    #       Collector.collect(step)                env.reset, policy.generate, env.step
-    #       PPO._prepare(...)                      rewards, advantages: an `Experience`
-    #       PPO._improve(...) -> _epochs(...)      orders, minibatches, micro-batches of row numbers
-    #         Loop.update(micro_batches, sums)     for each micro-batch it calls back:
-    #           ppo_sums(..., rows, config)        the losses as sums; the loop divides, adds up, clips and steps
-
-    def _step(self, step: int) -> dict[str, float]:
-        rollouts, scores, numbers, collected = self._collector.collect(step)
-        with self._loop.timed("prepare"), self._loop.whole():
-            experience, prepared = self._prepare(rollouts, scores)
-        improved = self._improve(step, experience, numbers)
-        metrics = {**collected, **prepared, "kl/coef": self._loop.state["kl_coef"], **improved}
-        if self.config.target_kl is not None:
-            self._loop.state["kl_coef"] = losses.adaptive_kl_coef(
-                metrics["kl/coef"],
-                metrics["kl/k1"],
-                target=self.config.target_kl,
-                step_size=self.config.adaptive_kl_step,
-            )
-        return metrics
+        return rollouts.total_lengths.tolist(), partial(self._sums, experience)
 
     @torch.no_grad()
     def _prepare(self, rollouts: Rollouts, scores: Tensor) -> tuple[Experience, dict[str, float]]:
         """Token rewards, advantages and returns, and metrics."""
         config, reduce = self.config, self._loop.processes.reduce
-        mask = length_mask(rollouts.lengths)
+        mask, logprobs = length_mask(rollouts.lengths), partial(self.policy.logprobs, temperature=config.temperature)
         if self._recomputes():
-            old_logprobs = self._columns(rollouts, lambda r: self.policy.logprobs(r, temperature=config.temperature))
+            old_logprobs = columns(self._loop, rollouts, logprobs)
         else:
             old_logprobs = pad_rows(rollouts.logprobs, rollouts.lengths)
-        ref_logprobs = self._columns(
-            rollouts, lambda r: self.policy.logprobs(r, role="reference", temperature=config.temperature)
-        )
-        values = self._columns(rollouts, self.value_model.values)
+        ref_logprobs = columns(self._loop, rollouts, partial(logprobs, role="reference"))
+        values = columns(self._loop, rollouts, self.value_model.values)
         if config.missing_eos_score is not None:
             scores = losses.missing_eos_penalty(scores, rollouts.finished, value=config.missing_eos_score)
         rewards, _ = losses.shape_rewards(
@@ -298,19 +305,6 @@ class PPO(OnlineAgent):
         metrics["advantage/std"] = masked_moments(advantages, mask, reduce=reduce)[1].sqrt().item()
         metrics["value/explained_variance"] = 1 - unexplained / spread if spread > 0 else math.nan
         return experience, metrics
-
-    def _improve(self, step: int, experience: Experience, numbers: NDArray[np.int64]) -> dict[str, float]:
-        config = self.config
-        scored = np.sort(np.concatenate(self._loop.processes.gather(numbers)))
-        return self._epochs(
-            experience.rollouts,
-            lambda rows: ppo_sums(self.policy, self.value_model, experience, rows, config),
-            key=lambda epoch: (step, epoch, 0),
-            numbers=numbers,
-            trained=scored,
-            # Where few responses have a score, fewer minibatches: none may be empty.
-            num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(scored)),
-        )
 
     def _recomputes(self) -> bool:
         """Whether the old log-probabilities are computed by the code that computes the new ones."""

@@ -14,7 +14,7 @@ from ..oracles.base import check_batch, shorten
 from ..oracles.reward_model import num_positions
 from ..pretrained import token_limits
 from ..templates import PromptTemplate
-from .control_tokens import own_control_token
+from .special_tokens import own_control_token
 
 KEY = "alpacafarm_max_response_tokens"
 FILE = "alpacafarm_limits.json"

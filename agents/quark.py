@@ -40,13 +40,14 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .collecting import OnlineAgent, OnlineConfig, places
-from .control_tokens import conditioned, unconditioned
+from .collecting import Collector, OnlineConfig, columns, places, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums, keyed_generator
 from .losses import exact_kl, kl_estimate, nll_loss
 from .memory import by_chunks, logit_rows
+from .policy_agent import PolicyAgent
 from .rollouts import Rollouts, segment_sum, unpad
+from .special_tokens import conditioned, unconditioned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +137,8 @@ def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: Quar
     return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "loss/kl": kl}
 
 
-class Quark(OnlineAgent):
-    """Trains a policy on the best of its own responses. Arguments as of `OnlineAgent` and `PolicyAgent`.
+class Quark(PolicyAgent):
+    """Trains a policy on the best of its own responses. The environment is as for `PPO`, other arguments too.
 
     With `best_quantile_only=False` the policy gets the control tokens <reward_0> to <reward_K-1>, whose embeddings the
     seed decides too.
@@ -166,7 +167,12 @@ class Quark(OnlineAgent):
         if not self.config.best_quantile_only:
             names = [f"<reward_{k}>" for k in range(self.config.num_quantiles)]
             self._tokens = self.policy.add_control_tokens(names, keyed_generator(seed, "control tokens"))
-        self._start_online(env, out=out, resume=resume)
+        self._collector = Collector(env, self.policy, self.config, who=self.label)
+        self.num_left_out = self._collector.num_left_out
+        self.policy.add_reference()
+        self._loop = self._start(
+            self.config, total=self.config.total_steps, inputs=self._collector.describe, out=out, resume=resume
+        )
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one step at a time.
@@ -177,19 +183,30 @@ class Quark(OnlineAgent):
                 loss/kl: the KL that is penalised, in nats a token of the responses trained on (kl/k1 and kl/k3 are of
                 all samples); averaged over the updates, as are loss and loss/nll (loss = loss/nll + β · loss/kl).
         """
-        return super().updates()
+        config, loop = self.config, self._loop
+        for step in loop:
+            rollouts, scores, numbers, metrics = self._collector.collect(loop, step)
+            with loop.timed("prepare"), loop.whole():
+                pool, prepared = self._prepare(step, rollouts, scores, numbers)
+            means = update_in_epochs(
+                loop,
+                pool.read,
+                partial(self._sums, pool),
+                key=(step,),
+                numbers=pool.numbers,
+                trained=pool.trained,
+                num_epochs=config.num_epochs,
+                num_minibatches=math.ceil(len(pool.trained) / config.minibatch_size),
+            )
+            yield loop.log({**metrics, **prepared, **means})
+
+    def _sums(self, pool: DataPool, rows: Tensor) -> dict[str, Tensor]:
+        return quark_sums(self.policy, pool, rows, self.config)
 
     def _largest(self) -> tuple[list[int], Sums]:
-        rollouts = self._longest_rollouts()
+        rollouts = self._collector.longest_rollouts()
         pool = DataPool(rollouts, rollouts, *(np.arange(len(rollouts)),) * 2)
-        return rollouts.total_lengths.tolist(), lambda rows: quark_sums(self.policy, pool, rows, self.config)
-
-    def _step(self, step: int) -> dict[str, float]:
-        rollouts, scores, numbers, collected = self._collector.collect(step)
-        with self._loop.timed("prepare"), self._loop.whole():
-            pool, prepared = self._prepare(step, rollouts, scores, numbers)
-        improved = self._improve(step, pool)
-        return {**collected, **prepared, **improved}
+        return rollouts.total_lengths.tolist(), partial(self._sums, pool)
 
     @torch.no_grad()
     def _prepare(
@@ -221,7 +238,7 @@ class Quark(OnlineAgent):
 
         def scored(role: str) -> Tensor:
             compute = partial(self.policy.logprobs, role=role, temperature=self.config.temperature)
-            return unpad(self._columns(rollouts, compute), rollouts.lengths)
+            return unpad(columns(self._loop, rollouts, compute), rollouts.lengths)
 
         # A server's own are those at temperature 1.
         logprobs = rollouts.logprobs if self.policy.sampler is None else scored("policy")
@@ -229,16 +246,6 @@ class Quark(OnlineAgent):
         kinds = {f"kl/{kind}": kl_estimate(logprobs, ref_logprobs, kind) for kind in ("k1", "k3")}
         kl = {name: segment_sum(kl, rollouts.lengths) for name, kl in kinds.items()}
         return self._loop.processes.means({**kl, "entropy": -logprobs})
-
-    def _improve(self, step: int, pool: DataPool) -> dict[str, float]:
-        return self._epochs(
-            pool.read,
-            lambda rows: quark_sums(self.policy, pool, rows, self.config),
-            key=lambda epoch: (step, epoch),
-            numbers=pool.numbers,
-            trained=pool.trained,
-            num_minibatches=math.ceil(len(pool.trained) / self.config.minibatch_size),
-        )
 
 
 def without_eos(rollouts: Rollouts) -> Rollouts:

@@ -38,20 +38,18 @@ from ..last_layer import last_mlp_for_scores, pad_before_score
 from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, new_scorer, num_positions
 from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
-from .adapters import with_adapter
+from .adapters import merge, turn_off_dropout, with_adapter
 from .checkpoints import fingerprint, load_weights
 from .fitting import check_budget, prompt_lengths, up_to, warn_caller
-from .language_model import turn_off_dropout
 from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .merge import merge_folder
-from .merged import merge
+from .policy_agent import Trainer
 from .processes import default_device
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, save_files
 from .settings import Schedule, TrainingConfig
 from .special_tokens import check_eos, settle
-from .trainer import Trainer
 
 Texts = tuple[list[int], ...]
 """The tokens of a record's texts: of a preference the chosen and the rejected."""
@@ -190,6 +188,8 @@ class RewardModeling(Trainer):
             inputs=self._inputs(),
             write=lambda folder: self.save(folder / "reward"),
             read=lambda folder: self.load(folder / "reward"),
+            largest=self._largest,
+            label=self.label,
             resume=resume,
         )
 
@@ -200,7 +200,18 @@ class RewardModeling(Trainer):
             step, loss (nats a pair), accuracy and margin on the batch before its update, grad_norm, learning_rate; and
                 eval/loss, eval/accuracy, eval/margin when the held-out preferences were evaluated.
         """
-        return super().updates()
+        for step in self._loop:
+            size = self.config.batch_size
+            batch = self._loop.processes.share(
+                epoch_batch(step, num_items=len(self._pairs), batch_size=size, seed=self.seed)
+            )
+            pairs = [self._pairs[row] for row in batch.tolist()]
+            targets = None if self._targets is None else self._targets[batch]
+            metrics = self._loop.update(self._cut(pairs), self._sums_of(pairs, targets), count=len(pairs))
+            is_due = step == self._loop.total or (self.config.eval_every and step % self.config.eval_every == 0)
+            if self.validation and is_due:
+                metrics |= {f"eval/{name}": value for name, value in self.evaluate(self.validation).items()}
+            yield self._loop.log(metrics)
 
     @torch.no_grad()
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
@@ -265,19 +276,6 @@ class RewardModeling(Trainer):
     def load(self, folder: str | Path) -> None:
         """Read weights that `save` wrote back into the model."""
         load_weights(Path(folder), self.model)
-
-    def _step(self, step: int) -> dict[str, float]:
-        size = self.config.batch_size
-        batch = self._loop.processes.share(
-            epoch_batch(step, num_items=len(self._pairs), batch_size=size, seed=self.seed)
-        )
-        pairs = [self._pairs[row] for row in batch.tolist()]
-        targets = None if self._targets is None else self._targets[batch]
-        metrics = self._loop.update(self._cut(pairs), self._sums_of(pairs, targets), count=len(pairs))
-        due = step == self._loop.total or (self.config.eval_every and step % self.config.eval_every == 0)
-        if self.validation and due:
-            metrics |= {f"eval/{name}": value for name, value in self.evaluate(self.validation).items()}
-        return metrics
 
     def _sums_of(self, pairs: Sequence[Texts], targets: Tensor | None) -> Sums:
         def sums(rows: Tensor) -> dict[str, Tensor]:

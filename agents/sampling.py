@@ -1,22 +1,22 @@
 """Sampling: our own decode loop over any Hugging Face causal language model.
 
 Faster than a general `generate` at equal results: keys and values go into a buffer allocated once, tokens are drawn by
-inverse CDF, ended rows leave the batch, and equal prompts are read once, even where their rows fill several batches.
+inverse CDF, ended rows leave the batch, and equal prompts of a batch are read once.
 The uniforms are an argument, one for each row and step, so a row's sample does not depend on its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ..pretrained import cache_keyword
-from .control_tokens import silence
-from .kv_cache import PreallocatedCache
+from .special_tokens import silence
 
 
 class Samples(NamedTuple):
@@ -48,7 +48,7 @@ def sample(
     compact_below: float = 0.9,
     silent: Sequence[int] = (),
 ) -> Samples:
-    """Samples a response for each of B prompts (ids, none empty), without gradient; equal prompts are read once.
+    """Samples a response for each of B prompts (ids, none empty), without gradient.
 
     Rows come back in the order of the prompts, on the model's device. `uniforms` are [B, `max_new_tokens` or more] in
     [0, 1); None if and only if temperature is 0, which takes the likeliest tokens, with log-probabilities at
@@ -67,12 +67,10 @@ def sample(
     tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), prompts[row]))
-    last: _ReadPrompt | None = None
     for rows in _even_batches(order, batch_size):
-        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent, known=last)
-        logits, last = batch.read_prompts()
+        batch = _Batch(model, [tuple(prompts[row]) for row in rows], max_new_tokens, silent)
         steps = None if uniforms is None else uniforms[rows].to(device).T.contiguous()
-        drawn, drawn_logprobs = _decode(batch, logits, steps, max_new_tokens, temperature, eos_token_ids, compact_below)
+        drawn, drawn_logprobs = _decode(batch, steps, max_new_tokens, temperature, eos_token_ids, compact_below)
         tokens[rows, : len(drawn)] = drawn.T
         logprobs[rows, : len(drawn)] = drawn_logprobs.T
     ended = (tokens[..., None] == torch.tensor(eos_token_ids, device=device)).any(-1)
@@ -123,7 +121,6 @@ def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
 
 def _decode(
     batch: _Batch,
-    logits: Tensor,
     steps: Tensor | None,
     max_new_tokens: int,
     temperature: float,
@@ -135,6 +132,7 @@ def _decode(
     ends = torch.tensor(eos_token_ids, device=batch.rows.device)
     tokens = torch.full(shape, eos_token_ids[0], dtype=torch.int64, device=batch.rows.device)
     logprobs = torch.zeros(shape, device=batch.rows.device)
+    logits = batch.read_prompts()
     for step in range(max_new_tokens):
         uniform = None if steps is None else steps[step][batch.rows]
         token, logprob = pick(logits, uniform, temperature)
@@ -151,21 +149,8 @@ def _decode(
     return tokens, logprobs
 
 
-class _ReadPrompt(NamedTuple):
-    """What the rows of a prompt continue from, kept for those in the next batch."""
-
-    tokens: tuple[int, ...]
-    states: list[tuple[Tensor, ...]]
-    """Keys and values [heads, P, head size] of each layer."""
-    logits: Tensor
-    """[V], of the first token of a response."""
-
-
 class _Batch:
-    """The rows still being decoded, and what is kept for each.
-
-    `prompts` are sorted by length, equal ones next to each other; `known` is the last prompt of the previous batch,
-    which is not read again if this batch begins with it.
+    """The rows still being decoded, and what is kept for each; equal prompts are read once.
 
     Attributes:
         rows: [n] int64, each row's number at the start.
@@ -179,8 +164,6 @@ class _Batch:
         prompts: list[tuple[int, ...]],
         max_new_tokens: int,
         silent: Sequence[int],
-        *,
-        known: _ReadPrompt | None,
     ) -> None:
         device = model.device
         distinct = list(dict.fromkeys(prompts))
@@ -191,39 +174,28 @@ class _Batch:
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
-        self._last = prompts[-1]
-        self._known = known if known is not None and known.tokens == distinct[0] else None
         # Left padded, so that all rows write their next token into the same slot. The padding is hidden by the mask:
         # any id would do.
         self._prompts = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct], device=device)
         # Which distinct prompt each row continues.
         self._source = torch.tensor([number[prompt] for prompt in prompts], device=device)
-        states = None if self._known is None else self._known.states
         num_layers = int(model.config.get_text_config().num_hidden_layers)
-        self._cache = PreallocatedCache(num_layers, self._source, width + max_new_tokens, known=states)
+        self._cache = PreallocatedCache(num_layers, self._source, width + max_new_tokens)
         self._pads = torch.tensor([[width - len(prompt)] for prompt in distinct], device=device)
         padded = any(len(prompt) < width for prompt in distinct)
         self._mask = _pad_mask(self._pads, width + max_new_tokens, model.dtype) if padded else None
 
-    def read_prompts(self) -> tuple[Tensor, _ReadPrompt]:
-        """Fills the cache; [rows, V] logits of the first token, and the last prompt as the next batch may need it."""
-        num_known, width = int(self._known is not None), self._prompts.shape[1]
+    def read_prompts(self) -> Tensor:
+        """Fills the cache; [rows, V] logits of the first token."""
+        width = self._prompts.shape[1]
         positions = (torch.arange(width, device=self._pads.device) - self._pads).clamp_(min=0)
         mask = None
         if self._mask is not None:
             future = torch.ones(width, width, dtype=torch.bool, device=positions.device).triu(1)
-            mask = self._mask[num_known:, ..., :width].masked_fill(future, torch.finfo(self._mask.dtype).min)
+            mask = self._mask[..., :width].masked_fill(future, torch.finfo(self._mask.dtype).min)
             self._mask = self._mask[self._source]
-        logits = []
-        if self._known is not None:
-            logits.append(self._known.logits[None])
-        if len(self._prompts) > num_known:
-            logits.append(self._forward(self._prompts[num_known:], positions[num_known:], mask))
-        else:
-            self._cache.fill_with_known()
         self._positions = positions[self._source, -1:]
-        first = torch.cat(logits)[self._source]
-        return first, _ReadPrompt(self._last, self._cache.states(-1, len(self._last)), first[-1].clone())
+        return self._forward(self._prompts, positions, mask)[self._source]
 
     def read_token(self) -> Tensor:
         """Reads each row's sampled token; [rows, V] logits of the next one."""
@@ -284,3 +256,69 @@ def _even_batches(order: list[int], batch_size: int) -> list[list[int]]:
     """Cuts the order into as few batches as `batch_size` allows, of equal size up to one."""
     count = -(-len(order) // batch_size)
     return [order[len(order) * i // count : len(order) * (i + 1) // count] for i in range(count)]
+
+
+class PreallocatedCache(Cache):
+    """Keys and values of all layers, in buffers allocated once for rows of at most `max_length` tokens.
+
+    The first `update` brings the states of U prompts: row b takes those of prompt `source[b]` ([B] int64).
+    """
+
+    def __init__(self, num_layers: int, source: Tensor, max_length: int) -> None:
+        self._own_layers = [_PreallocatedLayer(source, max_length) for _ in range(num_layers)]
+        super().__init__(layers=list(self._own_layers))
+
+    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
+        """Copies rows `movers` over rows `places` and keeps the first `num_rows`."""
+        for layer in self._own_layers:
+            layer.close_up(places, movers, num_rows)
+
+
+class _PreallocatedLayer(CacheLayerMixin):
+    """One layer's two buffers [B, heads, max_length, head size]; `update` writes in place and returns views."""
+
+    def __init__(self, source: Tensor, max_length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._source = source
+        self._max_length = max_length
+        self._length = 0
+        self._buffers: tuple[Tensor, ...] = ()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._buffers = tuple(
+            states.new_empty(len(self._source), states.shape[1], self._max_length, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._length = key_states.shape[2]
+            for buffer, part in zip(self._buffers, (key_states, value_states), strict=True):
+                # One prompt is spread out by the assignment itself, without a second copy of all rows.
+                buffer[:, :, : self._length] = part if len(part) == 1 else part[self._source]
+            return key_states, value_states
+        end = self._length + key_states.shape[2]
+        keys, values = self._buffers
+        keys[:, :, self._length : end] = key_states
+        values[:, :, self._length : end] = value_states
+        self._length = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
+        for buffer in self._buffers:
+            buffer[places, :, : self._length] = buffer[movers, :, : self._length]
+        self._buffers = tuple(buffer[:num_rows] for buffer in self._buffers)
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        # Older versions of transformers 5 give the positions of the queries instead of their number.
+        return self._length + (len(query_length) if isinstance(query_length, Tensor) else query_length), 0
+
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def get_max_length(self) -> int:
+        return self._max_length
+
+    get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it

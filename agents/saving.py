@@ -1,4 +1,7 @@
-"""Model folders as the agents write them: whole, equal bytes for equal models, and readable by other libraries."""
+"""Model folders as the agents write them: whole, equal bytes for equal models, and readable by other libraries.
+
+Each has a model card, its README.md: what made the model, from what, how it fared, how to load it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import peft
 from transformers import PreTrainedTokenizerBase
 
-from ..bases import ADAPTER_CONFIG, BASE_FILE, name_base
+from ..bases import ADAPTER_CONFIG, BASE_FILE, is_adapter, may_be_hub_name, name_base, read_json
 from ..chat_templates import chat_template, ids_around
+from ..data.files import write_atomic
 from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import write_json, writing
-from .control_tokens import control_tokens
-from .model_card import write_card
+from .special_tokens import control_tokens
 
+TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 FORM_FILES = ("config.json", "model.safetensors", ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE)
 """What a whole model has, and what an adapter: a folder holds one of them."""
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
@@ -100,3 +105,23 @@ def _default_mode(folder: Path) -> int:
     mode = probe.stat().st_mode & 0o777
     probe.unlink()
     return mode
+
+
+def write_card(folder: Path, base: str | Path, facts: Mapping[str, Any]) -> None:
+    """Writes the README.md of a model's folder; `facts` are the rows of its table, beside the base.
+
+    Of a folder on this machine, such as the base's, it tells the last part alone.
+    """
+    adapter = is_adapter(folder)
+    config = read_json(folder / (ADAPTER_CONFIG if adapter else "config.json"))
+    scores = config.get("task_type") == "SEQ_CLS" or "SequenceClassification" in str(config.get("architectures"))
+    rows = {"base": public_name(base), **facts} if base else facts
+    on_hub = may_be_hub_name(str(base)) and not Path(base).is_dir()
+    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"))
+    card = template.render(adapter=adapter, scores=scores, hub_base=base if on_hub else None, rows=rows)
+    write_atomic(folder / "README.md", card + "\n")
+
+
+def public_name(model: str | Path) -> str:
+    """A hub name as it is, and of a folder, which others do not have, its last part."""
+    return Path(model).resolve().name if Path(model).is_dir() else str(model)

@@ -43,10 +43,10 @@ from ..envs.token_vector import TokenVectorEnv
 from ..oracles.reward_model import num_positions
 from .adapters import trunk_of
 from .contexts import GrowingContexts, last_states
-from .control_tokens import control_tokens
 from .language_model import LanguageModel
 from .memory import gives_plain_logits
 from .sampling import check_attention
+from .special_tokens import control_tokens
 
 READ_AT_ONCE = 16
 """Slots of a rollout whose tokens the reference reads in one pass."""

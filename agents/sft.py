@@ -13,6 +13,7 @@ released code. Deviations from that code:
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from ..instructions import RATINGS, Demonstration, Preference, Rating
 from .checkpoints import fingerprint
-from .control_tokens import conditioned, unconditioned
 from .fitting import check_budget, warn_caller
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
@@ -29,6 +29,7 @@ from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, loaded
 from .rollouts import Rollouts, micro_batches
 from .settings import Schedule
+from .special_tokens import conditioned, unconditioned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,26 +124,25 @@ class SFT(PolicyAgent):
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one update at a time; yields step, loss (nats a token), grad_norm, learning_rate."""
-        return super().updates()
+        for step in self._loop:
+            batch = epoch_batch(step, num_items=len(self._data), batch_size=self.config.batch_size, seed=self.seed)
+            data = self._data[self._loop.processes.share(batch)]
+            means = self._loop.update(self._cut(data), partial(self._sums, data), count=len(data.tokens))
+            yield self._loop.log(means)
 
     @torch.no_grad()
     def evaluate(self, demonstrations: Sequence[Demonstration]) -> float:
         """Mean negative log-likelihood of the demonstrations' response tokens, in nats; 0 or more."""
         data = self._teacher_forced(demonstrations)
-        losses = [self._sums(data[rows])["loss"] for rows in self._cut(data)]
+        losses = [self._sums(data, rows)["loss"] for rows in self._cut(data)]
         return float(torch.stack(losses).sum()) / len(data.tokens)
 
-    def _step(self, step: int) -> dict[str, float]:
-        batch = epoch_batch(step, num_items=len(self._data), batch_size=self.config.batch_size, seed=self.seed)
-        data = self._data[self._loop.processes.share(batch)]
-        return self._loop.update(self._cut(data), lambda rows: self._sums(data[rows]), count=len(data.tokens))
-
-    def _sums(self, data: Rollouts) -> dict[str, Tensor]:
-        return {"loss": nll_loss(self.policy.logprobs(data)).sum()}
+    def _sums(self, data: Rollouts, rows: Tensor) -> dict[str, Tensor]:
+        return {"loss": nll_loss(self.policy.logprobs(data[rows])).sum()}
 
     def _largest(self) -> tuple[list[int], Sums]:
         data = self._data[self._longest_rows(self._data.total_lengths, self.config.batch_size)]
-        return data.total_lengths.tolist(), lambda rows: self._sums(data[rows])
+        return data.total_lengths.tolist(), partial(self._sums, data)
 
     def _cut(self, data: Rollouts) -> list[Tensor]:
         return micro_batches(data.total_lengths, self._loop.micro_batch_tokens)

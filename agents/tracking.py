@@ -1,20 +1,27 @@
-"""What else learns of a run's metrics: experiment trackers, by accelerate's own classes, and a callback."""
+"""Who learns of a run's metrics: the files that grow with its steps, trackers, a callback, and the progress bar."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import json
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, get_available_trackers
 
 from ..errors import TrackerError, did_you_mean
+from ..progress import make_bar
+from .checkpoints import writing
 from .processes import Processes
 from .settings import Settings
 
 PROJECT: Final = "alpacafarm-env"
 """What runs belong to in a tracker that is named only."""
+SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
+"""The metrics shown next to the progress bar."""
 
 Callback = Callable[[dict[str, float]], object]
 """Is given a step's metrics; answers False to stop there."""
@@ -22,35 +29,107 @@ Trackers: TypeAlias = str | GeneralTracker | Sequence[str | GeneralTracker]
 """One or more: accelerate's names, such as "wandb", "trackio", "mlflow" and "comet_ml", or trackers of one's own."""
 
 
-@contextmanager
-def following(
+class RunLog:
+    """Appends a line a step to metrics.jsonl, timing.jsonl and TensorBoard's file in `out`, which has `step` steps.
+
+    Attributes:
+        length: Bytes of metrics.jsonl as this run has left it.
+    """
+
+    def __init__(self, out: Path, *, length: int, step: int) -> None:
+        self.out, self.length = out, length
+        self._board: TensorBoardTracker | None = None
+        if find_spec("tensorboard"):
+            with writing(out):
+                self._board = TensorBoardTracker("tensorboard", out, purge_step=step + 1)
+                self._board.start()
+
+    def write(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+        """One step: its metrics, its seconds and those of its parts."""
+        with writing(self.out):
+            self.length = append_line(self.out / "metrics.jsonl", without_nan(metrics))
+            rounded = {name: round(value, 4) for name, value in seconds.items()}
+            append_line(self.out / "timing.jsonl", {"step": metrics["step"], **rounded})
+            if self._board is not None:
+                self._board.log(dict(metrics), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        """Where the run ends, or is left; `write` opens the files again."""
+        if self._board is not None:
+            with writing(self.out):
+                self._board.finish()
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> int:
+    """Append a line of JSON to a file; its length now, in bytes."""
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+        return file.tell()
+
+
+def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with None for NaN, which JSON does not have."""
+    return {name: None if value is None or math.isnan(value) else value for name, value in metrics.items()}
+
+
+def learn(
+    updates: Iterator[dict[str, float]],
     callback: Callback | None,
     trackers: Trackers,
     *,
+    label: str,
+    done: int,
+    total: int,
+    stop: Callable[[], None],
     config: Settings,
     seed: int,
     out: Path | None,
     processes: Processes,
+) -> dict[str, float]:
+    """Run `updates`, a generator, to the end behind a progress bar with an ETA; returns the last metrics.
+
+    Each step is reported to trackers and callback; where that says so, `stop` is called and the run ends.
+    """
+    metrics: dict[str, float] = {}
+    trackers = trackers if done < total else ()
+    with (
+        _reporting(callback, trackers, {**flat(asdict(config)), "seed": seed}, out, processes) as report,
+        # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
+        closing(cast(Generator[Any, None, None], updates)),
+        make_bar(total, label, show=processes.is_main, initial=done, unit="step") as bar,
+    ):
+        for metrics in updates:
+            bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
+            bar.update()
+            if not report(metrics):
+                stop()
+                break
+    return metrics
+
+
+@contextmanager
+def _reporting(
+    callback: Callback | None, trackers: Trackers, settings: dict[str, Any], out: Path | None, processes: Processes
 ) -> Iterator[Callable[[Mapping[str, float]], bool]]:
-    """Starts trackers; yields what tells them, and the callback, of a step, and says whether the run goes on.
+    """Starts trackers; yields what reports a step to them, and to the callback, and says whether the run goes on.
 
     Trackers are of the main process, and end with the run, however it ends. The callback is called on every process,
     and stops all if it stops one.
     """
     if not (callback is None or callable(callback)):
         raise TypeError(f"callback: expected a function of a step's metrics, or None, got {callback!r}.")
-    started = [each for each in _found(trackers, out) if processes.is_main]
-    asked = callback is not None or bool(trackers)
+    started = [tracker for tracker in _make_trackers(trackers, out) if processes.is_main]
+    has_listeners = callback is not None or bool(trackers)
 
-    def tell(metrics: Mapping[str, float]) -> bool:
+    def report(metrics: Mapping[str, float]) -> bool:
         values = {name: value for name, value in metrics.items() if name != "step"}
         for tracker in started:
             tracker.log(values, step=int(metrics["step"]))
         answer = None if callback is None else callback(dict(metrics))
         return not isinstance(answer, bool | np.bool_) or bool(answer)
 
-    def tell_all(metrics: Mapping[str, float]) -> bool:
-        return not asked or all(processes.gather(processes.together(lambda: tell(metrics))))
+    def report_on_all(metrics: Mapping[str, float]) -> bool:
+        return not has_listeners or all(processes.gather(processes.together(lambda: report(metrics))))
 
     with ExitStack() as ending:
 
@@ -58,44 +137,40 @@ def following(
             for tracker in started:
                 tracker.start()
                 ending.callback(tracker.finish)
-                tracker.store_init_configuration({**flat(asdict(config)), "seed": seed})
+                tracker.store_init_configuration(settings)
 
-        if asked:
+        if has_listeners:
             processes.together(start)
-        yield tell_all
+        yield report_on_all
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, int | float | str]:
     """Settings as all trackers take them: those of an inner config by names with dots, what is no number as text."""
-    found: dict[str, int | float | str] = {}
+    rows: dict[str, int | float | str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{name}.")
+            rows |= flat(value, f"{before}{name}.")
         else:
-            found[before + name] = value if isinstance(value, int | float) else str(value)
-    return found
+            rows[before + name] = value if isinstance(value, int | float) else str(value)
+    return rows
 
 
-def _found(trackers: Trackers, out: Path | None) -> list[GeneralTracker]:
+def _make_trackers(trackers: Trackers, out: Path | None) -> list[GeneralTracker]:
     """Trackers that are not started yet; TrackerError or UnknownNameError if one cannot be."""
-    named = [trackers] if isinstance(trackers, str | GeneralTracker) else trackers
-    found = []
-    for name in named:
+    made = []
+    for name in [trackers] if isinstance(trackers, str | GeneralTracker) else trackers:
         if isinstance(name, GeneralTracker):
-            found.append(name)
+            made.append(name)
             continue
-        known = {str(each) for each in LOGGER_TYPE_TO_CLASS}
-        if name not in known:
-            raise did_you_mean("tracker", name, sorted(known))
+        names = {str(each) for each in LOGGER_TYPE_TO_CLASS}
+        if name not in names:
+            raise did_you_mean("tracker", name, sorted(names))
         if name not in map(str, get_available_trackers()):
             raise TrackerError(f"trackers={name!r} needs a package that is not installed. Install {name}.")
         if name == "tensorboard" and out is not None:
             continue  # the run's own log writes it
         tracker = LOGGER_TYPE_TO_CLASS[name]
-        if not tracker.requires_logging_directory:
-            found.append(tracker(PROJECT))
-        elif out is None:
+        if tracker.requires_logging_directory and out is None:
             raise TrackerError(f"trackers={name!r} needs a folder to write into. Give the agent an out.")
-        else:
-            found.append(tracker(PROJECT, out))
-    return found
+        made.append(tracker(PROJECT, out) if tracker.requires_logging_directory else tracker(PROJECT))
+    return made

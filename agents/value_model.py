@@ -28,8 +28,8 @@ from ..folders import check_model
 from ..last_layer import last_mlp_at
 from ..oracles.reward_model import load_scorer
 from ..pretrained import load_model, load_tokenizer, reading
-from .adapters import as_scorer, bare, builds_on, has_lora, trunk_of, with_adapter
-from .language_model import LanguageModel, turn_off_dropout
+from .adapters import as_scorer, bare, builds_on, has_lora, trunk_of, turn_off_dropout, with_adapter
+from .language_model import LanguageModel
 from .rollouts import Rollouts, scoring_batch
 
 Kind = Literal["model", "adapter", "head"]

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from ... import pretrained
-from ...agents.trainer import Trainer
+from ...agents.policy_agent import Trainer
 from ...errors import DataError
 from ...host_memory import USABLE
 from ..harness.report import Table, text_table

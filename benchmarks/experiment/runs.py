@@ -177,7 +177,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
 
 def complete_card(folder: Path, agent: Any, model: Any, data: str, metrics: Mapping[str, Any]) -> None:
     """Writes the model card anew, with data and metrics beside what the agent says of itself."""
-    from ...agents.model_card import public_name, write_card
+    from ...agents.saving import public_name, write_card
 
     numbers = {name: f"{value:.4g}" for name, value in metrics.items() if isinstance(value, float) and value == value}
     write_card(folder, model.name_or_path, {**(agent.facts or {}), "data": public_name(data), "metrics": numbers})
@@ -213,7 +213,7 @@ def train(actor: Any, tell: Callable[[float, str], None]) -> int:
 
 def state_of(metrics: Mapping[str, float], total: int) -> str:
     """A step's number and its main metrics, as shown beside a progress bar."""
-    from ...agents.progress import SHOWN
+    from ...agents.tracking import SHOWN
 
     shown = (f"{name}={metrics[name]:.4g}" for name in SHOWN if name in metrics)
     return ", ".join([f"step {metrics['step']:.0f}" + (f"/{total}" if total else ""), *shown])
@@ -228,8 +228,8 @@ def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
     policy: Any = getattr(actor, "policy", None)
     if not hasattr(policy, "max_response_tokens"):
         return 0
-    from ...agents.control_tokens import own_control_token
     from ...agents.fitting import prompt_lengths
+    from ...agents.special_tokens import own_control_token
 
     width = policy.max_response_tokens + (own_control_token(policy.model) is not None)
     room = num_positions(policy.model.config) - width

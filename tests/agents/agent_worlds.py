@@ -126,7 +126,7 @@ def small_quark(**changes: Any) -> QuarkConfig:
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, DataPool, dict[str, float]]:
     """An agent before its first update, what it sampled, and its pool."""
     agent = Quark(make_env(16), policy, config=small_quark(**changes))
-    rollouts, scores, numbers, collected = agent._collector.collect(1)
+    rollouts, scores, numbers, collected = agent._collector.collect(agent._loop, 1)
     pool, metrics = agent._prepare(1, rollouts, scores, numbers)
     return agent, rollouts, scores, pool, {**collected, **metrics}
 

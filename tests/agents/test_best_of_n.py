@@ -16,8 +16,7 @@ from tiny_models import say_more
 from tiny_worlds import ASCII, TEXTS, Picky, Share, start
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig, BestOfNSamples
-from alpacafarm_env.agents.best_of_n_analysis import best_of_k, best_of_n_kl
+from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig, BestOfNSamples, best_of_k, best_of_n_kl
 from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.instructions import Instruction

@@ -17,6 +17,8 @@ from torch import nn
 
 from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.optimizer import Optimizer
+from alpacafarm_env.agents.settings import TrainingConfig
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.templates import PromptTemplate
 
@@ -151,53 +153,46 @@ def test_what_is_not_needed_is_removed(out: Path) -> None:
     assert names(out) == ["checkpoint-10"]
 
 
-def trained(steps: int, **options: Any) -> tuple[dict[str, nn.Parameter], torch.optim.AdamW]:
+def trained(steps: int, *, fused: bool | None = None) -> tuple[dict[str, nn.Parameter], Optimizer]:
     parameters = {"a": nn.Parameter(torch.ones(3)), "b": nn.Parameter(torch.ones(2, 2))}
-    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1, **options)
+    optimizer = Optimizer(parameters, TrainingConfig(learning_rate=0.1))
+    optimizer._adam = torch.optim.AdamW(parameters.values(), lr=0.1, weight_decay=0.0, fused=fused)
     train(parameters, optimizer, steps)
     return parameters, optimizer
 
 
-def train(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
+def train(parameters: dict[str, nn.Parameter], optimizer: Optimizer, steps: int) -> None:
     for _ in range(steps):
-        optimizer.zero_grad()
         sum((p**3).sum() for p in parameters.values()).backward()  # type: ignore[union-attr]
-        optimizer.step()
+        optimizer.step(0.1)
 
 
-def test_optimizer_state_comes_back_to_the_bit(tmp_path: Path) -> None:
-    whole, _ = trained(6)
-    parameters, optimizer = trained(3)
-    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
-    resumed, other = trained(0)
-    for name, parameter in parameters.items():
-        resumed[name].data.copy_(parameter.data)
-    checkpoints.load_optimizer(tmp_path, other, resumed)
-    train(resumed, other, 3)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    with pytest.raises(CheckpointError, match="other parameters"):
-        checkpoints.load_optimizer(tmp_path, optimizer, {"a": parameters["a"]})
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_fused_optimizer_and_the_other_go_on_with_each_others_state(before: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(None, None), (True, False), (False, True)])
+def test_an_optimizer_goes_on_from_its_saved_state(before: bool | None, after: bool | None, tmp_path: Path) -> None:
+    """To the bit, and where one of them is fused up to rounding."""
     whole, _ = trained(6)
     parameters, optimizer = trained(3, fused=before)
-    checkpoints.save_optimizer(tmp_path, optimizer, parameters)
-    resumed, other = trained(0, fused=not before)
+    optimizer.save(tmp_path, is_main=True)
+    resumed, other = trained(0, fused=after)
     for name, parameter in parameters.items():
         resumed[name].data.copy_(parameter.data)
-    checkpoints.load_optimizer(tmp_path, other, resumed)
+    other.load(tmp_path)
     train(resumed, other, 3)
     for name in whole:
-        torch.testing.assert_close(resumed[name], whole[name], atol=1e-6, rtol=0)
-    # A fused one has its counter where the parameter is.
-    elsewhere = {name: nn.Parameter(parameter.to("meta")) for name, parameter in parameters.items()}
-    optimizer.defaults["fused"] = not before
-    optimizer.state.clear()
-    checkpoints.load_optimizer(tmp_path, optimizer, elsewhere)
-    steps = {str(state["step"].device) for state in optimizer.state.values()}
-    assert steps == {"cpu" if before else "meta"}
+        torch.testing.assert_close(resumed[name], whole[name], atol=0 if before is None else 1e-6, rtol=0)
+    with pytest.raises(CheckpointError, match="other parameters"):
+        Optimizer({"a": parameters["a"]}, TrainingConfig()).load(tmp_path)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_fused_optimizer_counts_where_its_parameter_is(fused: bool, tmp_path: Path) -> None:
+    parameters, optimizer = trained(3)
+    optimizer.save(tmp_path, is_main=True)
+    optimizer.parameters = {name: nn.Parameter(parameter.to("meta")) for name, parameter in parameters.items()}
+    optimizer._adam.defaults["fused"] = fused
+    optimizer._adam.state.clear()
+    optimizer.load(tmp_path)
+    assert {str(state["step"].device) for state in optimizer._adam.state.values()} == {"meta" if fused else "cpu"}
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

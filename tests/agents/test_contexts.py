@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_models import BUILDERS, build_tokenizer
 
+from alpacafarm_env.agents.adapters import turn_off_dropout
 from alpacafarm_env.agents.contexts import GrowingContexts, last_states
-from alpacafarm_env.agents.language_model import turn_off_dropout
 
 LENGTH = 24
 VOCABULARY = len(build_tokenizer())

@@ -8,7 +8,8 @@ from tiny_models import INSTRUCTIONS, TEMPLATE, build_gpt2, build_llama, build_t
 from tiny_worlds import load_policy
 from torch import Tensor
 
-from alpacafarm_env.agents.control_tokens import (
+from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.special_tokens import (
     conditioned,
     control_tokens,
     insert,
@@ -16,7 +17,6 @@ from alpacafarm_env.agents.control_tokens import (
     silence,
     unconditioned,
 )
-from alpacafarm_env.agents.language_model import LanguageModel
 
 NAMES = ("<reward_0>", "<reward_1>")
 

@@ -33,7 +33,7 @@ def gradients(agent: DPO, total: Tensor) -> dict[str, Tensor]:
 def test_the_first_gradient_is_half_beta_times_the_difference_of_gradients(language_model: LanguageModel) -> None:
     """−(β/2) (∇ log π(chosen) − ∇ log π(rejected)), each response read alone, without a pad or a neighbour."""
     agent = DPO(language_model, PREFERENCES, config=DPOConfig(beta=0.3))
-    actual = gradients(agent, agent._sums(torch.arange(5))["loss"])
+    actual = gradients(agent, agent._sums(torch.arange(5), torch.arange(5))["loss"])
     total = torch.zeros(())
     for preference in PREFERENCES:
         for response, sign in ((preference.chosen, 1), (preference.rejected, -1)):
@@ -67,13 +67,13 @@ def test_the_reference_is_the_policy_before_training(llama: LanguageModel) -> No
 def test_neither_pads_nor_micro_batches_change_the_update(llama: LanguageModel, budget: int) -> None:
     agent = DPO(llama, PREFERENCES, config=replace(SMALL, micro_batch_tokens=budget, beta=0.7))
     move(llama, 1.02)  # so that pairs weigh differently
-    alone = [agent._sums(torch.tensor([pair])) for pair in range(5)]
+    alone = [agent._sums(torch.tensor([pair]), torch.tensor([0])) for pair in range(5)]
     expected = gradients(agent, torch.stack([sums["loss"] for sums in alone]).sum() / 5)
     llama.model.zero_grad()
     pairs = torch.tensor([3, 0, 4, 2, 1])
     parts = micro_batches(agent._sizes[pairs], agent._loop.micro_batch_tokens)
     assert (len(parts) > 1) == (budget < 16384)
-    means = agent._loop.accumulate(parts, lambda rows: agent._sums(pairs[rows]), count=5)
+    means = agent._loop.accumulate(parts, lambda rows: agent._sums(pairs, rows), count=5)
     for name in means:
         assert means[name] == pytest.approx(sum(float(sums[name].detach()) for sums in alone) / 5, abs=1e-4)
     assert abs(means["loss"] - LN2) > 1e-3

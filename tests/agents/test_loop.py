@@ -35,12 +35,11 @@ def make_loop(
     return model, Loop({"model": model}, config=config, total=total, seed=0, out=out, resume=resume, **nothing)
 
 
-def step_of(model: nn.Linear, loop: Loop) -> Any:
-    def step(number: int) -> dict[str, float]:
-        rows = torch.randn(5, 3, generator=keyed_generator(0, "rows", number))
-        return loop.update([torch.arange(5)], lambda r: {"loss": (model(rows[r]) - 1).square().sum()}, count=5)
-
-    return step
+def run(model: nn.Linear, loop: Loop) -> Iterator[dict[str, float]]:
+    for step in loop:
+        rows = torch.randn(5, 3, generator=keyed_generator(0, "rows", step))
+        sums = lambda r, rows=rows: {"loss": (model(rows[r]) - 1).square().sum()}
+        yield loop.log(loop.update([torch.arange(5)], sums, count=5))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +110,23 @@ def test_a_step_is_made_in_the_precision_that_is_set(tf32: bool, monkeypatch: py
 
     monkeypatch.setattr(training_loop, "float32_matmuls", watched)
     _, loop = make_loop(total=1, tf32=tf32)
-    next(loop.run(lambda step: found.append(step) or {"loss": 0.0}))  # type: ignore[func-returns-value]
-    assert found == [("cpu", tf32), 1, "end"]
+    for step in loop:
+        found.append(step)
+        loop.log({"loss": 0.0})
+        found.append("logged")
+    assert found == [("cpu", tf32), 1, "end", "logged"]
+
+
+def test_a_step_without_its_log_is_an_error() -> None:
+    _, loop = make_loop()
+    with pytest.raises(RuntimeError, match=r"step 1.*Loop\.log"):
+        for _ in loop:
+            pass
 
 
 def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path, save_every=0)
-    yielded = list(loop.run(step_of(model, loop)))
+    yielded = list(run(model, loop))
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written == yielded
     assert [metrics["step"] for metrics in written] == [1, 2, 3, 4]
@@ -129,13 +138,14 @@ def test_metrics_have_no_times_and_timing_has(tmp_path: Path) -> None:
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path, total=7, save_every=2, keep_checkpoints=2)
-    list(loop.run(step_of(model, loop)))
+    list(run(model, loop))
     assert sorted(path.name for path in tmp_path.glob("*checkpoint*")) == ["checkpoint-6", "checkpoint-7"]
 
 
 def test_metrics_that_are_not_numbers_are_null(tmp_path: Path) -> None:
     _, loop = make_loop(tmp_path, total=1)
-    list(loop.run(lambda step: {"loss": math.nan}))
+    for _ in loop:
+        loop.log({"loss": math.nan})
     assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
 
 
@@ -144,7 +154,7 @@ def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model, loop = make_loop(tmp_path)
-    list(loop.run(step_of(model, loop)))
+    list(run(model, loop))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
@@ -152,21 +162,21 @@ def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
 
 def test_another_config_is_refused_with_the_names_of_its_fields(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path)
-    list(loop.run(step_of(model, loop)))
+    list(run(model, loop))
     with pytest.raises(CheckpointError, match=r"Changed: adam_eps: 1e-08 -> 1e-05; learning_rate: 0.1 -> 0.2"):
         make_loop(tmp_path, learning_rate=0.2, adam_eps=1e-5, keep_checkpoints=9, save_every=1, micro_batch_tokens=9)
 
 
 def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path)
-    list(loop.run(step_of(model, loop)))
+    list(run(model, loop))
     with pytest.raises(CheckpointError, match="resume='never'"):
         make_loop(tmp_path, resume="never")
 
 
 def test_edited_metrics_are_noticed(tmp_path: Path) -> None:
     model, loop = make_loop(tmp_path)
-    list(loop.run(step_of(model, loop)))
+    list(run(model, loop))
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"metrics.jsonl has 0 bytes, but had \d+"):
         make_loop(tmp_path)

@@ -94,7 +94,7 @@ def test_a_copy_is_made_where_it_is_asked_for_alone(tokenizer, llama):
 def test_ppo_scores_again_what_a_merged_copy_has_sampled(sample_merged, tokenizer):
     policy = adapted(tokenizer, sample_merged=sample_merged)
     agent = PPO(make_env(), policy, config=small_ppo(max_response_tokens=4))
-    rollouts, scores, *_ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
     scored = policy.logprobs(rollouts).detach()
     rollouts.logprobs.zero_()
     experience, _ = agent._prepare(rollouts, scores)

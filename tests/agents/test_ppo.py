@@ -75,7 +75,7 @@ def test_a_bandit_converges_to_its_closed_form(policy_folder: Path) -> None:
 def prepared(policy: LanguageModel, **changes):
     """An agent before its first update, its first responses and their metrics."""
     agent = PPO(make_env(16, Share(ASCII)), policy, config=small_ppo(**changes))
-    rollouts, scores, _, collected = agent._collector.collect(1)
+    rollouts, scores, _, collected = agent._collector.collect(agent._loop, 1)
     experience, metrics = agent._prepare(rollouts, scores)
     return agent, experience, {**collected, **metrics}
 
@@ -144,7 +144,7 @@ def test_with_a_zero_head_the_value_loss_is_half_the_mean_squared_return(llama: 
 
 def test_equal_scores_give_equal_returns_at_any_length(llama: LanguageModel) -> None:
     agent = PPO(make_env(16, Share("")), llama, config=small_ppo(kl_coef=0.0, whiten_rewards=True))
-    rollouts, scores, *_ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
     assert len(set(rollouts.lengths.tolist())) > 1
     experience, _ = agent._prepare(rollouts, torch.ones_like(scores))
     assert len(set(experience.returns[:, 0].tolist())) == 1
@@ -152,7 +152,7 @@ def test_equal_scores_give_equal_returns_at_any_length(llama: LanguageModel) -> 
 
 def test_unfinished_responses_get_the_missing_eos_score(llama: LanguageModel) -> None:
     agent = PPO(make_env(16), llama, config=small_ppo(missing_eos_score=-3.0, kl_coef=0.0))
-    rollouts, scores, *_ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
     experience, _ = agent._prepare(rollouts, scores)
     expected = torch.where(rollouts.finished, scores.float(), torch.tensor(-3.0))
     assert set(rollouts.finished.tolist()) == {True, False}
@@ -206,8 +206,8 @@ def test_an_adaptive_coefficient_rests_where_k1_is_the_target(policy_folder: Pat
 
 
 def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageModel) -> None:
-    once = PPO(make_env(16), llama, config=small_ppo())._collector.collect(1)[0]
-    twice = PPO(make_env(8), llama, config=small_ppo())._collector.collect(1)[0]
+    agents = (PPO(make_env(num), llama, config=small_ppo()) for num in (16, 8))
+    once, twice = (agent._collector.collect(agent._loop, 1)[0] for agent in agents)
     assert (once.instructions, once.texts) == (twice.instructions, twice.texts)
 
 
@@ -273,7 +273,7 @@ def test_an_environment_that_does_not_fit_is_refused(llama: LanguageModel) -> No
 def test_unscored_responses_are_left_out_and_counted(llama: LanguageModel) -> None:
     env = make_env(16, Picky(ASCII), on_unscored="truncate")
     agent = PPO(env, llama, config=small_ppo())
-    rollouts, scores, _, metrics = agent._collector.collect(1)
+    rollouts, scores, _, metrics = agent._collector.collect(agent._loop, 1)
     assert all(len(text) % 2 for text in rollouts.texts)
     assert len(rollouts) == len(scores) == 16 * (1 - metrics["score/unscored"])
     assert 0 < metrics["score/unscored"] < 1
@@ -319,8 +319,9 @@ def test_a_wrapper_around_lists_of_infos_is_refused_at_the_start(llama: Language
 
 
 def test_steps_ask_different_instructions(llama: LanguageModel) -> None:
-    collector = PPO(make_env(16), llama, config=small_ppo())._collector
-    assert collector.collect(1)[0].instructions != collector.collect(2)[0].instructions
+    agent = PPO(make_env(16), llama, config=small_ppo())
+    first, second = (agent._collector.collect(agent._loop, step)[0] for step in (1, 2))
+    assert first.instructions != second.instructions
 
 
 def test_micro_batches_change_no_update(policy_folder: Path) -> None:

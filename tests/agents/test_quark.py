@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents import quark
 from alpacafarm_env.agents.collecting import Collector
-from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import DataPool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
 from alpacafarm_env.agents.rollouts import Rollouts
+from alpacafarm_env.agents.special_tokens import control_tokens, own_control_token
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monke
     sampled, trained = [], []
     collect, sums = Collector.collect, quark.quark_sums
 
-    def watched(self: Any, step: int) -> Any:
-        sampled.append(collect(self, step))
+    def watched(self: Any, loop: Any, step: int) -> Any:
+        sampled.append(collect(self, loop, step))
         trained.append([])
         return sampled[-1]
 
@@ -111,7 +111,7 @@ def test_an_update_takes_a_minibatch_at_most(
         return update(micro, sums, count=count)
 
     monkeypatch.setattr(agent._loop, "update", watched)
-    agent._improve(1, pool)
+    next(agent.updates())
     assert taken == sizes
 
 
@@ -234,7 +234,7 @@ def test_the_tokens_are_learned_and_never_said(llama: LanguageModel) -> None:
     assert all(not torch.equal(table[token], before[token]) for token in agent._tokens)
     assert llama.reference is not None
     assert torch.equal(llama.reference.get_input_embeddings().weight, before)
-    rollouts, *_ = agent._collector.collect(9)
+    rollouts, *_ = agent._collector.collect(agent._loop, 9)
     assert not torch.isin(rollouts.tokens, torch.tensor(agent._tokens)).any()
     assert len(agent.act(TEXTS)) == len(TEXTS)
 
@@ -284,7 +284,7 @@ def test_drift_is_the_sum_over_each_response(llama: LanguageModel) -> None:
 
 def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> None:
     agent = Quark(make_env(16, Picky(ASCII), on_unscored="truncate"), llama, config=small())
-    rollouts, scores, numbers, metrics = agent._collector.collect(1)
+    rollouts, scores, numbers, metrics = agent._collector.collect(agent._loop, 1)
     pool, _ = agent._prepare(1, rollouts, scores, numbers)
     assert 0 < metrics["score/unscored"] < 1
     assert len(pool.trained) == len(scores) // 4
@@ -293,6 +293,6 @@ def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> Non
     oracle = First(ASCII)
     oracle.num_scored = 2  # fewer than there are quantiles leave the best one
     agent = Quark(make_env(16, oracle, on_unscored="truncate"), llama, config=small())
-    rollouts, scores, numbers, _ = agent._collector.collect(1)
+    rollouts, scores, numbers, _ = agent._collector.collect(agent._loop, 1)
     pool, _ = agent._prepare(1, rollouts, scores, numbers)
     assert pool.trained.tolist() == [int(scores.argmax())]

@@ -6,9 +6,9 @@ import torch
 from tiny_models import BUILDERS, LORA, TEMPLATE, build_tokenizer, generator
 from tiny_worlds import TEXTS, load_policy
 
-from alpacafarm_env.agents.control_tokens import control_tokens, own_control_token
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
+from alpacafarm_env.agents.special_tokens import control_tokens, own_control_token
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
 PREFERENCES = tuple(
@@ -43,7 +43,7 @@ def test_each_pair_is_read_twice_after_a_token_of_its_own(policy: LanguageModel)
     assert data.texts == tuple(responses)
     assert data.tokens.tolist() == [token for row in policy.encode_responses(responses) for token in row]
     half = data[:5]  # evaluation is after the positive token
-    expected = float(agent._sums(half)["loss"].detach()) / len(half.tokens)
+    expected = float(agent._sums(half, torch.arange(5))["loss"].detach()) / len(half.tokens)
     chosen = [Demonstration(p.instruction, p.chosen) for p in PREFERENCES]
     assert agent.evaluate(chosen) == pytest.approx(expected, abs=1e-5)
 

@@ -264,7 +264,7 @@ def test_layers_that_are_computed_again_are_those_of_their_role(policy_folder, v
 
 def test_what_the_policy_keeps_for_its_gradient_is_freed_before_the_value_is_computed(policy_folder):
     agent = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=small_ppo())
-    rollouts, scores, *_ = agent._collector.collect(1)
+    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
     experience, _ = agent._prepare(rollouts, scores)
 
     def sums(rows: Tensor) -> Any:

@@ -38,8 +38,8 @@ def disagree(policy: str, out: Path) -> None:
 
     def blind() -> SFT:
         """One process does not see the other's disk."""
-        found = Loop._found
-        with patch.object(Loop, "_found", staticmethod(lambda *given: None if rank else found(*given))):
+        newest = Loop._newest
+        with patch.object(Loop, "_newest", staticmethod(lambda *given: None if rank else newest(*given))):
             return begin("kept")
 
     begin("kept").learn()
