@@ -15,23 +15,28 @@ How far it moves a policy (`best_of_n_kl`): Beirami et al. 2024 (arXiv:2401.0187
 (`best_of_k`): Nakano et al. 2021 (arXiv:2112.09332, appendix I), Gao, Schulman and Hilton 2022 (arXiv:2210.10760).
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import UnscoredError
+from ..errors import CheckpointError, UnscoredError
+from ..instructions import Instruction
 from ..oracles.base import RewardOracle, judge, shorten
+from . import checkpoints
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
 from .processes import Processes, asking
 from .settings import Settings
+from .tracking import without_nan
 
 BATCHES_A_CHUNK = 4
 """Rows are sorted by length within a chunk and scored in one call: several batches make both worthwhile."""
@@ -105,8 +110,8 @@ class BestOfNSamples:
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Joins samples instruction-wise, in order; ValueError if there are no parts, or they differ in n."""
         if not parts or len({part.rewards.shape[1] for part in parts}) > 1:
-            found = sorted({part.rewards.shape[1] for part in parts})
-            raise ValueError(f"BestOfNSamples.cat: expected parts of one number of samples, got {found or 'no parts'}")
+            sizes = sorted({part.rewards.shape[1] for part in parts})
+            raise ValueError(f"BestOfNSamples.cat: expected parts of one number of samples, got {sizes or 'no parts'}")
         return cls(
             instructions=tuple(text for part in parts for text in part.instructions),
             responses=tuple(row for part in parts for row in part.responses),
@@ -188,15 +193,15 @@ class BestOfN(PolicyActor):
             batch_size=self.config.batch_size,
             num_samples=n,
         )
-        known: dict[str, str] = {}
-        texts = [known.setdefault(text, text) for text in rollouts.texts]  # of equal texts one object is kept
+        first: dict[str, str] = {}
+        texts = [first.setdefault(text, text) for text in rollouts.texts]  # of equal texts one object is kept
         rows = [texts[start : start + n] for start in range(0, len(texts), n)]
         # An Instruction compares as its text, but one text can be two prompts: with and without an input.
-        askable = [(instruction, getattr(instruction, "input", "")) for instruction in instructions]
-        pairs = {(asked, text): i for i, (asked, row) in enumerate(zip(askable, rows, strict=True)) for text in row}
+        prompts = [(instruction, getattr(instruction, "input", "")) for instruction in instructions]
+        pairs = {(prompt, text): i for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)) for text in row}
         numbers = {pair: number for number, pair in enumerate(pairs)}
         scores = judge(self.oracle, [instructions[i] for i in pairs.values()], [text for _, text in pairs]).scores
-        where = [[numbers[asked, text] for text in row] for asked, row in zip(askable, rows, strict=True)]
+        where = [[numbers[prompt, text] for text in row] for prompt, row in zip(prompts, rows, strict=True)]
         return BestOfNSamples(
             instructions=tuple(instructions),
             responses=tuple(map(tuple, rows)),
@@ -204,6 +209,91 @@ class BestOfN(PolicyActor):
             finished=rollouts.finished.cpu().numpy().reshape(-1, n),
             num_tokens=len(rollouts.tokens),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestResponse:
+    """The best of n responses to one instruction: a line of best.jsonl."""
+
+    row: int
+    """The instruction's number among those used."""
+    id: int
+    """The instruction's id in its split."""
+    instruction: str
+    """Without the input."""
+    input: str
+    """"" for none."""
+    response: str | None
+    """None if none has a reward."""
+    reward: float | None
+    mean_reward: float | None
+    """Of all responses that have one."""
+    num_scored: int
+    """How many have a reward."""
+    finished: bool
+    """Whether the best response ended by itself."""
+
+
+def best_responses(rows: Sequence[int], samples: BestOfNSamples) -> list[BestResponse]:
+    """The best of each `Instruction`'s samples, the first of equals; `rows` are the instructions' numbers."""
+    lines = []
+    scored = ~np.isnan(samples.rewards)
+    best = np.where(scored, samples.rewards, -np.inf).argmax(axis=1).tolist()
+    for i, (row, instruction) in enumerate(zip(rows, samples.instructions, strict=True)):
+        assert isinstance(instruction, Instruction)
+        rewards = samples.rewards[i, scored[i]].tolist()
+        lines.append(
+            BestResponse(
+                row=row,
+                id=instruction.id,
+                instruction=instruction.instruction,
+                input=instruction.input,
+                response=samples.responses[i][best[i]] if rewards else None,
+                reward=max(rewards, default=None),
+                mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
+                num_scored=len(rewards),
+                finished=bool(rewards and samples.finished[i, best[i]]),
+            )
+        )
+    return lines
+
+
+def reward_metrics(rows: Sequence[BestResponse]) -> dict[str, float]:
+    """reward/best, reward/mean (over all samples), reward/unscored (share of rows) and finished; NaN of nothing."""
+    best = [row for row in rows if row.reward is not None]
+    num_scored = sum(row.num_scored for row in best)
+    total = math.fsum((row.mean_reward or 0.0) * row.num_scored for row in best)
+    return {
+        "reward/best": math.fsum(row.reward or 0.0 for row in best) / len(best) if best else math.nan,
+        "reward/mean": total / num_scored if best else math.nan,
+        "reward/unscored": 1 - len(best) / len(rows),
+        "finished": sum(row.finished for row in best) / len(best) if best else math.nan,
+    }
+
+
+def write_chunk(folder: Path, rows: Sequence[BestResponse], metrics: Mapping[str, float]) -> None:
+    """Write best.jsonl and metrics.json, in one rename."""
+
+    def fill(draft: Path) -> None:
+        lines = [json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows]
+        (draft / "best.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
+        checkpoints.write_json(draft / "metrics.json", without_nan(metrics))
+
+    checkpoints.publish(folder, fill)
+
+
+def read_chunk(folder: Path) -> tuple[list[BestResponse], dict[str, Any]] | None:
+    """Rows and metrics of a stored chunk; None if there is none, or, with a warning, if it is damaged."""
+    if not folder.exists():
+        return None
+    try:
+        checkpoints.check(folder)
+    except CheckpointError as error:
+        warnings.warn(f"Sampling a chunk again: {error}", stacklevel=2)
+        return None
+    # Not splitlines: a response may hold characters that count as ends of lines there.
+    lines = (folder / "best.jsonl").read_text(encoding="utf-8").split("\n")
+    return [BestResponse(**json.loads(line)) for line in lines if line], checkpoints.read_json(folder / "metrics.json")
 
 
 def best_of_n_kl(n: int) -> float:

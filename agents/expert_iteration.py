@@ -35,27 +35,19 @@ from typing import Any, ClassVar, Self
 
 from ..errors import CheckpointError, UnscoredError
 from ..folders import claim
-from ..instructions import Instruction
+from ..instructions import Demonstration, Instruction
 from ..oracles.base import RewardOracle
 from ..seeding import keyed_rng
 from . import checkpoints
-from .best_of_n import BestOfN, BestOfNConfig
-from .best_responses import (
-    BestResponse,
-    Imitation,
-    best_responses,
-    read_chunk,
-    reward_metrics,
-    without_nan,
-    write_chunk,
-)
+from .best_of_n import BestOfN, BestOfNConfig, BestResponse, best_responses, read_chunk, reward_metrics, write_chunk
 from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes
 from .settings import FREE_TO_CHANGE, TrainingConfig
-from .sft import SFT, SFTConfig
+from .sft import SFT, Imitation, SFTConfig
+from .tracking import append_line, without_nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +188,12 @@ class ExpertIteration(PolicyAgent):
 
     def _run(self) -> dict[str, Any]:
         run = {"config": self.config, "seed": self.seed, "out": self.out, "processes": self._processes}
-        return {**run, "stop": lambda: self._sft and self._sft._loop.keep()}  # a chunk of sampling is stored anyway
+        return {**run, "stop": self._keep}
+
+    def _keep(self) -> None:
+        """Save what is not: chunks of sampling are stored anyway."""
+        if self._sft is not None:
+            self._sft._loop.keep()
 
     def _sample(self) -> dict[str, float]:
         """Sample, score and store the next chunk of the round; its metrics."""
@@ -235,10 +232,11 @@ class ExpertIteration(PolicyAgent):
                 f"{len(self._best)} instructions, so there is nothing to learn from."
             )
         folder = None if self.out is None else self._round_folder() / "sft"
+        answered = [row for row in self._best if row.response is not None]
         sft = Imitation(
             self.policy,
-            self.instructions,
-            self._best,
+            [Demonstration(self.instructions[row.row], row.response or "") for row in answered],
+            [row.finished for row in answered],
             longest=self._longest,
             config=self.config.sft,
             seed=round_seed(self.seed, self._round, "sft"),
@@ -257,26 +255,26 @@ class ExpertIteration(PolicyAgent):
         # Of the policy as it was given, so before anything is read into it.
         identity = {**self._settings(), "policy_sha256": checkpoints.starting_point(self.policy.model)}
         self._processes.agree({**identity, "out": str(out.resolve())})
-        found = self._processes.together(lambda: self._found(out, resume, identity))
-        self._processes.agree({"stored in out": found})
-        with self._processes.together(lambda: self._begin(out, None if found else identity)):
+        stored = self._processes.together(lambda: self._stored(out, resume, identity))
+        self._processes.agree({"stored in out": stored})
+        with self._processes.together(lambda: self._begin(out, None if stored else identity)):
             self._restore()
         self._processes.wait()
 
     @staticmethod
-    def _found(out: Path, resume: Resume, identity: Mapping[str, Any]) -> list[str]:
-        """What of the run is stored."""
+    def _stored(out: Path, resume: Resume, identity: Mapping[str, Any]) -> list[str]:
+        """The names of the run's folders."""
         paths = (path for pattern in ("round-*", "round-*/*", "round-*/sft/checkpoint-*") for path in out.glob(pattern))
-        found = sorted(path.relative_to(out).as_posix() for path in paths)
-        if found and resume == "never":
-            rounds = ", ".join(name for name in found if "/" not in name)
+        stored = sorted(path.relative_to(out).as_posix() for path in paths)
+        if stored and resume == "never":
+            rounds = ", ".join(name for name in stored if "/" not in name)
             raise CheckpointError(
                 f"{out} holds a run ({rounds}), and resume='never' would overwrite it. "
                 "Take another folder, or remove it to start over."
             )
-        if found:
+        if stored:
             checkpoints.compare(out / "config.json", identity, free=FREE)
-        return found
+        return stored
 
     def _begin(self, out: Path, identity: Mapping[str, Any] | None) -> AbstractContextManager[object]:
         """Claim the folder, note what decides the run if it is new, and remove what a killed one left half-written."""
@@ -312,10 +310,8 @@ class ExpertIteration(PolicyAgent):
         self._num_done += 1
         metrics = {**metrics, "step": self.step, "round": self._round}
         if self.out is not None and self._processes.is_main:
-            with (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-                known = without_nan({"step": self.step, "round": self._round, **metrics})
-                file.write(json.dumps(known, allow_nan=False) + "\n")
-                self._length = file.tell()
+            row = without_nan({"step": self.step, "round": self._round, **metrics})
+            self._length = append_line(self.out / "metrics.jsonl", row)
         return metrics
 
     def _round_folder(self) -> Path:
@@ -329,15 +325,15 @@ class ExpertIteration(PolicyAgent):
         count = self.config.num_instructions
         given = [text if isinstance(text, Instruction) else Instruction(text) for text in instructions]
         budget = {"width": self._longest, "micro_batch_tokens": self.config.sft.micro_batch_tokens}
-        asked = [given[number] for number in fitting(self.policy, given, who=self.label, **budget)]
-        self.num_left_out = len(given) - len(asked)
-        if not asked or (count or 0) > len(asked):
+        kept = [given[number] for number in fitting(self.policy, given, who=self.label, **budget)]
+        self.num_left_out = len(given) - len(kept)
+        if not kept or (count or 0) > len(kept):
             expected = f"num_instructions={count}" if count else "1 or more"
-            raise ValueError(f"Expert iteration: expected {expected} instructions, got {len(asked)}.")
+            raise ValueError(f"Expert iteration: expected {expected} instructions, got {len(kept)}.")
         if count is None:
-            return tuple(asked)
-        order = keyed_rng(self.seed, "expert iteration instructions").permutation(len(asked))
-        return tuple(asked[i] for i in order[:count].tolist())
+            return tuple(kept)
+        order = keyed_rng(self.seed, "expert iteration instructions").permutation(len(kept))
+        return tuple(kept[i] for i in order[:count].tolist())
 
     def _settings(self) -> dict[str, Any]:
         """What decides the run apart from the policy, flat and JSON-able."""

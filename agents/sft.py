@@ -11,8 +11,9 @@ released code. Deviations from that code:
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -27,7 +28,7 @@ from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, loaded
-from .rollouts import Rollouts, micro_batches
+from .rollouts import Rollouts, micro_batches, ragged
 from .settings import Schedule
 from .special_tokens import conditioned, unconditioned
 
@@ -152,8 +153,8 @@ class SFT(PolicyAgent):
         return data
 
     def _teacher_forced(self, demonstrations: Sequence[Demonstration]) -> Rollouts:
-        asked = [demonstration.instruction for demonstration in demonstrations]
-        return teacher_forced(self.policy, asked, [demonstration.response for demonstration in demonstrations])
+        columns = [[each.instruction for each in demonstrations], [each.response for each in demonstrations]]
+        return teacher_forced(self.policy, *columns)
 
 
 class BinaryFeedME(SFT):
@@ -257,6 +258,42 @@ class BinaryRewardConditioning(SFT):
         return conditioned(bare, tokens, bos=self.policy.tokenizer.bos_token_id)
 
 
+class Imitation(SFT):
+    """SFT on a policy's own responses, each of which ends if and only if it ended when it was sampled.
+
+    Reading a text back need not give the tokens that it was made of, so their number does not say whether it was cut
+    off. One that was is cut at `longest` tokens, the limit of sampling, once more; one that ended by itself is kept
+    whole. Left out are responses that were cut off before any text.
+    """
+
+    def __init__(
+        self,
+        policy: LanguageModel,
+        demonstrations: Sequence[Demonstration],
+        finished: Sequence[bool],
+        *,
+        longest: int,
+        config: SFTConfig,
+        seed: int,
+        out: Path | None,
+    ) -> None:
+        encoded = policy.encode_responses([each.response for each in demonstrations], eos=False)
+        end = [policy.template.end_id(policy.tokenizer)]
+        kept = [row for row, tokens in enumerate(encoded) if tokens or finished[row]]
+        self._imitated = [encoded[row] + end if finished[row] else encoded[row][:longest] for row in kept]
+        self._finished = [finished[row] for row in kept]
+        with warnings.catch_warnings():
+            # What SFT would cut is replaced here, and `finished` counts what sampling has cut.
+            warnings.filterwarnings("ignore", message=r"\d+ of \d+ responses are cut to max_response_tokens")
+            super().__init__(policy, [demonstrations[row] for row in kept], config=config, seed=seed, out=out)
+
+    def _training_data(self, data: Rollouts) -> Rollouts:
+        tokens, lengths = ragged(self._imitated, data.tokens.device)
+        finished = torch.tensor(self._finished, device=tokens.device)
+        logprobs = torch.zeros(len(tokens), device=tokens.device)
+        return replace(data, tokens=tokens, lengths=lengths, logprobs=logprobs, finished=finished)
+
+
 def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses: Sequence[str]) -> Rollouts:
     """Given responses as the policy reads them; a warning counts those that are cut."""
     data = policy.as_rollouts(instructions, responses)
@@ -272,5 +309,5 @@ def teacher_forced(policy: LanguageModel, instructions: Sequence[str], responses
 def data_identity(name: str, data: Rollouts) -> dict[str, Any]:
     """How many rows (as `name`), how many response tokens and which: what resumed runs and processes compare."""
     columns = ("prompt_tokens", "prompt_lengths", "tokens", "lengths")
-    found = fingerprint((column, getattr(data, column)) for column in columns)
-    return {name: len(data), "tokens": len(data.tokens), "data_sha256": found}
+    digest = fingerprint((column, getattr(data, column)) for column in columns)
+    return {name: len(data), "tokens": len(data.tokens), "data_sha256": digest}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_worlds import DEMONSTRATIONS, load_policy
 
-from alpacafarm_env.agents import progress
+from alpacafarm_env.agents import tracking
 from alpacafarm_env.agents.processes import Processes, float32_matmuls, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import CheckpointError, WorldError
@@ -98,7 +98,7 @@ def test_after_an_interrupt_the_same_agent_learns_on(
     with monkeypatch.context() as patched:
         bar = MagicMock()
         bar.__enter__.return_value.update.side_effect = KeyboardInterrupt
-        patched.setattr(progress, "make_bar", lambda *_, **__: bar)
+        patched.setattr(tracking, "make_bar", lambda *_, **__: bar)
         with pytest.raises(KeyboardInterrupt) as kept:  # as a notebook keeps the last traceback
             agent.learn()
     assert agent.learn()["step"] == 3
