@@ -56,17 +56,6 @@ class Counting(Share):
         return super().score(instructions, responses)
 
 
-class Odd(Share):
-    """Gives a verdict on every other response only."""
-
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        return np.where([self.judges(text) for text in responses], super().score(instructions, responses), np.nan)
-
-    @staticmethod
-    def judges(response: str) -> bool:
-        return sum(map(ord, response)) % 2 == 1
-
-
 class Silent(Share):
     """Gives no verdict on anything said to one instruction, or to all."""
 

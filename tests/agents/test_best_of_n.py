@@ -1,27 +1,21 @@
 """Best-of-n: the agent on real policies. What follows from theory alone is in test_best_of_n_analysis.py."""
 
-import json
 import math
-import resource
-import sys
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import say_more
-from tiny_worlds import ASCII, TEXTS, Picky, Share, start
+from tiny_worlds import ASCII, TEXTS, Share
 
-from alpacafarm_env import sandbox
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig, BestOfNSamples, best_of_k, best_of_n_kl
 from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles.base import OracleError
-from alpacafarm_env.oracles.reward_model import RewardModel
 
 
 class Recording(Share):
@@ -137,15 +131,6 @@ def test_one_text_with_and_without_an_input_is_two_questions(llama):
     np.testing.assert_array_equal(samples.rewards, [[0.0] * 6, [2.0] * 6])
 
 
-def test_unscored_samples_are_never_the_best(llama):
-    say_more(llama.model, llama.tokenizer.eos_token_id, 4.0)
-    samples = agent(llama, Picky(ASCII, sign=-1.0), num_samples=30).sample(TEXTS)
-    assert np.isnan(samples.rewards).any(axis=1).all()
-    for row, best in enumerate(samples.best):
-        assert len(samples.texts[row]) % 2 == 1
-        assert samples.rewards[row, best] == np.nanmax(samples.rewards[row])
-
-
 def test_no_score_or_a_broken_one_is_an_error_that_names_the_instruction(llama):
     samples = agent(llama, Scored(lambda *_: math.nan)).sample(TEXTS[1:2])
     assert np.isnan(samples.rewards).all()
@@ -168,28 +153,6 @@ def test_no_instructions_and_calls_that_cannot_be(llama):
         agent(llama, max_response_tokens=300).act(TEXTS)
 
 
-def answer_best_of(n: int, prompts: int, target: Path) -> None:
-    """Writes down how many answers there are, how many different ones, and the most GiB this process has held."""
-    instructions = (sandbox.SANDBOX.instructions("val") + sandbox.SANDBOX.instructions("eval"))[:prompts]
-    config = BestOfNConfig(num_samples=n, max_response_tokens=64)
-    answers = BestOfN(sandbox.POLICY, RewardModel(sandbox.REWARD_MODEL), config=config).act(instructions)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    target.write_text(json.dumps([len(answers), len(set(answers)), peak]))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
-@pytest.mark.parametrize(("n", "prompts"), [(256, 1), pytest.param(1024, 100, marks=pytest.mark.slow)])
-def test_memory_stays_under_2_gib(tmp_path, n, prompts):
-    """In a process of its own: the peak of this one belongs to other tests. 256 rows fill a batch."""
-    process = start(answer_best_of, n, prompts, tmp_path / "found")
-    process.join()
-    assert process.exitcode == 0
-    answers, distinct, gib = json.loads((tmp_path / "found").read_text())
-    assert answers == prompts
-    assert distinct > prompts / 2
-    assert gib < 2
-
-
 NAN = math.nan
 
 
@@ -207,13 +170,6 @@ def test_kl_is_a_bound_and_tight_where_responses_are_rare(size, n, kl):
     assert exact == pytest.approx(kl, abs=5e-4 if size == 8 else 5e-6)
     assert exact < best_of_n_kl(n)
     assert best_of_n_kl(n) < exact + 1e-3 if size == 10_000 else best_of_n_kl(n) > exact + 0.005
-
-
-def test_kl_of_one_sample_is_0_and_n_grows_it():
-    assert best_of_n_kl(1) == 0.0
-    assert [best_of_n_kl(n) for n in range(1, 50)] == sorted(best_of_n_kl(n) for n in range(1, 50))
-    with pytest.raises(ValueError, match="got 0"):
-        best_of_n_kl(0)
 
 
 def brute_force(rewards, values, k):

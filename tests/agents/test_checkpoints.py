@@ -3,8 +3,6 @@
 import errno
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
-from tiny_worlds import finish, learn_within, small_sft, start
 from torch import nn
 
 from alpacafarm_env.agents import checkpoints
-from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.optimizer import Optimizer
 from alpacafarm_env.agents.settings import TrainingConfig
 from alpacafarm_env.errors import CheckpointError
-from alpacafarm_env.templates import PromptTemplate
 
 
 def write(folder: Path) -> None:
@@ -127,23 +122,6 @@ def test_a_full_disk_is_one_error_and_leaves_the_older_checkpoint_and_no_draft(o
     assert checkpoints.newest(out) == out / "checkpoint-10"
 
 
-@pytest.mark.parametrize(("limit", "earlier"), [(300, False), (3_000, True), (30_000, True)])
-def test_a_run_that_may_not_write_ends_in_one_error_and_goes_on_later(
-    policy_folder: Path, tmp_path: Path, limit: int, earlier: bool
-) -> None:
-    """A limit on the size of files, as a full disk: in TensorBoard's file, the first weights, the optimizer's state."""
-    run = tmp_path / "run"
-    if earlier:
-        agent = small_sft(policy_folder, run)
-        next(agent.updates())
-    finish([start(learn_within, policy_folder, run, limit)])
-    assert f"errno {errno.EFBIG}" in (tmp_path / "said").read_text()
-    assert sorted(path.name for path in run.glob("*checkpoint*")) == ["checkpoint-1"] * earlier
-    small_sft(policy_folder, run).learn()
-    small_sft(policy_folder, tmp_path / "whole").learn()
-    assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
 def test_what_is_not_needed_is_removed(out: Path) -> None:
     checkpoints.publish(out / "checkpoint-100", write)
     checkpoints.prune(out, keep=2)
@@ -204,27 +182,11 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SAVE = (
-    "import sys; from alpacafarm_env.agents import LanguageModel as L; L.from_pretrained(sys.argv[1]).save(sys.argv[2])"
-)
 
 
 def contents(folder):
     """But the model card, which says where the model comes from."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
-
-
-def test_saving_a_loaded_model_gives_the_same_bytes(policy_folder, tmp_path):
-    LanguageModel.from_pretrained(policy_folder).save(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(policy_folder)
-
-
-def test_the_hub_setting_leaves_no_trace(policy_folder, tmp_path):
-    """transformers reads HF_HUB_OFFLINE once, at import: the other setting takes a process of its own."""
-    offline = "0" if os.environ.get("HF_HUB_OFFLINE", "0") == "1" else "1"
-    command = [sys.executable, "-c", SAVE, str(policy_folder), str(tmp_path / "saved")]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": offline}, check=True, capture_output=True)
-    assert contents(tmp_path / "saved") == contents(policy_folder)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
@@ -238,11 +200,3 @@ def test_files_are_as_readable_as_the_umask_permits(llama, tmp_path, umask, mode
     files = list((tmp_path / "saved").iterdir())
     assert "model.safetensors" in [path.name for path in files]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
-
-
-def test_no_older_chat_template_stays_beside_a_model_that_has_none(llama, tmp_path):
-    llama.save(tmp_path / "saved")
-    (tmp_path / "saved" / "chat_template.jinja").write_text("another model's")
-    llama.template = PromptTemplate("</s>{instruction}{input}", "</s>{instruction}")  # no Jinja gives its letters
-    llama.save(tmp_path / "saved")
-    assert not (tmp_path / "saved" / "chat_template.jinja").exists()

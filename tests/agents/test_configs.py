@@ -1,7 +1,6 @@
 """The settings of every agent: a bad one is refused by its name, and presets are settings of their own class."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_modeling import RewardModelingConfig
-from alpacafarm_env.agents.settings import Settings, TrainingConfig
+from alpacafarm_env.agents.settings import TrainingConfig
 from alpacafarm_env.agents.sft import BinaryFeedMEConfig, RewardConditioningConfig, SFTConfig
 
 INF, NAN = math.inf, math.nan
@@ -77,14 +76,3 @@ def test_a_bad_setting_is_named(config: Any, field: str) -> None:
 def test_presets_are_settings_of_their_own_class(config: Any) -> None:
     for preset in ("paper", "sandbox") if config is not TrainingConfig else ():
         assert type(getattr(config, preset)()) is config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own(Settings):
-    share: "float | None" = None
-
-
-def test_types_that_are_given_as_texts_are_checked_too():
-    assert Own(share=0.5).share == 0.5
-    with pytest.raises(ValueError, match=r"Own\.share"):
-        Own(share=NAN)

@@ -72,14 +72,6 @@ def test_contexts_may_grow_end_shrink_and_change(trunk):
             contexts = contexts[:2]
 
 
-def test_a_table_that_is_written_to_is_another(trunk):
-    cache, (ids, lengths) = GrowingContexts(trunk), table([[5, 6, 7], [8, 9]])
-    cache.last_states(ids, lengths)
-    ids[0, 0], lengths[1] = 30, 1
-    expected = one_by_one(trunk, [[30, 6, 7], [8]]).detach()
-    torch.testing.assert_close(cache.last_states(ids, lengths), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_a_token_is_read_once(trunk):
     counts, cache = count_tokens(trunk), GrowingContexts(trunk)
     prompts = [list(range(5, 15)), list(range(20, 26))]

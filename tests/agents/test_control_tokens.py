@@ -12,9 +12,7 @@ from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.special_tokens import (
     conditioned,
     control_tokens,
-    insert,
     own_control_token,
-    silence,
     unconditioned,
 )
 
@@ -136,25 +134,6 @@ def test_conditioned_and_back(llama: LanguageModel) -> None:
     assert unconditioned(changed, ()) is changed
     with pytest.raises(ValueError, match="5 rows, got 1"):
         conditioned(data, [300], bos=0)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "token", "bos", "expected"),
-    [([0, 7], 9, 0, [0, 9, 7]), ([7, 8], 9, 0, [9, 7, 8]), ([7, 8], 9, None, [9, 7, 8]), ([0, 7], None, 0, [0, 7])],
-)
-def test_insert_with_and_without_bos(prompt: list[int], token: int, bos: int, expected: list[int]) -> None:
-    assert insert(prompt, token, bos) == expected
-
-
-def test_silence_lets_gradients_of_the_others_pass() -> None:
-    logits = torch.arange(6.0).reshape(2, 3).requires_grad_()
-    silent = silence(logits, [1])
-    assert silent.tolist() == [[0, -torch.inf, 2], [3, -torch.inf, 5]]
-    silent.log_softmax(-1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
-    assert logits.grad is not None
-    assert logits.grad[:, 1].tolist() == [0, 0]
-    assert bool((logits.grad[:, [0, 2]] != 0).all())
-    assert silence(logits, []) is logits
 
 
 def test_what_cannot_be_is_refused(policy_folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from tiny_models import TEMPLATE, build_llama, build_tokenizer
+from tiny_models import TEMPLATE, build_llama
 from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, load_policy, make_env, small_ppo
 
 from alpacafarm_env.agents import (
@@ -24,7 +24,6 @@ from alpacafarm_env.agents import (
     LanguageModel,
     PolicyActor,
     Quark,
-    RewardConditioningConfig,
 )
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
@@ -108,21 +107,6 @@ def test_nothing_left_is_an_error(policy_folder: Path, name: str) -> None:
         make(name, policy_folder, [FEEDBACK[name][LONG]])
     with pytest.raises(ValueError, match="got none"):
         make(name, policy_folder, [])
-
-
-def test_expert_iteration_chooses_among_those_that_fit(policy_folder: Path) -> None:
-    def expert(num_instructions: int) -> ExpertIteration:
-        policy = load_policy(policy_folder, max_prompt_tokens=LIMIT)
-        config = ExpertIterationConfig(num_samples=2, max_response_tokens=4, num_instructions=num_instructions)
-        with pytest.warns(UserWarning, match=TOLD):
-            return ExpertIteration(policy, TinyDataset().instructions("unlabeled"), Share(ASCII), config=config)
-
-    agent = expert(4)
-    assert sorted(agent.instructions) == sorted(TEXTS[number] for number in KEPT)
-    assert agent.num_left_out == 1
-    assert agent.learn()["round"] == 1
-    with pytest.raises(ValueError, match="num_instructions=5"):
-        expert(5)
 
 
 def quark(**changes: Any) -> QuarkConfig:
@@ -227,25 +211,3 @@ def test_what_does_not_fit_is_an_error_at_once(tokenizer, asked):
     model = build_llama(len(tokenizer))  # 256 positions
     with pytest.raises(ValueError, match="max_prompt_tokens and max_response_tokens"):
         LanguageModel(model, tokenizer, TEMPLATE, max_prompt_tokens=asked[0], max_response_tokens=asked[1])
-
-
-def test_a_control_token_has_a_position_beside_the_longest_prompt_and_response(tmp_path):
-    tokenizer = build_tokenizer()
-    policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE)  # 256 positions
-    assert (policy.max_prompt_tokens, policy.max_response_tokens) == (192, 64)
-    num_around = len(policy.encode_prompts(["a"])[0]) - 1
-    texts = ["a" * (length - num_around) for length in (191, 192)]
-    pairs = [Preference(text, ("b" * 80, "c"), 1) for text in texts]
-    config = RewardConditioningConfig(epochs=1, batch_size=4)
-    with pytest.warns(UserWarning, match=r"2 of 4 prompts|are cut to max_response_tokens"):
-        agent = BinaryRewardConditioning(policy, pairs, config=config)
-    assert agent.num_left_out == 2  # a pair is read twice
-    assert agent.learn()["step"] == 1
-    agent.save(tmp_path)
-    for conditioned in (policy, LanguageModel.from_pretrained(tmp_path)):
-        assert (conditioned.max_prompt_tokens, conditioned.max_response_tokens) == (191, 64)
-        assert len(PolicyActor(conditioned).act(texts[:1])) == 1
-        with pytest.raises(ValueError, match="1 to 191 tokens, got 192"):
-            PolicyActor(conditioned).act(texts)
-    with pytest.raises(ValueError, match="control token"):
-        LanguageModel.from_pretrained(tmp_path, max_prompt_tokens=192, max_response_tokens=64)

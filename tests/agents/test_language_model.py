@@ -1,7 +1,6 @@
 """`LanguageModel`: text to tokens, sampling against scoring, roles, and folders."""
 
 import copy
-import json
 
 import peft
 import pytest
@@ -173,40 +172,6 @@ def test_bfloat16_weights_score_in_float32(tokenizer):
     assert rollouts.logprobs.dtype == lm.logprobs(rollouts).dtype == torch.float32
 
 
-def test_copy_stays_where_the_policy_was(language_model):
-    rollouts = language_model.as_rollouts(INSTRUCTIONS, RESPONSES)
-    with pytest.raises(RuntimeError, match="add_reference"):
-        language_model.logprobs(rollouts, role="reference")
-    language_model.add_reference()
-    before = language_model.logprobs(rollouts)
-    assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
-    with torch.no_grad():
-        for parameter in language_model.model.parameters():
-            parameter.mul_(1.1)
-    assert torch.equal(language_model.logprobs(rollouts, role="reference"), before)
-    assert (language_model.logprobs(rollouts) - before).abs().max() > 1e-3
-    assert not language_model.logprobs(rollouts, role="reference").requires_grad
-
-
-@BUILT_IN_MEMORY
-def test_the_reference_of_fresh_adapters_is_the_base_model(tokenizer, llama):
-    lm = lora_model(tokenizer)
-    lm.add_reference()
-    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-    lm.logprobs(rollouts).sum().backward()
-    trained = {name for name, parameter in lm.model.named_parameters() if parameter.grad is not None}
-    assert trained == {name for name, _ in lm.model.named_parameters() if "lora_" in name}
-    base = llama.logprobs(rollouts).detach()
-    assert torch.equal(lm.logprobs(rollouts), base)  # fresh, they are the identity
-    train_adapters(lm)
-    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-    base = llama.logprobs(rollouts).detach()
-    assert lm.reference is None
-    assert torch.equal(lm.logprobs(rollouts, role="reference"), base)
-    assert_close(lm.logprobs(rollouts).detach(), rollouts.logprobs)  # the adapters do take part in sampling
-    assert (rollouts.logprobs - base).abs().max() > 0.1
-
-
 @BUILT_IN_MEMORY
 def test_the_reference_of_trained_adapters_is_where_they_were(tokenizer, llama, tmp_path):
     lm = lora_model(tokenizer)
@@ -231,15 +196,6 @@ def test_the_reference_of_trained_adapters_is_where_they_were(tokenizer, llama, 
     assert not any("reference" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
 
 
-def test_saving_replaces_and_keeps_what_is_not_its_own(llama, policy_folder):
-    (policy_folder / "notes.txt").write_text("mine")
-    with torch.no_grad():
-        llama.model.lm_head.weight.zero_()
-    llama.save(policy_folder)
-    assert not load_file(policy_folder / "model.safetensors")["lm_head.weight"].any()
-    assert (policy_folder / "notes.txt").read_text() == "mine"
-
-
 def test_the_longest_response_is_saved_and_an_argument_wins(policy_folder, tmp_path):
     LanguageModel.from_pretrained(policy_folder, max_response_tokens=110).save(tmp_path / "longer")
     for given, limits in (
@@ -254,23 +210,6 @@ def test_the_longest_response_is_saved_and_an_argument_wins(policy_folder, tmp_p
 
 
 @BUILT_IN_MEMORY
-def test_adapter_folder_names_its_base(policy_folder, tmp_path):
-    lm = LanguageModel.from_pretrained(policy_folder, lora=LORA, max_response_tokens=16)
-    train_adapters(lm)
-    lm.save(tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(policy_folder)
-    assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    loaded = LanguageModel.from_pretrained(tmp_path / "adapter")
-    assert loaded.max_response_tokens == 16
-    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-    assert torch.equal(loaded.logprobs(rollouts), lm.logprobs(rollouts))
-    assert any(parameter.requires_grad for parameter in loaded.model.parameters())
-    with pytest.raises(CheckpointError, match="adapter already"):
-        LanguageModel.from_pretrained(tmp_path / "adapter", lora=LORA)
-
-
-@BUILT_IN_MEMORY
 def test_a_fresh_adapter_is_drawn_from_its_seed_and_leaves_torchs_stream_alone(policy_folder):
     before = torch.get_rng_state()
     first, same, other = (
@@ -281,12 +220,6 @@ def test_a_fresh_adapter_is_drawn_from_its_seed_and_leaves_torchs_stream_alone(p
     name = next(name for name in first if "lora_A" in name)
     assert torch.equal(first[name], same[name])
     assert not torch.equal(first[name], other[name])
-
-
-@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "runs/a/policy"])
-def test_missing_folder(path):
-    with pytest.raises(CheckpointError, match=path):
-        LanguageModel.from_pretrained(path)
 
 
 def test_pickled_weights_are_refused(tmp_path, llama):

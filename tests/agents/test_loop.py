@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tiny_models import TEMPLATE, build_llama
 from tiny_worlds import DEMONSTRATIONS
 from torch import nn
 
-from alpacafarm_env.agents import loop as training_loop
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.loop import Loop, Resume, epoch_batch, keyed_generator
 from alpacafarm_env.agents.settings import TrainingConfig, schedule_factor
@@ -98,25 +96,6 @@ def test_a_model_that_cannot_be_checkpointed_is_refused() -> None:
         make_loop(gradient_checkpointing=True)
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_a_step_is_made_in_the_precision_that_is_set(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-
-    @contextmanager
-    def watched(device: torch.device, *, tf32: bool) -> Iterator[None]:
-        found.append((device.type, tf32))
-        yield
-        found.append("end")
-
-    monkeypatch.setattr(training_loop, "float32_matmuls", watched)
-    _, loop = make_loop(total=1, tf32=tf32)
-    for step in loop:
-        found.append(step)
-        loop.log({"loss": 0.0})
-        found.append("logged")
-    assert found == [("cpu", tf32), 1, "end", "logged"]
-
-
 def test_a_step_without_its_log_is_an_error() -> None:
     _, loop = make_loop()
     with pytest.raises(RuntimeError, match=r"step 1.*Loop\.log"):
@@ -147,17 +126,6 @@ def test_metrics_that_are_not_numbers_are_null(tmp_path: Path) -> None:
     for _ in loop:
         loop.log({"loss": math.nan})
     assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
-
-
-def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    model, loop = make_loop(tmp_path)
-    list(run(model, loop))
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
 
 
 def test_another_config_is_refused_with_the_names_of_its_fields(tmp_path: Path) -> None:

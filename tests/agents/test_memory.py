@@ -6,18 +6,17 @@ from functools import partial
 import peft
 import pytest
 import torch
-from agent_worlds import PREFERENCES, RUNS, prepared
-from tiny_models import ENDS, INSTRUCTIONS, LORA, TEMPLATE, build_ending, build_llama, generator
-from tiny_worlds import assert_near, make_env, move, small_ppo
+from agent_worlds import PREFERENCES, RUNS
+from tiny_models import ENDS, INSTRUCTIONS, TEMPLATE, build_ending, build_llama, generator
+from tiny_worlds import assert_near
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from alpacafarm_env.agents import PPO, RewardModeling, RewardModelingConfig, language_model, memory
+from alpacafarm_env.agents import RewardModeling, RewardModelingConfig, language_model, memory
 from alpacafarm_env.agents.evaluation import answer
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing, kv_bytes_a_token, rows_that_fit
-from alpacafarm_env.agents.quark import quark_sums
 
 BUILT_IN_MEMORY = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
 
@@ -140,67 +139,6 @@ def test_log_probabilities_in_chunks_are_those_in_one_piece(architecture, tokeni
     assert sorted(again) == sorted((size, vocabulary) for size in sizes)  # the backward pass needs them once more
     assert kept <= whole - 4 * num * vocabulary
     assert lm.logits(rollouts).shape == (num, vocabulary)
-
-
-@BUILT_IN_MEMORY
-def test_chunks_read_the_reference_of_adapters_on_the_output_layer(tokenizer, monkeypatch):
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"], init_lora_weights=False, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(build_llama(len(tokenizer)), config)
-    lm = LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=8)
-    lm.add_reference()
-    with torch.no_grad():
-        for name, parameter in lm.model.named_parameters():
-            if "lora_B" in name:
-                parameter.mul_(2)
-    rollouts = lm.generate(INSTRUCTIONS, generator=generator())
-    expected = [scored(lm, rollouts, role=role) for role in ("policy", "reference")]
-    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 7 * len(tokenizer))
-    for role, (logprobs, gradients, *_) in zip(("policy", "reference"), expected, strict=True):
-        found, others, _, shapes, _ = scored(lm, rollouts, role=role)
-        torch.testing.assert_close(found, logprobs, atol=1e-6, rtol=0)
-        assert_near(others, gradients, atol=2e-5)
-        assert max(shapes)[0] == 7
-    assert (expected[0][0] - expected[1][0]).abs().max() > 0.1
-
-
-def test_quarks_loss_in_chunks_is_that_in_one_piece(llama, monkeypatch):
-    agent, _, _, pool, _ = prepared(llama)
-    rows = pool.own(pool.trained)
-    move(llama)  # or the KL is 0
-    found = []
-    for at_once in (memory.LOGITS_AT_ONCE, 3 * len(llama.tokenizer)):
-        monkeypatch.setattr(memory, "LOGITS_AT_ONCE", at_once)
-        size, parts = saved_bytes(llama.model, lambda: quark_sums(llama, pool, rows, agent.config))
-        parts["loss"].backward()
-        gradients = {name: p.grad.clone() for name, p in llama.model.named_parameters()}
-        llama.model.zero_grad()
-        found.append((size, {name: part.detach() for name, part in parts.items()}, gradients))
-    (whole, expected, gradients), (kept, parts, others) = found
-    assert expected["loss/kl"] > 0.01
-    assert_near(parts, expected, atol=1e-4)
-    assert_near(others, gradients, atol=2e-5)
-    assert kept < whole
-
-
-@BUILT_IN_MEMORY
-@pytest.mark.parametrize("value", ["adapter", "head"])
-def test_roles_of_one_trunk_learn_the_same_with_checkpointing(value, tokenizer):
-    """What the backward pass computes again is its own role's, however many read with the same weights."""
-    found = []
-    for setting in (False, True):
-        model = build_llama(len(tokenizer))
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            model = peft.get_peft_model(model, copy.deepcopy(LORA))
-        policy = LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=4)
-        agent = PPO(make_env(), policy, config=small_ppo(value=value, gradient_checkpointing=setting))
-        updates = agent.updates()
-        metrics = [next(updates), next(updates)]
-        found.append((metrics, state(agent), {n: p.detach() for n, p in agent.value_model.named_parameters()}))
-    (expected, policy, values), (metrics, others, other_values) = found
-    assert metrics == expected
-    assert_near(others, policy, atol=0)
-    assert_near(other_values, values, atol=0)
 
 
 LLAMA_7B = LlamaConfig()  # 32 layers of 32 heads of 128, 11008 wide within; 32000 tokens

@@ -10,7 +10,6 @@ from agent_worlds import DEMONSTRATIONS, PREFERENCES
 from tiny_worlds import load_policy, make_env, small_ppo
 
 from alpacafarm_env.agents import DPO, PPO, SFT, DPOConfig, RewardModeling, RewardModelingConfig, SFTConfig
-from alpacafarm_env.agents.memory import CPU_ROWS, kv_bytes_a_token, sampling_rows
 from alpacafarm_env.agents.memory_probe import USABLE, DeviceMemory, Probe
 from alpacafarm_env.errors import NotEnoughMemoryError
 
@@ -182,11 +181,3 @@ def test_a_reward_model_keeps_no_mask_for_its_backward_pass(policy_folder):
         agent._sums(agent._pairs)
     assert len({len(text) for pair in agent._pairs for text in pair}) > 1  # so that there are pads
     assert not [shape for shape in shapes if len(shape) == 4 and shape[-1] == shape[-2] > 4]
-
-
-def test_few_rows_of_a_large_model_are_sampled_at_once(policy_folder):
-    model = load_policy(policy_folder).model
-    assert sampling_rows(model, prompt=20, response=20) == CPU_ROWS
-    rows = sampling_rows(model, prompt=10**5, response=10**5)
-    assert 1 <= rows < CPU_ROWS
-    assert rows * 2e5 * kv_bytes_a_token(model.config, model.dtype) < 2e9

@@ -6,11 +6,9 @@ import peft
 import pytest
 import torch
 from tiny_models import INSTRUCTIONS, TEMPLATE, build_llama, generator
-from tiny_worlds import make_env, small_ppo
 from torch import nn
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import PPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
 KINDS = {
@@ -88,28 +86,3 @@ def test_a_copy_is_made_where_it_is_asked_for_alone(tokenizer, llama):
     assert not adapted(tokenizer, sample_merged=True).samples_exactly
     with pytest.raises(ValueError, match="sample_merged"):
         LanguageModel(llama.model, tokenizer, TEMPLATE, sample_merged=True).generate(["Hi"], generator=generator())
-
-
-@pytest.mark.parametrize("sample_merged", [True, False])
-def test_ppo_scores_again_what_a_merged_copy_has_sampled(sample_merged, tokenizer):
-    policy = adapted(tokenizer, sample_merged=sample_merged)
-    agent = PPO(make_env(), policy, config=small_ppo(max_response_tokens=4))
-    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
-    scored = policy.logprobs(rollouts).detach()
-    rollouts.logprobs.zero_()
-    experience, _ = agent._prepare(rollouts, scores)
-    real = experience.old_logprobs[experience.old_logprobs != 0]
-    assert len(real) == sample_merged * len(scored)
-    if sample_merged:
-        torch.testing.assert_close(real, scored, atol=1e-6, rtol=0)
-
-
-def test_a_copy_is_of_the_adapter_with_control_tokens_once_there_are_some(tokenizer):
-    policies = [adapted(copy.deepcopy(tokenizer), sample_merged=setting) for setting in (False, True)]
-    texts = []
-    for policy in policies:
-        policy.generate(INSTRUCTIONS, generator=generator())
-        policy.add_control_tokens(["<good>", "<bad>"], generator(1))
-        move(policy, 5)
-        texts.append(policy.generate(INSTRUCTIONS, generator=generator()).texts)
-    assert texts[0] == texts[1]

@@ -90,23 +90,6 @@ def test_trained_reward_models_score_alike_in_plain_transformers(policy_folder, 
     assert again.tokenizer("Hi")["input_ids"][0] == again.tokenizer.bos_token_id
 
 
-def test_a_reward_model_of_a_folder_without_the_end_in_its_tokenizer_scores_as_before(reward_model_folder):
-    tokenizer = AutoTokenizer.from_pretrained(reward_model_folder)
-    assert tokenizer("Hi")["input_ids"][-1] != tokenizer.eos_token_id
-    text = [(TEMPLATE.render("Hi"), f"Yes.{tokenizer.eos_token}")]
-    expected = plain_scores(reward_model_folder, as_text, text)
-    assert RewardModel(reward_model_folder).score(["Hi"], ["Yes."]).tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_policy_with_a_tokenizer_that_ends_texts_reads_the_same(policy_folder, tmp_path):
-    RewardModeling(policy_folder, PAIRS, config=RewardModelingConfig(batch_size=3)).save(tmp_path / "reward")
-    policy = LanguageModel.from_pretrained(policy_folder)
-    ending = LanguageModel(policy.model, AutoTokenizer.from_pretrained(tmp_path / "reward"), policy.template)
-    asks, answers = ["Hi", "What is it?"], ["Yes.", ""]
-    assert ending.encode_prompts(asks) == policy.encode_prompts(asks)
-    assert ending.encode_responses(answers) == policy.encode_responses(answers)
-
-
 def test_the_shipped_policy_without_its_template_answers_the_same(tmp_path):
     resave(AutoModelForCausalLM, sandbox.POLICY, tmp_path / "policy")
     assert not (tmp_path / "policy" / FILE_NAME).exists()
@@ -191,14 +174,6 @@ def test_a_reward_model_reads_the_librarys_conversation(folder, tmp_path, eos):
     expected = pytest.approx(scores_of(tmp_path / "reward", rows), abs=1e-5)
     assert agent.score(asks, answers).tolist() == expected
     assert RewardModel(tmp_path / "reward").score(asks, answers).tolist() == expected
-
-
-def test_a_chat_reward_model_of_before_reads_what_it_was_trained_on(family, tmp_path):
-    """Texts without an end, as its config says."""
-    folder = build_hub_folder(family, tmp_path / "reward", reward=True, alpacafarm_end_with_eos=False)
-    model = RewardModel(folder)
-    (row,), (whole,) = model.encode(["Hi"], ["No"]), [library_ids(model._tokenizer, "Hi", "No")]
-    assert row == whole[: len(row)] != whole
 
 
 def test_the_token_environment_speaks_the_chat_template(folder, family):

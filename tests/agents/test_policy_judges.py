@@ -16,9 +16,9 @@ from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.annotators import PolicyPool, load_pool, make_pool
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig, load_prompt
 from alpacafarm_env.annotators.prompts import Item, read, render
-from alpacafarm_env.errors import CheckpointError, PoolError, UnscoredError
+from alpacafarm_env.errors import CheckpointError, UnscoredError
 from alpacafarm_env.instructions import Instruction, Rating
-from alpacafarm_env.oracles import make_judge, make_oracle
+from alpacafarm_env.oracles import make_oracle
 from alpacafarm_env.oracles.policy_rating import PolicyRating, rating_demonstrations, rating_question
 
 ANSWERS = [f"{text[::-1]} {'!' * (3 * n % 7)}" for n, text in enumerate(TEXTS)]
@@ -183,12 +183,3 @@ def test_the_registry_takes_policies_and_folders(rater, tmp_path, kind):
         make_oracle(spec("no/where"), dataset=dataset)
     with pytest.raises(ValueError, match="polcy"):
         make_oracle(spec(rater, "polcy"), dataset=dataset)
-
-
-def test_a_pools_options_hold_for_a_policy(reader, tmp_path):
-    noisy = make_judge({"pool": "ann", "policy": reader, "both_orders": True}, dataset=TinyDataset())
-    assert noisy.name == "ann+policy+both_orders+flip0.25"
-    file = tmp_path / "mine.yaml"
-    file.write_text("name: mine\nannotators:\n  - {name: x, role: r, prompt: gpt4_4, max_tokens: 5, top_p: 0.5}\n")
-    with pytest.raises(PoolError, match="top_p"):
-        PolicyPool(file, reader)

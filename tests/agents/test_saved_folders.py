@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 import yaml
-from tiny_models import INSTRUCTIONS, LORA, generator
+from tiny_models import INSTRUCTIONS, LORA
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from alpacafarm_env.__main__ import main
@@ -127,18 +127,6 @@ def test_what_cannot_be_merged_is_refused(tree):
     assert not Path("new").exists()
 
 
-def test_control_tokens_are_merged_too(tree):
-    policy = LanguageModel.from_pretrained("base", lora=ACTIVE)
-    policy.add_control_tokens(["<good>", "<bad>"], generator())
-    policy.save("out/conditioned", merged=True)
-    policy.save("out/adapter")
-    rollouts = policy.as_rollouts(INSTRUCTIONS, ANSWERS)
-    for name in ("conditioned", "adapter"):
-        again = LanguageModel.from_pretrained(f"out/{name}")
-        assert again.encode_prompts(["Hi"]) == policy.encode_prompts(["Hi"])
-        torch.testing.assert_close(again.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=1e-4)
-
-
 def test_a_folder_holds_the_form_that_was_saved_last(tree):
     policy = LanguageModel.from_pretrained("out/policy")
     policy.save("out/policy", merged=True)
@@ -172,13 +160,3 @@ def test_a_model_card_says_how_it_was_made_and_its_code_runs(tree, tmp_path, mon
     if name == "reward":
         assert float(lines[-1].strip("[]")) == pytest.approx(float(lines[0]), abs=1e-5)
     assert len(codes) == 2
-
-
-@pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
-def test_a_card_names_a_base_of_the_hub(tree, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    policy = LanguageModel.from_pretrained("base", lora=LORA)
-    policy._base_model.name_or_path = policy.model.active_peft_config.base_model_name_or_path = "someone/model"
-    policy.save("out/hub")
-    assert yaml.safe_load(Path("out/hub/README.md").read_text().split("---\n")[1])["base_model"] == "someone/model"
-    assert json.loads(Path("out/hub/adapter_config.json").read_text())["base_model_name_or_path"] == "someone/model"

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from tiny_worlds import DEMONSTRATIONS, load_policy
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.sft import SFT, BinaryFeedME, BinaryFeedMEConfig, SFTConfig
-from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Preference
 
 OVERFIT = SFTConfig(epochs=60, batch_size=4, learning_rate=1e-2, act_temperature=0)
@@ -53,14 +51,6 @@ def test_responses_that_are_too_long_are_counted(policy_folder: Path) -> None:
     with pytest.warns(UserWarning, match="4 of 5 .*max_response_tokens=9") as warned:
         SFT(policy, DEMONSTRATIONS)
     assert warned[0].filename == __file__  # where the user made it
-
-
-def test_other_demonstrations_of_equal_size_are_not_resumed(policy_folder: Path, tmp_path: Path) -> None:
-    config, other = SFTConfig(epochs=1), [replace(d, response=d.response[::-1]) for d in DEMONSTRATIONS]
-    SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=config, out=tmp_path).learn()
-    assert SFT(load_policy(policy_folder, max_response_tokens=16), DEMONSTRATIONS, config=config, out=tmp_path)
-    with pytest.raises(CheckpointError, match=r"Changed: data_sha256: '\w{64}' -> '\w{64}'\."):
-        SFT(load_policy(policy_folder, max_response_tokens=16), other, config=config, out=tmp_path)
 
 
 def test_binary_feedme_is_sft_on_the_chosen_responses(llama: LanguageModel, policy_folder: Path) -> None:

@@ -9,9 +9,8 @@ from tiny_models import build_llama, build_tokenizer
 
 from alpacafarm_env.agents import DPO, DPOConfig, LanguageModel, RewardModeling, RewardModelingConfig
 from alpacafarm_env.cli.export_data import export_split
-from alpacafarm_env.data import HubDataset, load_dataset
+from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.files import write_records
-from alpacafarm_env.sandbox import SANDBOX
 from alpacafarm_env.templates import PromptTemplate
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -42,14 +41,6 @@ def pairs(tmp_path: Path) -> tuple[Any, Any]:
     export_split("trl", dataset=str(tmp_path / "data"), split="preference", to="hub-folder", out=out)
     theirs = datasets.load_dataset(str(out), split="preference", cache_dir=str(tmp_path / "cache"))
     return theirs, load_dataset(out).preferences()
-
-
-def test_a_folder_of_several_splits_is_read_by_its_card(tmp_path: Path) -> None:
-    for split in ("eval", "val"):
-        export_split("trl", dataset="sandbox", split=split, to="hub-folder", out=tmp_path / "out")
-    assert HubDataset(str(tmp_path / "out")).references("eval") == SANDBOX.references("eval")
-    theirs = datasets.load_dataset(str(tmp_path / "out"), "val", split="val", cache_dir=str(tmp_path / "cache"))
-    assert [row[0]["content"] for row in theirs["prompt"]] == list(map(str, SANDBOX.instructions("val")))
 
 
 def policy(seed: int, folder: Path) -> Path:

@@ -2,14 +2,11 @@
 
 import multiprocessing
 import os
-import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +15,6 @@ from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
@@ -30,7 +26,7 @@ from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.quark import Quark, QuarkConfig
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
-from alpacafarm_env.errors import CheckpointError, UnscoredError
+from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 from alpacafarm_env.oracles.base import OracleError, Verdicts
 
@@ -183,16 +179,6 @@ def small_sft(policy_folder: Path, out: Path) -> SFT:
     """Three steps, each saved."""
     policy = load_policy(policy_folder, max_response_tokens=16)
     return SFT(policy, DEMONSTRATIONS, config=SFTConfig(batch_size=5, save_every=1), out=out)
-
-
-def learn_within(policy_folder: Path, out: Path, limit: int) -> None:
-    """Trains while no file may exceed `limit` bytes; writes down how that ended."""
-    agent = small_sft(policy_folder, out)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    # Progress goes elsewhere: pytest's file that catches it may be longer than the limit already.
-    with redirect_stderr(StringIO()), pytest.raises(CheckpointError) as raised:
-        agent.learn()
-    (out.parent / "said").write_text(str(raised.value))
 
 
 def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
