@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BUILDERS, TEMPLATE, build_llama, build_tokenizer
+from tiny_worlds import BUILDERS, TEMPLATE, build_llama, build_tokenizer
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel

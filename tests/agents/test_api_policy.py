@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
-from api_server import Server, answer, echo, prompt_of
+from servers import Server, answer, echo, prompt_of
 
 from alpacafarm_env import Instruction
 from alpacafarm_env.agents.api_policy import APIPolicy, APIPolicyConfig, TokenUsage, paper_baselines

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import say_more
-from tiny_worlds import ASCII, TEXTS, Share
+from tiny_worlds import ASCII, TEXTS, Share, say_more
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig, BestOfNSamples, best_of_k, best_of_n_kl
 from alpacafarm_env.agents.loop import keyed_generator

@@ -13,8 +13,7 @@ import pytest
 import torch
 from agent_worlds import ACTORS, EXACT, RUNS, files
 from safetensors.torch import load_file
-from tiny_models import TEMPLATE, build_llama, build_tokenizer
-from tiny_worlds import TEXTS, finish, start_world
+from tiny_worlds import TEMPLATE, TEXTS, build_llama, build_tokenizer, finish, start_world
 from world_jobs import train_and_disagree
 
 from alpacafarm_env.agents.language_model import LanguageModel

@@ -11,8 +11,18 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from tiny_models import TEMPLATE, build_llama
-from tiny_worlds import ASCII, DEMONSTRATIONS, TEXTS, Share, TinyDataset, load_policy, make_env, small_ppo
+from tiny_worlds import (
+    ASCII,
+    DEMONSTRATIONS,
+    TEMPLATE,
+    TEXTS,
+    Share,
+    TinyDataset,
+    build_llama,
+    load_policy,
+    make_env,
+    small_ppo,
+)
 
 from alpacafarm_env.agents import (
     DPO,

@@ -6,7 +6,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import (
+from tiny_worlds import (
     BUILDERS,
     ENDS,
     INSTRUCTIONS,

@@ -1,11 +1,13 @@
 """Models that other libraries read and pass on: the same scores in plain transformers, the same prompt without ours."""
 
+import numpy as np
 import pytest
 import torch
 from chat_tokenizers import ENDS, FAMILIES
 from hub_models import build_hub_folder
-from tiny_models import TEMPLATE, build_llama, generator
+from tiny_worlds import TEMPLATE, TEXTS, build_llama, generator
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -205,3 +207,20 @@ def test_nothing_is_guessed_where_there_is_no_template(tokenizer, tmp_path):
             load()
         assert load(template="alpaca") == ALPACA
         assert load(template=TEMPLATE) == TEMPLATE
+
+
+ANSWERS = ("The robin", " the wren \n", "", "No.", "What is it? [INST]")
+
+
+@pytest.mark.parametrize(
+    ("family", "pad"), [("qwen", "<|endoftext|>"), ("llama-3", None), ("llama-3", "<|eot_id|>"), ("mistral", "</s>")]
+)
+def test_a_reward_model_of_a_hub_scores_as_its_card_computes_it(family, pad, tmp_path):
+    """Without a padding token, with one, and with one that hides the conversation's last token."""
+    folder = build_hub_folder(family, tmp_path / "reward", reward=True)
+    tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    config.pad_token_id = tokenizer.convert_tokens_to_ids(pad) if pad else None
+    config.save_pretrained(folder)
+    expected = plain_scores(folder, as_messages, zip(TEXTS, ANSWERS, strict=True))
+    assert np.std(expected) > 0.1
+    assert RewardModel(folder).score(TEXTS, ANSWERS).tolist() == pytest.approx(expected, abs=1e-5)

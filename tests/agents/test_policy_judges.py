@@ -7,8 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tiny_models import TEMPLATE, build_llama, say_more
-from tiny_worlds import TEXTS, TinyDataset
+from tiny_worlds import TEMPLATE, TEXTS, TinyDataset, build_llama, say_more
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.policy_agent import PolicyActor

@@ -7,8 +7,7 @@ import pytest
 import torch
 from agent_worlds import gradients, prepared
 from agent_worlds import small_quark as small
-from tiny_models import build_tokenizer
-from tiny_worlds import ASCII, TEXTS, First, Picky, Share, assert_near, make_env, move
+from tiny_worlds import ASCII, TEXTS, First, Picky, Share, assert_near, build_tokenizer, make_env, move
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 

@@ -9,8 +9,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import LORA
-from tiny_worlds import TEXTS, TinyDataset
+from tiny_worlds import LORA, TEXTS, TinyDataset
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig

@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 import yaml
-from tiny_models import INSTRUCTIONS, LORA
+from tiny_worlds import INSTRUCTIONS, LORA
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from alpacafarm_env.__main__ import main

@@ -12,20 +12,24 @@ import pytest
 import torch
 from agent_worlds import small_quark
 from safetensors.torch import load_file
-from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
+from servers import VLLM, train_served
 from tiny_worlds import (
     ASCII,
     DEMONSTRATIONS,
+    INSTRUCTIONS,
+    LORA,
+    TEMPLATE,
     TEXTS,
     Share,
     assert_near,
+    build_llama,
     finish,
+    generator,
     load_policy,
     make_env,
     small_ppo,
     start_world,
 )
-from vllm_server import VLLM, train_served
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
 from alpacafarm_env.agents.evaluation import sequence_kl

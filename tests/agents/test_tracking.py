@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from agent_worlds import RUNS, files
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_models import TEMPLATE, build_llama, build_tokenizer
-from tracker import Recorder
+from tiny_worlds import TEMPLATE, build_llama, build_tokenizer
+from world_jobs import Recorder
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.errors import TrackerError, UnknownNameError

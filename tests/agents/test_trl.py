@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import build_llama, build_tokenizer
+from tiny_worlds import build_llama, build_tokenizer
 
 from alpacafarm_env.agents import DPO, DPOConfig, LanguageModel, RewardModeling, RewardModelingConfig
 from alpacafarm_env.cli.export_data import export_split

@@ -13,8 +13,18 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import INSTRUCTIONS, LORA, TEMPLATE, build_llama, generator
-from tiny_worlds import TinyDataset, assert_near, load_policy, make_env, small_ppo
+from tiny_worlds import (
+    INSTRUCTIONS,
+    LORA,
+    TEMPLATE,
+    TinyDataset,
+    assert_near,
+    build_llama,
+    generator,
+    load_policy,
+    make_env,
+    small_ppo,
+)
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 

@@ -1,14 +1,34 @@
-"""Sampling from a copy into which adapters are merged: the same samples, and nothing else has changed."""
+"""LoRA adapters: what trains, and a merged copy that samples the same as the policy and changes nothing of it."""
 
 import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
 import torch
-from tiny_models import INSTRUCTIONS, TEMPLATE, build_llama, generator
+from tiny_worlds import (
+    ASCII,
+    DEMONSTRATIONS,
+    INSTRUCTIONS,
+    LORA,
+    TEMPLATE,
+    TEXTS,
+    Share,
+    TinyDataset,
+    build_llama,
+    generator,
+    load_policy,
+    make_env,
+    small_ppo,
+)
 from torch import nn
 
+from alpacafarm_env import agents
+from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.quark import QuarkConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
 KINDS = {
@@ -86,3 +106,40 @@ def test_a_copy_is_made_where_it_is_asked_for_alone(tokenizer, llama):
     assert not adapted(tokenizer, sample_merged=True).samples_exactly
     with pytest.raises(ValueError, match="sample_merged"):
         LanguageModel(llama.model, tokenizer, TEMPLATE, sample_merged=True).generate(["Hi"], generator=generator())
+
+
+PREFERENCES = TinyDataset().preferences()
+SFT = agents.SFTConfig(batch_size=5, epochs=1, learning_rate=1e-2)
+QUARK = QuarkConfig(total_steps=1, rollout_batch_size=16, minibatch_size=4, learning_rate=1e-2, warmup_steps=0)
+MAKERS: dict[str, Any] = {
+    "sft": lambda policy: agents.SFT(policy, DEMONSTRATIONS, config=SFT),
+    "binary_feedme": lambda policy: agents.BinaryFeedME(
+        policy, PREFERENCES, config=agents.BinaryFeedMEConfig(batch_size=5, epochs=1, learning_rate=1e-2)
+    ),
+    "dpo": lambda policy: agents.DPO(
+        policy, PREFERENCES, config=agents.DPOConfig(batch_size=5, epochs=1, learning_rate=1e-2)
+    ),
+    "expert_iteration": lambda policy: agents.ExpertIteration(
+        policy, TEXTS, Share(ASCII), config=ExpertIterationConfig(num_samples=2, sft=SFT)
+    ),
+    "ppo": lambda policy: agents.PPO(make_env(), policy, config=small_ppo(total_steps=1, learning_rate=1e-2)),
+    "quark": lambda policy: agents.Quark(make_env(), policy, config=QUARK),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_float32_adapters_over_a_bfloat16_base_are_what_trains(name: str, policy_folder: Path, tmp_path: Path) -> None:
+    lora = replace(LORA, init_lora_weights=False)  # from the identity, half of it would not move in the first update
+    policy = load_policy(policy_folder, lora=lora, dtype=torch.bfloat16, max_response_tokens=16)
+    before = {key: value.clone() for key, value in policy.model.state_dict().items()}
+    agent = MAKERS[name](policy)
+    agent.learn()
+    after = policy.model.state_dict()
+    changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
+    assert changed == {key for key in after if "lora_" in key}
+    assert {value.dtype for key, value in after.items() if "lora_" in key} == {torch.float32}
+    assert {value.dtype for key, value in after.items() if "lora_" not in key} == {torch.bfloat16}
+    agent.save(tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved", dtype=torch.bfloat16, max_response_tokens=16)
+    rollouts = policy.as_rollouts(TEXTS, ["fine"] * len(TEXTS))
+    torch.testing.assert_close(loaded.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=0)
