@@ -47,7 +47,7 @@ class APIPolicyConfig(Settings):
     max_tokens: int = 300
     """Longest response in tokens of the served model."""
     max_tokens_field: MaxTokensField = "max_tokens"
-    """What a chat request calls that limit. Every compatible server reads "max_tokens", and several ignore the other
+    """A chat request's name for that limit. Every compatible server reads "max_tokens", and several ignore the other
     without a word; OpenAI's newer models refuse "max_tokens". Completion requests always use "max_tokens".
     """
     length_limit_chars: int | None = None
@@ -84,7 +84,7 @@ class APIPolicyConfig(Settings):
 
 @dataclass
 class TokenUsage:
-    """What a policy's answers have cost so far, as the server counts it."""
+    """The tokens that a policy's answers have cost so far, as the server counts it."""
 
     replies: int = 0
     """Answers; not failed attempts, nor requests dropped because another one failed."""

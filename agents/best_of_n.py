@@ -49,7 +49,7 @@ class BestOfNConfig(Settings):
     num_samples: int = 1024
     """Responses sampled for each instruction, n."""
     temperature: float = 1.0
-    """Of sampling. Above 0: n likeliest responses would be one response n times."""
+    """Sampling temperature. Above 0: n likeliest responses would be one response n times."""
     max_response_tokens: int | None = None
     """Longest response; None: the policy's limit."""
     batch_size: int = 256
@@ -227,7 +227,7 @@ class BestResponse:
     """None if none has a reward."""
     reward: float | None
     mean_reward: float | None
-    """Of all responses that have one."""
+    """Mean over all responses that have one."""
     num_scored: int
     """How many have a reward."""
     finished: bool
@@ -308,7 +308,7 @@ def best_of_n_kl(n: int) -> float:
 
 
 def best_of_k(rewards: ArrayLike, values: ArrayLike, ks: Sequence[int]) -> NDArray[np.float64]:
-    """What the best of k would be worth, for several k from 1 to n, from one pool of n samples for each instruction.
+    """The worth of the best of k, for several k from 1 to n, from one pool of n samples for each instruction.
 
     The unbiased estimator: the mean over all sets of k of the n samples of the value of the set's best by reward. In
     ascending order sample i is the best in C(i-1, k-1) of C(n, k) sets. Equal rewards share their chance evenly, so the

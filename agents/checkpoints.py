@@ -30,8 +30,6 @@ from .processes import Processes
 from .sharding import is_sharded, local, mesh_of
 
 MANIFEST = "manifest.json"
-BEFORE = {"value": "model"}
-"""What a run did that began before there was a setting, where that was not nothing."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -79,7 +77,7 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
     """
     saved, missing = read_json(path), "(not set)"
     names = sorted((saved.keys() | identity.keys()) - set(free))
-    before = {name: saved.get(name, BEFORE.get(name, missing)) for name in names}
+    before = {name: saved.get(name, missing) for name in names}
     pairs = {name: (before[name], identity.get(name, missing)) for name in names}
     if changed := [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]:
         raise CheckpointError(

@@ -45,7 +45,7 @@ class OnlineConfig(PolicyConfig):
     num_epochs: int = 2
     """Passes over the responses that a step trains on."""
     temperature: float = 1.0
-    """Of sampling, and of every log-probability."""
+    """Temperature of sampling, and of every log-probability."""
     max_response_tokens: int | None = None
     """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
     sampling_batch_size: int | None = None
@@ -108,7 +108,7 @@ class Collector:
         self.num_left_out = max((len(positions) for _, positions in self._left_out), default=0)
 
     def describe(self) -> dict[str, Any]:
-        """What decides a run beside its config, JSON-able, for a resumed run to compare."""
+        """All that decides a run beside its config, JSON-able, for a resumed run to compare."""
         return {**self._described, **DRAWS}
 
     def collect(self, loop: Loop, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
@@ -189,7 +189,7 @@ class Collector:
 
 
 def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-    """What `compute` gives for each response token, [B, T], in micro-batches."""
+    """`compute` of each response token, [B, T], in micro-batches."""
     device = rollouts.lengths.device
     table = torch.zeros(length_mask(rollouts.lengths).shape, device=device)
     for rows in micro_batches(rollouts.total_lengths, loop.micro_batch_tokens):
@@ -233,7 +233,7 @@ def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:
 
 
 def describe(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-    """What of an environment decides a run, JSON-able, for a resumed run to compare."""
+    """All of an environment that decides a run, JSON-able, for a resumed run to compare."""
     layers = _layers(env)
     base = layers[-1]
     chosen = (base.spec.kwargs.get("oracle") if base.spec else None) or getattr(base, "oracle", None)
@@ -279,7 +279,7 @@ def _named(spec: Any) -> Any:
 
 
 def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:
-    """What the environment reports as floats of each response, and the responses' lengths, without absent entries."""
+    """The floats that an environment reports of each response, and the responses' lengths, without absent entries."""
     columns: dict[str, Tensor] = {}
     for key, values in info.items():
         if isinstance(values, Mapping):

@@ -60,16 +60,16 @@ class GrowingContexts:
     @torch.no_grad()
     def last_states(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """The last hidden state [B, d] of each context: ids [B, L] int64, right padded, lengths [B] at least 1."""
-        known = self._known(ids, lengths)
-        rows = (known < lengths - 1).nonzero()[:, 0]
+        num_cached = self._num_cached(ids, lengths)
+        rows = (num_cached < lengths - 1).nonzero()[:, 0]
         if len(rows):
-            self._read(ids, rows, known[rows], lengths[rows] - 1)
+            self._read(ids, rows, num_cached[rows], lengths[rows] - 1)
         # All rows at once, in place, those too that have just been read up to here.
         states = self._read(ids, None, lengths - 1, lengths)
         self._ids, self._lengths = ids.clone(), lengths.clone()
         return states[:, 0]
 
-    def _known(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def _num_cached(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """How many tokens of each row [B] the cache holds, of all but the last one."""
         state = (ids.shape, ids.device, *((p.data_ptr(), p._version) for p in self._trunk.parameters()))
         if state != self._state:

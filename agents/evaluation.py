@@ -77,8 +77,8 @@ def exact_response_kl(
         ours, theirs = (policy.logits(part, role=role, temperature=temperature) for role in ("policy", "reference"))
         at_places = by_chunks(exact_kl, ours, theirs, rows=logit_rows(ours.shape[1]))
         kl[rows] = segment_sum(at_places, part.lengths).double().cpu()
-    found: NDArray[np.float64] = kl.numpy()
-    return found
+    nats: NDArray[np.float64] = kl.numpy()
+    return nats
 
 
 def _parts(rollouts: Rollouts, max_tokens: int) -> list[Tensor]:

@@ -64,7 +64,7 @@ class ExpertIterationConfig(PolicyConfig):
     num_instructions: int | None = None
     """How many of the instructions are used, a random choice that is the same in every round; None: all."""
     temperature: float = 1.0
-    """Of sampling."""
+    """Sampling temperature."""
     max_response_tokens: int | None = None
     """Longest response sampled; None: the policy's own limit (AlpacaFarm: 300)."""
     instructions_per_step: int = 64
@@ -97,7 +97,7 @@ class ExpertIterationConfig(PolicyConfig):
 
 
 FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
-"""What a resumed run may change, as it does not decide what is learned. Of `sft`: `settings.FREE_TO_CHANGE`."""
+"""Settings that a resumed run may change: they do not decide what is learned. Of `sft`: `settings.FREE_TO_CHANGE`."""
 
 
 class ExpertIteration(PolicyAgent):
@@ -336,7 +336,7 @@ class ExpertIteration(PolicyAgent):
         return tuple(kept[i] for i in order[:count].tolist())
 
     def _settings(self) -> dict[str, Any]:
-        """What decides the run apart from the policy, flat and JSON-able."""
+        """All that decides the run apart from the policy, flat and JSON-able."""
         left_out = {shared.name for shared in fields(TrainingConfig)} | FREE | {"sft"}
         settings = {name: value for name, value in asdict(self.config).items() if name not in left_out}
         trained = {

@@ -76,10 +76,12 @@ def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[
     if len(kept) < len(lengths):
         count = len(lengths) - len(kept)
         share, longest = count / len(lengths), max(lengths)
-        found = f"{count} of {len(lengths)} prompts ({share:.1%}) have more than {limit} tokens, the longest {longest}"
+        some = (
+            f"{count} of {len(lengths)} prompts ({share:.1%}) have more than {limit} tokens, the longest {longest}"
+        )
         if not kept:
-            raise DataError(f"{who}: {found}, so there is nothing to train on. A prompt is never cut: {advice}.")
-        warn_caller(f"{who}: {found}, and are left out of training. To train on them, {advice}.")
+            raise DataError(f"{who}: {some}, so there is nothing to train on. A prompt is never cut: {advice}.")
+        warn_caller(f"{who}: {some}, and are left out of training. To train on them, {advice}.")
     return kept
 
 
@@ -94,18 +96,18 @@ def unreadable(
     Returns:
         Environments with the positions of their instructions that are too long, for `leaving_out`.
     """
-    known: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly ask the same
-    found = []
+    too_long: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly have the same
+    rows = []
     for scoring in scorings(env):
-        asked = [(position, scoring.instructions[position]) for position in scoring.drawn]
-        key = tuple((position, x.instruction, x.input) for position, x in asked)
-        if key not in known:
-            texts = [x for _, x in asked]
+        drawn = [(position, scoring.instructions[position]) for position in scoring.drawn]
+        key = tuple((position, x.instruction, x.input) for position, x in drawn)
+        if key not in too_long:
+            texts = [x for _, x in drawn]
             kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
-            known[key] = frozenset(position for number, (position, _) in enumerate(asked) if number not in kept)
-        if known[key]:
-            found.append((scoring, known[key]))
-    return found
+            too_long[key] = frozenset(position for number, (position, _) in enumerate(drawn) if number not in kept)
+        if too_long[key]:
+            rows.append((scoring, too_long[key]))
+    return rows
 
 
 def longest_prompt(env: VectorEnv[Any, Any, Any], policy: LanguageModel) -> int:
@@ -118,5 +120,5 @@ def longest_prompt(env: VectorEnv[Any, Any, Any], policy: LanguageModel) -> int:
 def scorings(env: VectorEnv[Any, Any, Any]) -> list[Scoring]:
     """The AlpacaFarm environments below any wrappers: one, or those of a SyncVectorEnv of single ones."""
     base: Any = env.unwrapped
-    found = [base] if isinstance(base, Scoring) else [single.unwrapped for single in getattr(base, "envs", ())]
-    return [each for each in found if isinstance(each, Scoring)]
+    below = [base] if isinstance(base, Scoring) else [single.unwrapped for single in getattr(base, "envs", ())]
+    return [each for each in below if isinstance(each, Scoring)]

@@ -86,11 +86,11 @@ class LanguageModel(NoCopy):
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
         self._sampler: ServedSampler | None = None
-        known = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
-        if len(tokenizer) > known:
+        num_embedded = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
+        if len(tokenizer) > num_embedded:
             raise ValueError(
-                f"The tokenizer has {len(tokenizer)} tokens but the model embeds {known}; give the two that belong "
-                "together, or call model.resize_token_embeddings(len(tokenizer))"
+                f"The tokenizer has {len(tokenizer)} tokens but the model embeds {num_embedded}; give the two that "
+                "belong together, or call model.resize_token_embeddings(len(tokenizer))"
             )
 
     @classmethod
@@ -314,7 +314,7 @@ class LanguageModel(NoCopy):
         return logits if temperature in (0, 1) else logits / temperature
 
     def _outputs(self, rollouts: Rollouts, role: str, read: Any = None) -> Tensor:
-        """What a role's model returns for each response token, [sum T, V], or what `read` makes of it."""
+        """A role's logits at each response token, [sum T, V], or what `read` makes of them."""
         if role not in ROLES:
             raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
         ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)

@@ -52,7 +52,7 @@ They come at once, or in parts that add up: see `Loop.accumulate`.
 """
 
 Resume = Literal["auto", "never"]
-"""What to do with a folder that has checkpoints: continue the newest complete one, or refuse."""
+"""How a folder that has checkpoints is treated: the newest complete one is continued, or it is refused."""
 
 
 def epoch_batch(step: int, *, num_items: int, batch_size: int, seed: int) -> NDArray[np.int64]:
@@ -324,7 +324,7 @@ class Loop:
         self.processes.together(lambda: work() if self.processes.is_main else None)
 
     def _fill(self, folder: Path) -> None:
-        """What a checkpoint holds; of sharded tensors, a file by each process."""
+        """Write a checkpoint; of sharded tensors, a file by each process."""
         if self.processes.is_main:
             self._write(folder)
         self._optimizer.save(folder, is_main=self.processes.is_main)

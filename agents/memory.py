@@ -1,4 +1,4 @@
-"""What keeps a step within the memory: activations computed again, logits in chunks, as many samples as fit."""
+"""A step within the memory: activations computed again, logits in chunks, as many samples as fit."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +29,12 @@ MARGIN = 0.2
 
 def checkpointed_layers(modules: Iterable[nn.Module]) -> list[GradientCheckpointingLayer]:
     """The layers of models by transformers that can compute their activations again; ValueError if there are none."""
-    found = [layer for module in modules for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    if not found:
+    layers = [
+        layer for module in modules for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)
+    ]
+    if not layers:
         raise ValueError("gradient_checkpointing: expected a model that transformers can checkpoint; set it to False")
-    return found
+    return layers
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def logit_rows(vocabulary: int) -> int:
 
 
 def by_chunks(compute: Callable[..., Tensor], *columns: Tensor, rows: int) -> Tensor:
-    """What `compute` gives for columns [n, ...], `rows` rows at a time; the backward pass computes each chunk again."""
+    """`compute` of columns [n, ...], `rows` rows at a time; the backward pass computes each chunk again."""
     if len(columns[0]) <= rows:
         return compute(*columns)
     chunks = zip(*(torch.split(column, rows) for column in columns), strict=True)
@@ -87,7 +89,7 @@ def gives_plain_logits(model: PreTrainedModel) -> bool:
 
 
 def kv_bytes_a_token(config: Any, dtype: torch.dtype) -> int:
-    """What a decoder keeps of a token for those after it: keys and values, layers x heads x head size of each."""
+    """Bytes that a decoder keeps of a token for those after it: keys and values, layers x heads x head size of each."""
     config = config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

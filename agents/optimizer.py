@@ -23,7 +23,7 @@ NAME, MASTERS = "optimizer", "masters"
 
 
 class Optimizer:
-    """What moves a model's `parameters`.
+    """Moves a model's `parameters`.
 
     Attributes:
         parameters: By name, what AdamW moves: float32 parameters themselves, and the masters of the others.

@@ -1,11 +1,11 @@
-"""What agents share: training by a `Loop`, answers, weights in and out, the start of a run."""
+"""Base of all agents: training by a `Loop`, answers, weights in and out, the start of a run."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 from torch import Tensor, nn
 
@@ -31,11 +31,19 @@ class PolicyConfig(TrainingConfig):
         self.at_least(0, "act_temperature")
 
 
+class Run(TypedDict, total=False):
+    """Arguments of all agents that a `Loop` trains; see `PolicyAgent`."""
+
+    seed: int
+    out: str | Path | None
+    resume: Resume
+
+
 class Trainer:
     """Base of what a `Loop` trains: a subclass makes `_loop` and defines `updates`, which goes through its steps."""
 
     label: ClassVar[str]
-    """What the progress bar and warnings call it."""
+    """Its name in the progress bar and in warnings."""
     num_left_out: int = 0
     """Examples, or instructions of the environment, that are left out as their prompts are too long."""
     _loop: Loop
@@ -124,7 +132,7 @@ class PolicyActor(NoCopy):
     """
 
     facts: Any = None
-    """What the model card says of the training."""
+    """The model card's rows on the training."""
 
     def __init__(
         self,

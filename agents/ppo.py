@@ -40,7 +40,7 @@ from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
 from .policy_agent import PolicyAgent
 from .rollouts import Rollouts, length_mask, pad_rows, unpad
-from .value_model import Kind, ValueHead, ValueModel, make_value_model
+from .value_model import Kind, ValueModel, make_value_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class PPOConfig(OnlineConfig):
     missing_eos_score: float | None = None
     """The score of a response that did not end within the limit, instead of the environment's (Stiennon et al.: -1)."""
     value: Kind | None = None
-    """What the value is read with: "model", a trunk of its own; "adapter", one of its own on a LoRA policy's trunk;
-    "head", the policy's own hidden states. None: "adapter" with LoRA, else "model". See `value_model`."""
+    """The reader of the value: "model", a trunk of its own; "adapter", one of its own on a LoRA policy's trunk.
+    None: "adapter" with LoRA, else "model". See `value_model`."""
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
     float32 without merged adapters, where the two agree; always with a served sampler."""
@@ -129,52 +129,34 @@ class Experience:
     advantages: Tensor
     """Normalised over the whole step."""
     returns: Tensor
-    """What V should have been, in reward units."""
+    """The targets of V, in reward units."""
 
 
 def ppo_sums(
-    policy: LanguageModel, value_model: ValueModel | ValueHead, experience: Experience, rows: Tensor, config: PPOConfig
+    policy: LanguageModel, value_model: ValueModel, experience: Experience, rows: Tensor, config: PPOConfig
 ) -> Iterator[dict[str, Tensor]]:
     """Sums over response tokens of some rows: first the policy's, then the value's ("loss": c times its loss).
 
-    The policy's activations can so be freed before there are any of the value. A `ValueHead` has no forward pass of its
-    own: all in one.
+    The policy's activations can so be freed before there are any of the value.
     """
-    rollouts = experience.rollouts[rows]
+    rollouts, clip, value_clip = experience.rollouts[rows], config.clip or math.inf, config.value_clip or math.inf
     columns = (experience.old_logprobs, experience.old_values, experience.advantages, experience.returns)
     old_logprobs, old_values, advantages, returns = (unpad(column[rows], rollouts.lengths) for column in columns)
-    if isinstance(value_model, ValueHead):
-        logprobs, values = value_model.logprobs_and_values(rollouts, temperature=config.temperature)
-        policy_part = policy_sums(logprobs, old_logprobs, advantages, config)
-        value_part = value_sums(values, old_values, returns, config)
-        yield {**policy_part, **value_part, "loss": policy_part["loss"] + value_part["loss"]}
-    else:
-        logprobs = policy.logprobs(rollouts, temperature=config.temperature)
-        yield policy_sums(logprobs, old_logprobs, advantages, config)
-        del logprobs
-        yield value_sums(value_model.values(rollouts), old_values, returns, config)
-
-
-def policy_sums(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: PPOConfig) -> dict[str, Tensor]:
-    """The policy's loss and diagnostics, summed over tokens."""
-    clip = config.clip or math.inf
-    loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
-    return {
-        "loss": loss,
-        "loss/policy": loss,
+    logprobs = policy.logprobs(rollouts, temperature=config.temperature)
+    policy_loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
+    yield {
+        "loss": policy_loss,
+        "loss/policy": policy_loss,
         "clip/policy": losses.policy_clipped(logprobs, old_logprobs, advantages, clip=clip).sum(),
         "kl/update": kl_estimate(old_logprobs, logprobs.detach(), "k3").sum(),
     }
-
-
-def value_sums(values: Tensor, old_values: Tensor, returns: Tensor, config: PPOConfig) -> dict[str, Tensor]:
-    """The value's loss, and as "loss" c times that, summed over tokens."""
-    clip = config.value_clip or math.inf
-    loss = losses.ppo_value_loss(values, old_values, returns, clip=clip).sum()
-    return {
-        "loss": config.value_coef * loss,
-        "loss/value": loss,
-        "clip/value": losses.value_clipped(values, old_values, returns, clip=clip).sum(),
+    del logprobs, policy_loss
+    values = value_model.values(rollouts)
+    value_loss = losses.ppo_value_loss(values, old_values, returns, clip=value_clip).sum()
+    yield {
+        "loss": config.value_coef * value_loss,
+        "loss/value": value_loss,
+        "clip/value": losses.value_clipped(values, old_values, returns, clip=value_clip).sum(),
     }
 
 

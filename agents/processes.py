@@ -136,9 +136,9 @@ class Processes:
 
     def means(self, columns: Mapping[str, Tensor]) -> dict[str, float]:
         """The mean of each column over its entries of all processes without NaN; NaN if none is left."""
-        known = {name: column.double()[~column.isnan()] for name, column in columns.items()}
-        sums = self.add_up({name: float(column.sum()) for name, column in known.items()})
-        counts = self.add_up({name: column.numel() for name, column in known.items()})
+        real = {name: column.double()[~column.isnan()] for name, column in columns.items()}
+        sums = self.add_up({name: float(column.sum()) for name, column in real.items()})
+        counts = self.add_up({name: column.numel() for name, column in real.items()})
         return {name: total / counts[name] if counts[name] else math.nan for name, total in sums.items()}
 
     def gather_numbers(self, numbers: Tensor) -> Tensor:
@@ -229,22 +229,22 @@ class Processes:
                 return [(number, work(parts[number])) for number in range(len(parts))[self.rank :: self.count]]
 
         own = self.together(own_parts)
-        found = dict(chain.from_iterable(self.gather(own)))
-        return [found[number] for number in range(len(parts))]
+        results = dict(chain.from_iterable(self.gather(own)))
+        return [results[number] for number in range(len(parts))]
 
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Compare what must be the same on all processes; a WorldError on all of them names what differs and how."""
         parts = self.gather(dict(settings))
-        found = []
+        differing = []
         for name in dict.fromkeys(chain.from_iterable(parts)):
             first = parts[0].get(name)
             other = next((rank for rank, part in enumerate(parts) if part.get(name) != first), None)
             if other is not None:
-                found.append(f"{name}: {first!r} on process 0, {parts[other].get(name)!r} on process {other}")
-        if found:
+                differing.append(f"{name}: {first!r} on process 0, {parts[other].get(name)!r} on process {other}")
+        if differing:
             raise WorldError(
                 f"The processes of a run must have the same settings and see the same folder, but differ in "
-                f"{'; '.join(found)}. Start all with the same command, and keep the folder on a disk that all share."
+                f"{'; '.join(differing)}. Start all with one command, and keep the folder on a disk that all share."
             )
 
 
@@ -291,8 +291,8 @@ class AskedByMain(NoDeepCopy):
         given = [part or ((), ()) for part in parts]
         batch = [[text for part in given for text in part[side]] for side in (0, 1)]
         main = self._processes.is_main
-        found = self._processes.together(lambda: judge(self._oracle, *batch) if main else None)
-        verdicts = self._processes.from_main(found)
+        judged = self._processes.together(lambda: judge(self._oracle, *batch) if main else None)
+        verdicts = self._processes.from_main(judged)
         assert verdicts is not None
         self._over = False
         first = sum(len(part[0]) for part in given[: self._processes.rank])
@@ -300,7 +300,7 @@ class AskedByMain(NoDeepCopy):
         return Verdicts(verdicts.scores[own], {name: values[own] for name, values in verdicts.details.items()})
 
 
-def asked(oracle: RewardOracle, processes: Processes) -> RewardOracle:
+def shared_oracle(oracle: RewardOracle, processes: Processes) -> RewardOracle:
     """The oracle as processes should ask it that all do so equally often: a paid one by the main process."""
     return AskedByMain(oracle, processes) if processes.count > 1 and is_paid(oracle) else oracle
 
@@ -309,13 +309,13 @@ def judge_together(
     processes: Processes, oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]
 ) -> Verdicts:
     """As `oracles.base.judge`, for processes that ask equally often."""
-    return judge(asked(oracle, processes), instructions, responses)
+    return judge(shared_oracle(oracle, processes), instructions, responses)
 
 
 @contextmanager
 def asking(oracle: RewardOracle, processes: Processes) -> Iterator[RewardOracle]:
     """The same for processes that ask it as often as each needs to; all enter and leave together."""
-    shared = asked(oracle, processes)
+    shared = shared_oracle(oracle, processes)
     if not isinstance(shared, AskedByMain):
         yield shared
         return

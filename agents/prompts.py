@@ -55,17 +55,17 @@ def settle_limits(model: Any, max_prompt_tokens: int | None, max_response_tokens
         ValueError: They do not fit the model's positions.
     """
     positions = num_positions(model.config) - (own_control_token(model) is not None)
-    kept, asked = getattr(model.config, KEY, None), max_response_tokens
-    if kept is not None and asked is None:
-        asked = kept if max_prompt_tokens is None else int(min(kept, max(positions - max_prompt_tokens, 1)))
-    prompt, response = fit_limits(max_prompt_tokens, asked, positions)
+    kept, wanted = getattr(model.config, KEY, None), max_response_tokens
+    if kept is not None and wanted is None:
+        wanted = kept if max_prompt_tokens is None else int(min(kept, max(positions - max_prompt_tokens, 1)))
+    prompt, response = fit_limits(max_prompt_tokens, wanted, positions)
     if kept is not None or response != token_limits(None, None, positions)[1]:
         setattr(model.config, KEY, response)
     return prompt, response
 
 
 def limit_file(model: Any) -> dict[str, Any]:
-    """What the folder of an adapter has in a file, by its name; nothing where the limit is the default."""
+    """The limit as a file of an adapter's folder, by its name; nothing where it is the default."""
     kept = getattr(model.config, KEY, None)
     return {} if kept is None else {FILE: {KEY: kept}}
 

@@ -53,8 +53,8 @@ class RatingModeling(RewardModeling):
         super().__init__(init, records, targets=targets.tolist(), validation=validation, config=config, **options)
 
     def _texts(self, ratings: Sequence[Rating]) -> list[Texts]:
-        asked = [rating.instruction for rating in ratings]
-        return [(text,) for text in self._encode(asked, [rating.response for rating in ratings])]
+        instructions = [rating.instruction for rating in ratings]
+        return [(text,) for text in self._encode(instructions, [rating.response for rating in ratings])]
 
     def _training_sums(self, rows: Sequence[Texts], targets: Tensor | None) -> dict[str, Tensor]:
         scores = self._forward([text for (text,) in rows])

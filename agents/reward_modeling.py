@@ -131,7 +131,7 @@ class RewardModeling(Trainer):
 
     label: ClassVar[str] = "Reward model"
     counted: ClassVar[str] = "preferences"
-    """What it is trained on."""
+    """The records that it is trained on."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class RewardModeling(Trainer):
         return sums
 
     def _training_sums(self, rows: Sequence[Texts], targets: Tensor | None) -> dict[str, Tensor]:
-        """Over the rows of a micro-batch, `loss` and what else is told of a step."""
+        """Over the rows of a micro-batch, `loss` and what else is reported of a step."""
         return self._sums(rows, targets)
 
     def _sums(self, pairs: Sequence[Texts], targets: Tensor | None = None) -> dict[str, Tensor]:
@@ -319,20 +319,20 @@ class RewardModeling(Trainer):
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
-        found = {self.counted: len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
+        inputs = {self.counted: len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
         dtype = next(self.model.parameters()).dtype
         if dtype != torch.float32:  # as all runs were that have no note of it
-            found["dtype"] = str(dtype)
+            inputs["dtype"] = str(dtype)
         if self.lora is not None:
             layers: Any = self.lora.target_modules  # a set, by then, of what was given as a list
             named = sorted(layers) if isinstance(layers, set) else layers
-            found["lora"] = {"r": self.lora.r, "alpha": self.lora.lora_alpha, "layers": named}
-        return {**found, "left_out": self.num_left_out} if self.num_left_out else found
+            inputs["lora"] = {"r": self.lora.r, "alpha": self.lora.lora_alpha, "layers": named}
+        return {**inputs, "left_out": self.num_left_out} if self.num_left_out else inputs
 
     def _fitting(self, preferences: Sequence[Preference]) -> list[int]:
         """The numbers of the preferences whose prompts leave room for a response."""
-        asked = [preference.instruction for preference in preferences]
-        lengths = prompt_lengths(self.tokenizer, self.template, asked)
+        instructions = [preference.instruction for preference in preferences]
+        lengths = prompt_lengths(self.tokenizer, self.template, instructions)
         return up_to(self._limit - 1, lengths, who=self.label, advice="raise max_length")
 
     @property

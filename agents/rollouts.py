@@ -55,7 +55,7 @@ class Rollouts:
 
     def __getitem__(self, index: Tensor | Sequence[int] | slice) -> Rollouts:
         """The chosen rows in the order given: numbers (repeated, negative ones too), a [B] bool mask or a slice."""
-        rows = _row_numbers(index, len(self), self.lengths.device)
+        rows = torch.arange(len(self), device=self.lengths.device)[index]
         numbers = rows.tolist()
         tokens = _positions(self.lengths, rows)
         return Rollouts(
@@ -163,7 +163,7 @@ def output_layer_at(
     of the logits, which need never exist as a whole. That is for models that return the output layer's logits as they
     are.
     """
-    layer, found = model.get_output_embeddings(), list[Tensor]()
+    layer, results = model.get_output_embeddings(), list[Tensor]()
     reading = False
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
@@ -174,13 +174,13 @@ def output_layer_at(
         if read is None:
             return (hidden,)
         reading = True
-        found.append(read(layer, hidden))
+        results.append(read(layer, hidden))
         reading = False
         return (hidden[:1],)  # the layer must be given something
 
     handles = [layer.register_forward_pre_hook(pick)]
     if read is not None:
-        handles.append(layer.register_forward_hook(lambda *_: None if reading else found.pop()))
+        handles.append(layer.register_forward_hook(lambda *_: None if reading else results.pop()))
     try:
         with last_mlp_at(model, positions):
             yield
@@ -210,17 +210,6 @@ def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> lis
         batches.append(order[start : start + count])
         start += count
     return batches
-
-
-def _row_numbers(index: Tensor | Sequence[int] | slice, size: int, device: torch.device) -> Tensor:
-    if isinstance(index, slice):
-        return torch.arange(size, device=device)[index]
-    rows = torch.as_tensor(index, device=device)
-    if rows.dtype == torch.bool:
-        if rows.shape != (size,):
-            raise IndexError(f"A row mask must have shape ({size},), got {tuple(rows.shape)}")
-        return rows.nonzero()[:, 0]
-    return torch.arange(size, device=device)[rows.to(torch.int64)]
 
 
 def _positions(lengths: Tensor, rows: Tensor) -> Tensor:

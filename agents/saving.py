@@ -24,9 +24,9 @@ from .special_tokens import control_tokens
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 FORM_FILES = ("config.json", "model.safetensors", ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE)
-"""What a whole model has, and what an adapter: a folder holds one of them."""
+"""Files of a whole model, and of an adapter: a folder holds one of them."""
 LOADING_STATE = ("is_local", "local_files_only", "name_or_path")
-"""What transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
+"""Settings that transformers keeps among a tokenizer's settings although it says how, and from where, it was loaded."""
 
 
 def save_files(

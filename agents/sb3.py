@@ -152,7 +152,7 @@ class LanguageModelPolicy(ActorCriticPolicy):
 
     @property
     def num_tokens(self) -> int:
-        """Of the tokenizer; a model may embed more."""
+        """Tokens of the tokenizer; a model may embed more."""
         assert isinstance(self.action_space, spaces.Discrete)
         return int(self.action_space.n)
 
@@ -255,7 +255,7 @@ class KLRolloutBuffer(DictRolloutBuffer):
         """[n_steps, n_envs]: the log-probability of each sampled token by the reference."""
         trunk, layer = trunk_of(self._reference.model), output_layer(self._reference)
         assert isinstance(self.action_space, spaces.Discrete)
-        found = np.zeros_like(self.log_probs)
+        logprobs_of_reference = np.zeros_like(self.log_probs)
         for first in range(0, self.n_envs, READ_AT_ONCE):
             slots = slice(first, first + READ_AT_ONCE)
             ids, mask = (self.observations[key][:, slots] for key in ("input_ids", "attention_mask"))
@@ -264,8 +264,8 @@ class KLRolloutBuffer(DictRolloutBuffer):
             logits = token_logits(layer, last_states(trunk, contexts, lengths), int(self.action_space.n))
             tokens = self.to_torch(self.actions[:, slots].reshape(-1, 1)).long()
             logprobs = logits.gather(1, tokens)[:, 0] - logits.logsumexp(1)
-            found[:, slots] = logprobs.cpu().numpy().reshape(self.buffer_size, -1)
-        return found
+            logprobs_of_reference[:, slots] = logprobs.cpu().numpy().reshape(self.buffer_size, -1)
+        return logprobs_of_reference
 
 
 class ScoresCallback(BaseCallback):

@@ -47,7 +47,7 @@ class SelfRewardingConfig(Settings):
     num_instructions: int | None = None
     """Instructions of a round; None: all there are, in equal parts. No instruction is in two rounds."""
     temperature: float = 0.7
-    """Of sampling."""
+    """Sampling temperature."""
     max_response_tokens: int | None = None
     """Longest response; None: the policy's limit."""
     sample_batch_size: int = 256
@@ -71,7 +71,7 @@ class SelfRewardingConfig(Settings):
 
 @dataclass(frozen=True)
 class Round:
-    """What a round sampled and learned from; `number` counts from 1."""
+    """A round's samples and the pairs that it learned from; `number` counts from 1."""
 
     number: int
     samples: BestOfNSamples
@@ -118,12 +118,12 @@ def self_rewarding(
     )
     for number in range(1, config.num_rounds + 1):
         own = int(keyed_rng(seed, "self-rewarding", number).integers(2**31))
-        asked = [instructions[kept[place]] for place in order[(number - 1) * count : number * count]]
-        samples = BestOfN(policy, oracle, config=sampling, seed=own).sample(asked)
+        chosen = [instructions[kept[place]] for place in order[(number - 1) * count : number * count]]
+        samples = BestOfN(policy, oracle, config=sampling, seed=own).sample(chosen)
         preferences = best_against_worst(samples)
         if not preferences:
             raise ValueError(
-                f"Round {number}: of {len(asked)} instructions the oracle {oracle.name!r} scored no two responses "
+                f"Round {number}: of {len(chosen)} instructions the oracle {oracle.name!r} scored no two responses "
                 "differently, so there is nothing to learn from. A policy that rates must have learned to, by SFT on "
                 "`rating_demonstrations`."
             )
@@ -139,9 +139,9 @@ def best_against_worst(samples: BestOfNSamples) -> tuple[Preference, ...]:
     """
     preferences = []
     for instruction, responses, scores in zip(samples.instructions, samples.responses, samples.rewards, strict=True):
-        known = np.flatnonzero(~np.isnan(scores))
-        if len(known) and np.ptp(scores[known]) > 0:
-            best, worst = known[scores[known].argmax()], known[scores[known].argmin()]
+        scored = np.flatnonzero(~np.isnan(scores))
+        if len(scored) and np.ptp(scores[scored]) > 0:
+            best, worst = scored[scores[scored].argmax()], scored[scores[scored].argmin()]
             assert isinstance(instruction, Instruction)
             preferences.append(Preference(instruction, (responses[best], responses[worst]), 1))
     return tuple(preferences)

@@ -76,7 +76,7 @@ class ServedSamplerConfig(Settings):
 
 
 class Policy(Protocol):
-    """What is needed of a `LanguageModel`."""
+    """The part of a `LanguageModel` that is needed."""
 
     model: Any
 
@@ -175,9 +175,9 @@ class ServedSampler:
         if not self._matches and prompts:
             self._check_match(policy, served, prompts, eos_token_ids, min(CHECKED_TOKENS, max_new_tokens))
         seeds = [None] * len(prompts) if uniforms is None else [_seed(row) for row in uniforms.cpu()]
-        asked: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": temperature}
-        asked["stop_token_ids"] = eos_token_ids
-        bodies = [body(served.name, row, seed=seed, **asked) for row, seed in zip(prompts, seeds, strict=True)]
+        options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": temperature}
+        options["stop_token_ids"] = eos_token_ids
+        bodies = [body(served.name, row, seed=seed, **options) for row, seed in zip(prompts, seeds, strict=True)]
         choices = self._complete(served, bodies)
         tokens, lengths = ragged([choice.tokens for choice in choices], policy.device)
         logprobs = torch.tensor([value for choice in choices for value in choice.logprobs], device=policy.device)
@@ -224,8 +224,8 @@ class ServedSampler:
     ) -> None:
         """Raises PolicyError unless policy and server agree on a few responses, drawn at temperature 1."""
         few = list(dict.fromkeys(map(tuple, prompts)))[:NUM_CHECKED]
-        asked: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 1.0, "stop_token_ids": ends}
-        choices = self._complete(served, [body(served.name, row, seed=i, **asked) for i, row in enumerate(few)])
+        options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 1.0, "stop_token_ids": ends}
+        choices = self._complete(served, [body(served.name, row, seed=i, **options) for i, row in enumerate(few)])
         gap = float("inf")
         if max(max(choice.tokens) for choice in choices) < policy.model.get_input_embeddings().weight.shape[0]:
             with torch.no_grad():

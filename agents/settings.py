@@ -51,7 +51,7 @@ Schedule = Literal["linear", "cosine", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings):
-    """What every algorithm's config has: optimizer, schedule, micro-batches, checkpoints."""
+    """Settings of every algorithm: optimizer, schedule, micro-batches, checkpoints."""
 
     learning_rate: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -94,7 +94,7 @@ FREE_TO_CHANGE = frozenset(
     {"save_every", "keep_checkpoints", "num_processes", "num_envs", "sharding"}
     | {"micro_batch_tokens", "sampling_batch_size", "gradient_checkpointing", "tf32"}
 )
-"""What a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""
+"""Settings that a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""
 
 
 def schedule_factor(completed: int, total: int, *, warmup: float, kind: str) -> float:

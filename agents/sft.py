@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from .fitting import check_budget, warn_caller
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
-from .policy_agent import PolicyAgent, PolicyConfig, loaded
+from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
 from .rollouts import Rollouts, micro_batches, ragged
 from .settings import Schedule
 from .special_tokens import conditioned, unconditioned
@@ -149,7 +149,7 @@ class SFT(PolicyAgent):
         return micro_batches(data.total_lengths, self._loop.micro_batch_tokens)
 
     def _training_data(self, data: Rollouts) -> Rollouts:
-        """What is trained on, made of the demonstrations before the loop starts; for subclasses to change."""
+        """The data to train on, made of the demonstrations before the loop starts; for subclasses to change."""
         return data
 
     def _teacher_forced(self, demonstrations: Sequence[Demonstration]) -> Rollouts:
@@ -165,7 +165,6 @@ class BinaryFeedME(SFT):
 
     Args:
         preferences: Settled comparisons, at least one; the rejected responses are not used.
-        seed: Decides the order of the pairs.
     """
 
     label: ClassVar[str] = "Binary FeedME"
@@ -176,12 +175,10 @@ class BinaryFeedME(SFT):
         preferences: Sequence[Preference],
         *,
         config: BinaryFeedMEConfig | None = None,
-        seed: int = 0,
-        out: str | Path | None = None,
-        resume: Resume = "auto",
+        **run: Unpack[Run],
     ) -> None:
         chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
-        super().__init__(policy, chosen, config=config or BinaryFeedMEConfig(), seed=seed, out=out, resume=resume)
+        super().__init__(policy, chosen, config=config or BinaryFeedMEConfig(), **run)
 
 
 class FeedME(SFT):
@@ -192,7 +189,6 @@ class FeedME(SFT):
 
     Args:
         ratings: Rated responses; those below 7 are not used, and one that is rated so twice counts twice.
-        seed: Decides the order of the responses.
 
     Raises:
         ValueError: No response is rated 7.
@@ -206,14 +202,12 @@ class FeedME(SFT):
         ratings: Sequence[Rating],
         *,
         config: SFTConfig | None = None,
-        seed: int = 0,
-        out: str | Path | None = None,
-        resume: Resume = "auto",
+        **run: Unpack[Run],
     ) -> None:
         best = [Demonstration(each.instruction, each.response) for each in ratings if each.rating == RATINGS[-1]]
         if not best:
             raise ValueError(f"FeedME needs at least one rating of {RATINGS[-1]}, got none among {len(ratings)}.")
-        super().__init__(policy, best, config=config, seed=seed, out=out, resume=resume)
+        super().__init__(policy, best, config=config, **run)
 
 
 class BinaryRewardConditioning(SFT):
@@ -221,12 +215,11 @@ class BinaryRewardConditioning(SFT):
 
     Source: AlpacaFarm, sec. 4, after Keskar et al. 2019 (arXiv:1909.05858) and Korbak et al. 2023 (arXiv:2302.08582).
     Settings are as for `BinaryFeedME`; the tokens are `<reward_0>` (chosen) and `<reward_1>` (rejected), as in
-    AlpacaFarm's Quark, where 0 is best. The policy gets them, unless it has them from an earlier run; `act` and
-    `evaluate` use the first.
+    AlpacaFarm's Quark, where 0 is best. The policy gets them, with embeddings that the seed jitters, unless it has
+    them from an earlier run; `act` and `evaluate` use the first.
 
     Args:
         preferences: Settled comparisons; at least one.
-        seed: Decides the order of the responses and the jitter of the new embeddings.
 
     Raises:
         ValueError: There is no preference, all prompts are too long, or the policy has other control tokens.
@@ -240,17 +233,16 @@ class BinaryRewardConditioning(SFT):
         preferences: Sequence[Preference],
         *,
         config: RewardConditioningConfig | None = None,
-        seed: int = 0,
-        out: str | Path | None = None,
-        resume: Resume = "auto",
+        **run: Unpack[Run],
     ) -> None:
         chosen = [Demonstration(preference.instruction, preference.chosen) for preference in preferences]
         rejected = [Demonstration(preference.instruction, preference.rejected) for preference in preferences]
         config = config or RewardConditioningConfig()
         policy = loaded(policy)
         # Before the prompts are measured: they get one position less.
-        self._tokens = policy.add_control_tokens((POSITIVE, NEGATIVE), keyed_generator(seed, "control tokens"))
-        super().__init__(policy, chosen + rejected, config=config, seed=seed, out=out, resume=resume)
+        generator = keyed_generator(run.get("seed", 0), "control tokens")
+        self._tokens = policy.add_control_tokens((POSITIVE, NEGATIVE), generator)
+        super().__init__(policy, chosen + rejected, config=config, **run)
 
     def _training_data(self, data: Rollouts) -> Rollouts:
         bare = unconditioned(data, self._tokens)  # the prompts of a conditioned policy begin with the positive token

@@ -69,7 +69,7 @@ class Shards:
 
     @torch.no_grad()
     def _split_main(self) -> None:
-        """What was written into the whole weights, such as a folder's, goes into the shards."""
+        """Put into the shards what was written into the whole weights, such as a folder's."""
         weights = {name: weight for name, weight in self._main.named_parameters() if mesh_of(weight) is None}
         written = [name for name, weight in weights.items() if weight._version != self._versions.get(name)]
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -129,7 +129,7 @@ def mesh_of(tensor: Tensor) -> DeviceMesh | None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What is here of a sharded tensor; any other one itself."""
+    """The part of a sharded tensor that is here; any other one itself."""
     sharded: Any = tensor
     here: Tensor = tensor if mesh_of(tensor) is None else sharded.to_local()
     return here
@@ -184,7 +184,7 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _apart(module: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """What outside the layers is sharded for itself: weights of another type, and all where there are no layers."""
+    """Modules outside the layers that are sharded alone: weights of another type, and all where there are no layers."""
     inside = {part for layer in layers for part in layer.modules()}
     owners = [
         part

@@ -147,7 +147,7 @@ def extend(model: Any, tokenizer: Any, names: Sequence[str], generator: torch.Ge
 
 
 def control_settings(model: Any) -> dict[str, Any]:
-    """What the folder of an adapter has in a file, by its name; nothing without control tokens."""
+    """The control tokens as a file of an adapter's folder, by its name; nothing without any."""
     keys = ("alpacafarm_control_tokens", "alpacafarm_control_token")
     return {FILE: {key: getattr(model.config, key) for key in keys}} if control_tokens(model) else {}
 

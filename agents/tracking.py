@@ -19,7 +19,7 @@ from .processes import Processes
 from .settings import Settings
 
 PROJECT: Final = "alpacafarm-env"
-"""What runs belong to in a tracker that is named only."""
+"""The project of runs in a tracker that is named only."""
 SHOWN: tuple[str, ...] = ("loss", "accuracy", "score/mean", "kl/k1")
 """The metrics shown next to the progress bar."""
 

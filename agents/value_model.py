@@ -1,15 +1,11 @@
 """Value models of PPO: V before every response token, from hidden states and a linear head that starts at 0.
 
-Three kinds behind one call, `values(rollouts)`:
+Two kinds behind one call, `values(rollouts)`:
 
 | kind | reads with | beside the policy |
 |---|---|---|
 | "model" | a trunk of its own, all of which trains | another model and its optimizer state |
 | "adapter" | a LoRA adapter of its own on the policy's frozen trunk | an adapter |
-| "head" | the policy's own hidden states | a head; and no forward pass of its own in an update |
-
-The gradient of a "head" flows into the policy's weights too, scaled by `value_coef`, as is common where policy and
-value share a trunk (Schulman et al. 2017, arXiv:1707.06347, eq. 9; TRL's value head).
 """
 
 import copy
@@ -28,55 +24,14 @@ from ..folders import check_model
 from ..last_layer import last_mlp_at
 from ..oracles.reward_model import load_scorer
 from ..pretrained import load_model, load_tokenizer, reading
-from .adapters import as_scorer, bare, builds_on, has_lora, trunk_of, turn_off_dropout, with_adapter
+from .adapters import as_scorer, bare, builds_on, has_lora, turn_off_dropout, with_adapter
 from .language_model import LanguageModel
 from .rollouts import Rollouts, scoring_batch
 
-Kind = Literal["model", "adapter", "head"]
+Kind = Literal["model", "adapter"]
 
 
-class Values(nn.Module):
-    """What the kinds have in common: a linear head, and weights in and out."""
-
-    head: nn.Linear
-    _fill_token_id: int
-
-    def values(self, rollouts: Rollouts) -> Tensor:
-        """V before every response token: flat [sum T] float32.
-
-        V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
-        """
-        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
-        with last_mlp_at(self._decoder(), predicts):
-            hidden = self._decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return self._read(hidden, predicts)
-
-    def save_weights(self, path: Path) -> None:
-        """Write what trains of it."""
-        save_file({name: value.detach().cpu().contiguous() for name, value in self._trained().items()}, path)
-
-    @torch.no_grad()
-    def load_weights(self, path: Path) -> None:
-        """Read what `save_weights` wrote; CheckpointError if that is damaged, or of another value model."""
-        with reading(path, "this value model's weights"):
-            found, trained = load_file(path), self._trained()
-            if others := sorted(found.keys() ^ trained.keys()):
-                raise ValueError(f"its tensors are others than the model's, such as {others[0]}")
-            for name, value in trained.items():
-                value.copy_(found[name])
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: value for name, value in self.named_parameters() if value.requires_grad}
-
-    def _decoder(self) -> Any:
-        raise NotImplementedError
-
-    def _read(self, hidden: Tensor, predicts: Tensor) -> Tensor:
-        values: Tensor = self.head(hidden[predicts].to(self.head.weight.dtype))[:, 0].float()
-        return values
-
-
-class ValueModel(Values):
+class ValueModel(nn.Module):
     """A trunk and a linear head that starts at zero, so that before training V = 0 everywhere.
 
     The trunk is a causal decoder that returns `last_hidden_state` [B, L, d]; `fill_token_id` is any id that it embeds.
@@ -128,7 +83,7 @@ class ValueModel(Values):
         if not has_lora(policy.model):
             raise ValueError(
                 "value='adapter' needs a policy with a LoRA adapter, whose frozen trunk it shares. Load the policy "
-                "with lora=..., or take value='model' or 'head'."
+                "with lora=..., or take value='model'."
             )
         trunk = bare(policy.model)
         if reward_adapter is None:
@@ -147,39 +102,36 @@ class ValueModel(Values):
     def _of(cls, trunk: Any, policy: LanguageModel) -> Self:
         return cls(trunk, zero_head(trunk), fill_token_id=policy.tokenizer.eos_token_id).to(policy.device)
 
-    def _decoder(self) -> Any:
-        return self.trunk
+    def values(self, rollouts: Rollouts) -> Tensor:
+        """V before every response token: flat [sum T] float32.
+
+        V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
+        """
+        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
+        with last_mlp_at(self.trunk, predicts):
+            hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+        values: Tensor = self.head(hidden[predicts].to(self.head.weight.dtype))[:, 0].float()
+        return values
+
+    def save_weights(self, path: Path) -> None:
+        """Write what trains of it."""
+        save_file({name: value.detach().cpu().contiguous() for name, value in self._trained().items()}, path)
+
+    @torch.no_grad()
+    def load_weights(self, path: Path) -> None:
+        """Read what `save_weights` wrote; CheckpointError if that is damaged, or of another value model."""
+        with reading(path, "this value model's weights"):
+            saved, trained = load_file(path), self._trained()
+            if others := sorted(saved.keys() ^ trained.keys()):
+                raise ValueError(f"its tensors are others than the model's, such as {others[0]}")
+            for name, value in trained.items():
+                value.copy_(saved[name])
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: value for name, value in self.named_parameters() if value.requires_grad}
 
 
-class ValueHead(Values):
-    """A linear head on the hidden states of the policy itself."""
-
-    def __init__(self, policy: LanguageModel) -> None:
-        super().__init__()
-        self.head = zero_head(trunk_of(policy.model))
-        self._fill_token_id = policy.tokenizer.eos_token_id
-        self._policy = policy
-
-    def logprobs_and_values(self, rollouts: Rollouts, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """`LanguageModel.logprobs` and `values` of the same rows, by one forward pass."""
-        states: list[Tensor] = []
-        hook = trunk_of(self._policy.model).register_forward_hook(
-            lambda *call: states.append(call[-1].last_hidden_state)
-        )
-        try:
-            logprobs = self._policy.logprobs(rollouts, temperature=temperature)
-        finally:
-            hook.remove()
-        _, predicts = scoring_batch(rollouts.to(self._policy.device), fill_token_id=self._fill_token_id)
-        return logprobs, self._read(states[-1], predicts)
-
-    def _decoder(self) -> PreTrainedModel:
-        return trunk_of(self._policy.model)
-
-
-def make_value_model(
-    policy: LanguageModel, kind: Kind, *, init: str | Path | None = None, seed: int = 0
-) -> ValueModel | ValueHead:
+def make_value_model(policy: LanguageModel, kind: Kind, *, init: str | Path | None = None, seed: int = 0) -> ValueModel:
     """The value model of PPO, started from the reward model `init` where its kind can be; else a warning says so."""
     if init is not None:
         check_model(init)
@@ -187,16 +139,14 @@ def make_value_model(
         if init is None:
             return ValueModel.from_policy(policy)
         return ValueModel.from_pretrained(init, policy=policy, dtype=policy.model.dtype)
-    usable = kind == "adapter" and init is not None and builds_on(init, policy.model)
+    usable = init is not None and builds_on(init, policy.model)
     if init is not None and not usable:
         warnings.warn(
-            f"The value model starts from 0 and not from {init}: value={kind!r} reads with the policy's trunk"
-            + (", and can start from a LoRA reward adapter over that only." if kind == "adapter" else "."),
+            f"The value model starts from 0 and not from {init}: value={kind!r} reads with the policy's trunk, and can "
+            "start from a LoRA reward adapter over that only.",
             stacklevel=3,
         )
-    if kind == "adapter":
-        return ValueModel.on_trunk(policy, reward_adapter=init if usable else None, seed=seed)
-    return ValueHead(policy)
+    return ValueModel.on_trunk(policy, reward_adapter=init if usable else None, seed=seed)
 
 
 def zero_head(trunk: PreTrainedModel) -> nn.Linear:

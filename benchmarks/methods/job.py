@@ -74,7 +74,7 @@ class ModelOptions:
     """Activations are computed again in the backward pass instead of being kept."""
     sharding: Literal["none", "full"] | None = None
     """Of all weights among the processes of torchrun: each holds all of them, or its share."""
-    value: Literal["adapter", "head", "model"] | None = None
+    value: Literal["adapter", "model"] | None = None
     """PPO's value: its own adapter on the policy's trunk, a head on the policy's adapter, or a model of its own."""
 
     @property

@@ -28,13 +28,12 @@ from tiny_worlds import (
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.adapters import trunk_of
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
 from alpacafarm_env.agents.rollouts import ragged_split, scoring_batch
-from alpacafarm_env.agents.value_model import ValueHead, ValueModel, make_value_model
+from alpacafarm_env.agents.value_model import ValueModel, make_value_model
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.oracles.reward_model import RewardModel, load_scorer
 
@@ -183,21 +182,6 @@ def test_gradients_on_the_shared_trunk_are_those_of_a_copied_model(policy_folder
     assert all(p.grad is None for p in value_model.parameters() if not p.requires_grad)
 
 
-def test_a_head_reads_the_states_of_the_policys_own_pass(language_model):
-    value_model = ValueHead(language_model)
-    rollouts = language_model.generate(INSTRUCTIONS, generator=generator())
-    assert not value_model.values(rollouts).any()
-    nn.init.normal_(value_model.head.weight, generator=generator(1))
-    num_calls = []
-    trunk_of(language_model.model).register_forward_hook(lambda *_: num_calls.append(1))
-    logprobs, values = value_model.logprobs_and_values(rollouts, temperature=0.5)
-    assert len(num_calls) == 1
-    torch.testing.assert_close(logprobs, language_model.logprobs(rollouts, temperature=0.5), rtol=0, atol=0)
-    torch.testing.assert_close(values, value_model.values(rollouts), rtol=0, atol=1e-6)
-    values.sum().backward()  # the value shapes the trunk too
-    assert all(p.grad is not None for p in trunk_of(language_model.model).parameters())
-
-
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")  # of an older peft
 def test_a_trunk_that_the_policy_changes_is_not_shared(policy_folder, llama):
     with pytest.raises(ValueError, match="LoRA"):
@@ -214,39 +198,35 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def train(policy_folder: Path, out: Path, value: str | None, lora: Any, steps: int = 2) -> PPO:
+def train(policy_folder: Path, out: Path, steps: int = 2) -> PPO:
     """A run of two steps, saved each; `steps` of it are made."""
-    config = small_ppo(total_steps=2, save_every=1, value=value)
-    agent = PPO(make_env(), load_policy(policy_folder, lora=lora), config=config, seed=3, out=out)
+    config = small_ppo(total_steps=2, save_every=1)
+    agent = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=config, seed=3, out=out)
     for _ in itertools.islice(agent.updates(), steps):
         pass
     return agent
 
 
-@pytest.mark.parametrize(("value", "lora"), [(None, LORA), ("head", None)])
-def test_ppo_trains_each_kind_and_resumes_it_to_the_same_bytes(policy_folder, tmp_path, value, lora):
-    agent = train(policy_folder, tmp_path / "whole", value, lora)
-    assert isinstance(agent.value_model, ValueHead if value else ValueModel)
+def test_ppo_trains_an_adapter_and_resumes_it_to_the_same_bytes(policy_folder, tmp_path):
+    agent = train(policy_folder, tmp_path / "whole")
     fresh = {name: p for name, p in agent.value_model.state_dict().items() if "lora_B" in name or "head" in name}
     assert all(p.any() for p in fresh.values())  # all of them were 0
-    train(policy_folder, tmp_path / "parts", value, lora, steps=1)
-    train(policy_folder, tmp_path / "parts", value, lora)
+    train(policy_folder, tmp_path / "parts", steps=1)
+    train(policy_folder, tmp_path / "parts")
     whole, parts = (files(tmp_path / out / "checkpoint-2") for out in ("whole", "parts"))
     assert whole == parts
     assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "parts/metrics.jsonl").read_bytes()
     saved = load_file(tmp_path / "whole/checkpoint-2/value.safetensors")
     assert saved.keys() == agent.value_model._trained().keys()
-    if lora:
-        policy = load_file(tmp_path / "whole/checkpoint-2/policy/adapter_model.safetensors")
-        assert len(policy) == sum(p.requires_grad for p in agent.policy.model.parameters())
+    policy = load_file(tmp_path / "whole/checkpoint-2/policy/adapter_model.safetensors")
+    assert len(policy) == sum(p.requires_grad for p in agent.policy.model.parameters())
 
 
-@pytest.mark.parametrize("value", ["adapter", "head"])
-def test_layers_that_are_computed_again_are_those_of_their_role(policy_folder, value):
+def test_layers_that_are_computed_again_are_those_of_their_role(policy_folder):
     """An adapter that is switched for the other role's would be read in the backward pass, too."""
     found = []
     for again in (False, True):
-        config = small_ppo(value=value, gradient_checkpointing=again, total_steps=1)
+        config = small_ppo(gradient_checkpointing=again, total_steps=1)
         agent = PPO(make_env(), adapted(policy_folder), config=config)
         agent.learn()
         found.append({name: p.detach() for name, p in agent._loop.parameters.items()})
@@ -270,14 +250,6 @@ def test_what_the_policy_keeps_for_its_gradient_is_freed_before_the_value_is_com
     assert len(parts) == 2
 
 
-def test_the_kind_is_part_of_a_run_and_older_ones_had_a_model(tmp_path):
-    (tmp_path / "config.json").write_text('{"seed": 1}')
-    checkpoints.compare(tmp_path / "config.json", {"seed": 1, "value": "model"}, free=())
-    checkpoints.compare(tmp_path / "config.json", {"seed": 1}, free=())
-    with pytest.raises(CheckpointError, match="value: 'model' -> 'adapter'"):
-        checkpoints.compare(tmp_path / "config.json", {"seed": 1, "value": "adapter"}, free=())
-
-
 def test_the_kind_is_named_and_none_takes_what_the_policy_has(policy_folder, llama):
     with pytest.raises(ValueError, match=r"PPOConfig\.value.*'adapter'.*'heed'"):
         PPOConfig(value="heed")
@@ -288,9 +260,8 @@ def test_the_kind_is_named_and_none_takes_what_the_policy_has(policy_folder, lla
 
 
 def test_what_cannot_start_from_a_reward_model_says_so(policy_folder, reward_model_folder):
-    for value in ("adapter", "head"):
-        with pytest.warns(UserWarning, match=f"not from {reward_model_folder}"):
-            make_value_model(load_policy(policy_folder, lora=LORA), value, init=reward_model_folder)
+    with pytest.warns(UserWarning, match=f"not from {reward_model_folder}"):
+        make_value_model(load_policy(policy_folder, lora=LORA), "adapter", init=reward_model_folder)
 
 
 # Beside a reward adapter ----------------------------------------------------------------------------------------------
