@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from heapq import nlargest
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -17,15 +18,16 @@ from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..envs.scoring import Scoring
 from ..errors import UnscoredError
 from ..oracles.base import checked
 from ..seeding import keyed_rng
-from .fitting import longest_prompt, scorings, unreadable
 from .language_model import LanguageModel
 from .loop import Loop, Sums, keyed_generator
 from .losses import masked_moments
-from .policy_agent import PolicyConfig
+from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
+from .prompts import prompt_lengths
 from .rollouts import Rollouts, length_mask, micro_batches, pad_rows
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
@@ -225,6 +227,45 @@ def update_in_epochs(
             micro = [rows[part].to(rollouts.lengths.device) for part in cut]
             updates.append(loop.update(micro, sums, count=int(lengths[rows].sum())))
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
+
+
+def unreadable(
+    env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int | None
+) -> list[tuple[Any, frozenset[int]]]:
+    """The instructions of an environment that the policy cannot read, without changing it. Arguments as of `fitting`.
+
+    The environment may have any wrappers, or be a SyncVectorEnv of single ones. One whose instructions lie in other
+    processes cannot be looked into: a prompt that is too long is refused there when it is drawn.
+
+    Returns:
+        Environments with the positions of their instructions that are too long, for `leaving_out`.
+    """
+    too_long: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly have the same
+    rows = []
+    for scoring in scorings(env):
+        drawn = [(position, scoring.instructions[position]) for position in scoring.drawn]
+        key = tuple((position, x.instruction, x.input) for position, x in drawn)
+        if key not in too_long:
+            texts = [x for _, x in drawn]
+            kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
+            too_long[key] = frozenset(position for number, (position, _) in enumerate(drawn) if number not in kept)
+        if too_long[key]:
+            rows.append((scoring, too_long[key]))
+    return rows
+
+
+def longest_prompt(env: VectorEnv[Any, Any, Any], policy: LanguageModel) -> int:
+    """Tokens of the longest prompt that an environment gives a policy, by its longest texts; or the policy's limit."""
+    texts = [scoring.instructions[position] for scoring in scorings(env) for position in scoring.drawn]
+    longest = prompt_lengths(policy.tokenizer, policy.template, nlargest(64, texts, key=len))
+    return min([policy.max_prompt_tokens, *([max(longest)] if longest else [])])
+
+
+def scorings(env: VectorEnv[Any, Any, Any]) -> list[Scoring]:
+    """The AlpacaFarm environments below any wrappers: one, or those of a SyncVectorEnv of single ones."""
+    base: Any = env.unwrapped
+    below = [base] if isinstance(base, Scoring) else [single.unwrapped for single in getattr(base, "envs", ())]
+    return [each for each in below if isinstance(each, Scoring)]
 
 
 def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:

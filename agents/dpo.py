@@ -31,13 +31,13 @@ from torch import Tensor
 
 from ..instructions import Preference
 from ..progress import make_bar
-from .fitting import check_budget
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
 from .memory_probe import first_tried
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes, float32_matmuls
+from .prompts import check_budget
 from .rollouts import micro_batches, segment_sum
 from .sft import data_identity, teacher_forced
 

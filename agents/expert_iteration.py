@@ -40,10 +40,9 @@ from ..oracles.base import RewardOracle
 from ..seeding import keyed_rng
 from . import checkpoints
 from .best_of_n import BestOfN, BestOfNConfig, BestResponse, best_responses, read_chunk, reward_metrics, write_chunk
-from .fitting import fitting
 from .language_model import LanguageModel
 from .loop import Resume
-from .policy_agent import PolicyAgent, PolicyConfig
+from .policy_agent import PolicyAgent, PolicyConfig, fitting
 from .processes import Processes
 from .settings import FREE_TO_CHANGE, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig

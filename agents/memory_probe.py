@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..errors import NotEnoughMemoryError
 from ..host_memory import USABLE
-from .fitting import warn_caller
 from .memory import free_memory
+from .prompts import warn_caller
 from .rollouts import micro_batches
 
 FIRST_TRIED: Final = {"cpu": 1024, "cuda": 16384}

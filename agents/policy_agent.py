@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from ..instructions import Demonstration, Preference
 from ..oracles.base import NoCopy
-from . import fitting, tracking
+from ..oracles.reward_model import num_positions
+from . import tracking
 from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
 from .loop import Loop, Resume, Sums, keyed_generator
 from .processes import Processes, default_device
+from .prompts import check_budget, prompt_lengths, up_to
 from .settings import FREE_TO_CHANGE, TrainingConfig
+from .special_tokens import own_control_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +191,7 @@ class PolicyAgent(Trainer, PolicyActor):
         """The examples whose prompts the policy can read; ValueError if there are none at all."""
         if not examples:
             raise ValueError(f"{self.label} needs at least one example to train on, got none.")
-        kept = fitting.fitting(self.policy, [example.instruction for example in examples], who=self.label)
+        kept = fitting(self.policy, [example.instruction for example in examples], who=self.label)
         self.num_left_out = len(examples) - len(kept)
         return [examples[number] for number in kept]
 
@@ -248,3 +251,31 @@ def loaded(policy: LanguageModel | str | Path) -> LanguageModel:
     if isinstance(policy, LanguageModel):
         return policy
     return LanguageModel.from_pretrained(policy, device=default_device())
+
+
+def fitting(
+    policy: LanguageModel,
+    instructions: Sequence[str],
+    *,
+    who: str,
+    width: int | None = None,
+    micro_batch_tokens: int | None = None,
+) -> list[int]:
+    """The numbers of the instructions whose prompts the policy can read; a warning by `who` counts the others.
+
+    `width` is how many tokens a response needs after the prompt (None: the policy's longest), and `micro_batch_tokens`
+    what must hold each prompt with such a response (None: chosen by what there is).
+
+    Raises:
+        DataError: No prompt can be read, or a micro-batch is too small.
+    """
+    limit, advice = policy.max_prompt_tokens, "load the policy with a larger max_prompt_tokens"
+    # The control token of a conditioned policy is in front of the prompt, and not counted as one of its tokens.
+    taken = (policy.max_response_tokens if width is None else width) + (own_control_token(policy.model) is not None)
+    room = num_positions(policy.model.config) - taken
+    if room < limit:
+        limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
+    lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
+    kept = up_to(limit, lengths, who=who, advice=advice)
+    check_budget(micro_batch_tokens, max((lengths[number] for number in kept), default=0) + taken, who=who)
+    return kept

@@ -1,15 +1,21 @@
-"""Prompts as token ids, and the limits of prompts and responses: no prompt is ever cut.
+"""Prompts as token ids, and the limits of prompts and responses.
+
+No prompt is ever cut. One that is too long is counted and left out before training begins; one that a policy is asked
+to answer, in `act` or in an evaluation, is refused.
 
 The longest response travels with a model whose own is not the default: in its config.json, or beside a LoRA adapter in
 alpacafarm_limits.json, as `alpacafarm_max_response_tokens`.
 """
 
+import inspect
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataError
 from ..oracles.base import check_batch, shorten
 from ..oracles.reward_model import num_positions
 from ..pretrained import token_limits
@@ -74,3 +80,38 @@ def read_limit(model: Any, folder: Path) -> None:
     """Gives a base model the longest response that the folder of its adapter keeps, if it does."""
     if (folder / FILE).is_file():
         setattr(model.config, KEY, json.loads((folder / FILE).read_text(encoding="utf-8"))[KEY])
+
+
+def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:
+    """The tokens of each instruction's prompt."""
+    return [len(prompt) for prompt in encode_prompts(tokenizer, template, instructions)]
+
+
+def up_to(limit: int, lengths: Sequence[int], *, who: str, advice: str) -> list[int]:
+    """The numbers of the prompts of at most `limit` tokens; warns of the others, a DataError if that is all."""
+    kept = [number for number, length in enumerate(lengths) if length <= limit]
+    if len(kept) < len(lengths):
+        count = len(lengths) - len(kept)
+        share, longest = count / len(lengths), max(lengths)
+        some = f"{count} of {len(lengths)} prompts ({share:.1%}) have more than {limit} tokens, the longest {longest}"
+        if not kept:
+            raise DataError(f"{who}: {some}, so there is nothing to train on. A prompt is never cut: {advice}.")
+        warn_caller(f"{who}: {some}, and are left out of training. To train on them, {advice}.")
+    return kept
+
+
+def check_budget(micro_batch_tokens: int | None, longest: int, *, who: str) -> None:
+    """Refuses, by a DataError, given micro-batches that could not hold the longest row."""
+    if micro_batch_tokens is not None and micro_batch_tokens < longest:
+        raise DataError(
+            f"{who}: expected micro-batches of at least {longest} tokens, as the longest row can have, got "
+            f"micro_batch_tokens={micro_batch_tokens}."
+        )
+
+
+def warn_caller(text: str) -> None:
+    """Warns at the line outside this package that led here, however many calls there are between."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

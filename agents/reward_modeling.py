@@ -40,12 +40,12 @@ from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import merge, turn_off_dropout, with_adapter
 from .checkpoints import fingerprint, load_weights
-from .fitting import check_budget, prompt_lengths, up_to, warn_caller
 from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .merge import merge_folder
 from .policy_agent import Trainer
 from .processes import default_device
+from .prompts import check_budget, prompt_lengths, up_to, warn_caller
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, save_files
 from .settings import Schedule, TrainingConfig

@@ -31,8 +31,8 @@ from ..oracles.policy_rating import PolicyRating
 from ..seeding import keyed_rng
 from .best_of_n import BestOfN, BestOfNConfig, BestOfNSamples
 from .dpo import DPO, DPOConfig
-from .fitting import fitting
 from .language_model import LanguageModel
+from .policy_agent import fitting
 from .settings import Settings
 
 

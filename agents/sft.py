@@ -23,11 +23,11 @@ from torch import Tensor
 
 from ..instructions import RATINGS, Demonstration, Preference, Rating
 from .checkpoints import fingerprint
-from .fitting import check_budget, warn_caller
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
+from .prompts import check_budget, warn_caller
 from .rollouts import Rollouts, micro_batches, ragged
 from .settings import Schedule
 from .special_tokens import conditioned, unconditioned
@@ -153,8 +153,8 @@ class SFT(PolicyAgent):
         return data
 
     def _teacher_forced(self, demonstrations: Sequence[Demonstration]) -> Rollouts:
-        columns = [[each.instruction for each in demonstrations], [each.response for each in demonstrations]]
-        return teacher_forced(self.policy, *columns)
+        instructions = [each.instruction for each in demonstrations]
+        return teacher_forced(self.policy, instructions, [each.response for each in demonstrations])
 
 
 class BinaryFeedME(SFT):

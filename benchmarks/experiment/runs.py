@@ -228,7 +228,7 @@ def longest_asked(actor: Actor, instructions: Sequence[Instruction]) -> int:
     policy: Any = getattr(actor, "policy", None)
     if not hasattr(policy, "max_response_tokens"):
         return 0
-    from ...agents.fitting import prompt_lengths
+    from ...agents.prompts import prompt_lengths
     from ...agents.special_tokens import own_control_token
 
     width = policy.max_response_tokens + (own_control_token(policy.model) is not None)

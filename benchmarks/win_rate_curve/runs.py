@@ -37,7 +37,7 @@ def check_inputs(plan: RunPlan) -> None:
         DataError: One of them is faulty, a prompt is too long, or micro-batches are too small.
         CheckpointError: A model is not there or cannot be used.
     """
-    from ...agents.fitting import check_budget, prompt_lengths
+    from ...agents.prompts import check_budget, prompt_lengths
 
     job, folder = plan.job, str(plan.job.policy_folder)
     instructions = {split: job.data.instructions(split) for split in ("unlabeled", *SPLITS)}
