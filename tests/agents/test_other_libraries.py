@@ -39,7 +39,7 @@ def answers() -> list[str]:
 def plain_scores(folder, encode, rows) -> list[float]:
     """Scores of another library that knows nothing of ours but the calibration in config.json."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     mean = getattr(model.config, "alpacafarm_reward_mean", 0.0)
     std = getattr(model.config, "alpacafarm_reward_std", 1.0)
     with torch.no_grad():
@@ -119,7 +119,7 @@ def folder(family, tmp_path):
 
 
 def scores_of(folder, rows) -> list[float]:
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return [model(torch.tensor([row])).logits.item() for row in rows]
 

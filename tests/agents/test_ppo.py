@@ -81,12 +81,9 @@ def all_sums(agent: PPO, experience: Any, rows: torch.Tensor) -> dict[str, torch
     return found
 
 
-@pytest.mark.parametrize("value", ["model", "head"])
-def test_before_training_the_policy_is_the_reference_and_the_ratio_one(
-    language_model: LanguageModel, value: str
-) -> None:
+def test_before_training_the_policy_is_the_reference_and_the_ratio_one(language_model: LanguageModel) -> None:
     _, sampled, drawn = prepared(language_model, temperature=0.7)
-    agent, experience, metrics = prepared(language_model, temperature=0.7, recompute_logprobs=True, value=value)
+    agent, experience, metrics = prepared(language_model, temperature=0.7, recompute_logprobs=True)
     torch.testing.assert_close(sampled.old_logprobs, experience.old_logprobs, rtol=0, atol=1e-5)
     assert abs(drawn["kl/k1"]) < 1e-5
     assert metrics["kl/k1"] == metrics["kl/k3"] == 0

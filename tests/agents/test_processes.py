@@ -165,7 +165,7 @@ def test_any_rows_are_read_from_any_number_of_files(tmp_path: Path, count: int) 
 
 @pytest.mark.slow
 def test_variants_train_as_one_process_does(policy_folder: Path, tmp_path: Path) -> None:
-    """Tied embeddings with control tokens, a value head on the policy, a process without scores, checkpointing."""
+    """Tied embeddings with control tokens, a process without scores, checkpointing."""
     started = start_world(train_variants, policy_folder, tmp_path / "2", size=2)
     train_variants(policy_folder, tmp_path / "1")
     finish(started)

@@ -219,7 +219,7 @@ def test_none_is_ever_sampled(policy: LanguageModel) -> None:
 def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -> None:
     ids = policy.add_control_tokens(NAMES, generator())
     policy.save(tmp_path / "saved")
-    loaded = load_policy(tmp_path / "saved", max_response_tokens=8)
+    loaded = load_policy(tmp_path / "saved", max_response_tokens=16)
     assert control_tokens(loaded.model) == ids
     assert loaded.encode_prompts(["Hi", NAMES[0]]) == policy.encode_prompts(["Hi", NAMES[0]])
     assert loaded.encode_responses([NAMES[1]]) == policy.encode_responses([NAMES[1]])

@@ -110,7 +110,6 @@ def _ppo(policy: Path, out: Path, oracle: Share | None = None, **changes: Any) -
 
 VARIANTS = {
     "tied": _tied,
-    "head": partial(_ppo, value="head", micro_batch_tokens=64),
     "few": partial(_ppo, oracle=FirstHalf(ASCII), minibatch_size=4),
     "checkpointed": partial(_ppo, gradient_checkpointing=True),
 }
