@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import time
 
 import numpy as np
 import pytest
 from faulty_server import Faults, FaultyJudgeServer
-from judge_requests import SINGLE, cut, truth
+from judge_requests import SINGLE, cut
 
 from alpacafarm_env import errors
 from alpacafarm_env.annotators import served as asking
 from alpacafarm_env.annotators.config import PoolConfig
-from alpacafarm_env.annotators.pool import AnnotatorPool, make_pool
+from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import Client, ClientConfig
 from alpacafarm_env.llm.ledger import operations as sql
@@ -66,16 +65,6 @@ def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make,
         total = pool.ledger.do(sql.spending).result().total
         assert total.answered == server.stats()["charged"]["requests"]
         assert (total.unknown, total.running) == (0, 0)
-
-
-def test_a_pause_that_the_server_asks_for_holds_over_calls(make, pairs):
-    rows = cut(pairs, 3)
-    with FaultyJudgeServer(faults=Faults({"retry_after_seconds": 1.0}, retry_s=1)) as server:
-        pool = make(server, SINGLE, client_config=ClientConfig(max_attempts=1))
-        assert np.isnan(pool.compare(*(column[:1] for column in rows))).all()
-        start = time.monotonic()
-        pool.compare(*(column[1:2] for column in rows))
-        assert time.monotonic() - start > 0.7
 
 
 def test_one_ledger_holds_every_attempt_billed_without_an_answer_too_and_no_key(make, pairs, tmp_path):
@@ -142,22 +131,6 @@ def test_one_model_has_one_price(tmp_path):
         priced([1, 2], [1, 2], [1, 20])
 
 
-def test_a_text_that_cannot_be_sent_is_named_by_its_row(make, pairs):
-    instructions, a, b = cut(pairs, 6)
-    b[4] = "half \ud800"
-    with JudgeServer() as server:
-        with pytest.raises(errors.InvalidResponseError, match="Pair 5, second.* character 5"):
-            make(server).judge(instructions, a, b)
-        assert server.stats()["requests"] == 0
-
-
-def test_models_or_model_and_one_order_or_both():
-    with pytest.raises(errors.PoolError, match="not both"):
-        make_pool(models="openai", model="x")
-    with pytest.raises(ValueError, match="leave one out"):
-        make_pool(both_orders=True, compat="alpacafarm")
-
-
 PRICES = {"sandbox-gpt4": (1000.0, 1000.0)}
 SHARED = PoolConfig(
     name="shared",
@@ -165,19 +138,6 @@ SHARED = PoolConfig(
     annotators=tuple(member.model_copy(update={"batch_size": 5}) for member in SINGLE.annotators),
 )
 """The same annotator, drawn alike, but five pairs a request."""
-
-
-def test_a_pair_was_asked_if_any_request_about_it_was(make, pairs):
-    """Here the shared requests are sent and say nothing; the pairs' own are in the ledger."""
-    rows = cut(pairs, 10)
-    with FaultyJudgeServer() as server:
-        make(server, SINGLE, prices=PRICES).judge(*rows)
-        server.faults = Faults({"wrong_count": 1.0})
-        verdicts = make(server, SHARED, prices=PRICES).judge(*rows)
-        assert server.stats()["requests"] == 12
-    assert truth(verdicts, *rows).all()
-    assert (verdicts.details["cost_usd"] > 0).all()
-    assert not verdicts.details["cached"].any()
 
 
 def test_a_pair_was_not_asked_if_all_its_replies_were_in_the_ledger(make, pairs):
@@ -190,16 +150,6 @@ def test_a_pair_was_not_asked_if_all_its_replies_were_in_the_ledger(make, pairs)
     assert np.isnan(verdicts.scores).all()
     assert (first.details["cached"].item(), verdicts.details["cached"].item()) == (False, True)
     assert first.details["cost_usd"].item() > verdicts.details["cost_usd"].item() == 0
-
-
-def test_a_reply_that_pairs_share_is_read_once(make, pairs, monkeypatch):
-    rows, sizes = cut(pairs, 10), []
-    with JudgeServer() as server:
-        first = make(server, SHARED).compare(*rows)
-        parse = asking.parse
-        monkeypatch.setattr(asking, "parse", lambda *args: sizes.append(args[2]) or parse(*args))
-        np.testing.assert_array_equal(make(server, SHARED).compare(*rows), first)
-    assert sizes == [5, 5]
 
 
 def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import pytest
 from ledger_calls import (
@@ -35,23 +34,12 @@ from ledger_calls import (
 )
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError
-from alpacafarm_env.llm.ledger import file as ledger_file
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger import store as ledger_module
 from alpacafarm_env.llm.ledger.store import Ledger, shared_ledger
 
 # Newer Pythons warn of every fork beside threads; that it is safe here is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-def test_a_future_resolves_after_its_commit(ledger):
-    seen = []
-    for number in range(10):
-        future = succeed(ledger, begin(ledger, str(number)).result(), [str(number)])
-        future.add_done_callback(lambda _: seen.append(read_beside(ledger.path, "SELECT count(*) FROM replies")[0][0]))
-        future.result()
-    ledger.close()
-    assert seen == list(range(1, 11))
 
 
 def test_one_failing_operation_of_a_group_is_undone_alone(ledger):
@@ -66,22 +54,6 @@ def test_one_failing_operation_of_a_group_is_undone_alone(ledger):
     assert [futures[i].exception() for i in (0, 4)] == [None, None]
     assert read_beside(ledger.path, "SELECT count(*) FROM replies") == [(0,)]
     assert read_beside(ledger.path, "SELECT request_key FROM attempts") == [("1",), ("3",)]
-
-
-def test_callers_of_a_busy_file_are_told_together(ledger, monkeypatch):
-    monkeypatch.setattr(ledger_file, "BUSY_S", 0.1)
-    owner = ledger.new_owner()
-    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        started = time.monotonic()
-        with ledger._lock:
-            futures = [ledger.do(sql.claim, [str(number)], owner) for number in range(20)]
-        for future in futures:
-            with pytest.raises(LedgerError, match="another process"):
-                future.result()
-        assert time.monotonic() - started < 1  # not 20 x 0.1 s
-    assert len({id(future.exception()) for future in futures}) == 20
-    assert claim(ledger, ["0"], owner) == ["0"]
 
 
 def test_a_forked_child_has_a_handle_of_its_own(ledger):
@@ -186,15 +158,6 @@ def test_requests_go_on_with_the_first_call_after_room_was_made(ledger):
             begin(ledger).result()
     assert claim(ledger, ["q"], owner) == ["q"]
     answer(ledger)
-
-
-def test_an_answer_too_large_for_the_disk_takes_no_other_down(small_disk, tmp_path):
-    with Ledger(tmp_path / "l") as ledger:
-        begun = [begin(ledger, str(number)).result() for number in range(3)]
-        with ledger._lock:
-            futures = [succeed(ledger, begun[i], [str(i)], raw="x" * size) for i, size in enumerate((10, 10**6, 10))]
-        assert [future.exception() is None for future in futures] == [True, False, True]
-        assert sorted(lookup(ledger, "0", "1", "2")) == ["0", "2"]
 
 
 def test_a_beat_that_cannot_be_written_stops_further_requests(tmp_path, monkeypatch):

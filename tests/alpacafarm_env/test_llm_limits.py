@@ -1,19 +1,15 @@
 """Limits: how many at once, in which order, when, and when no more. No test here waits: the clock is the test's."""
 
 import asyncio
+from itertools import pairwise
 from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alpacafarm_env.errors import OutageError, PermanentAPIError
 from alpacafarm_env.llm import limits
 from alpacafarm_env.llm.limits import OUTAGE, OUTAGE_S, ClientConfig, Limiter
-
-PLACES = st.integers(0, 99)
 
 
 def use(clock, patch):
@@ -61,93 +57,26 @@ def clock(monkeypatch):
     loop.close()
 
 
-class LimiterMachine(RuleBasedStateMachine):
-    """Requests that come, end and are cancelled in any order, beside a model of the queue."""
+def test_slots_are_given_in_order_within_the_limits(clock):
+    """Repeats go before all others; one that is cancelled holds nobody up; starts are spaced."""
+    limiter, order = limiter_of(2, requests_per_minute=120), []
 
-    def __init__(self):
-        super().__init__()
-        self.clock, self.patch = Clock(), pytest.MonkeyPatch()
-        use(self.clock, self.patch)
-        self.limiter = limiter_of(4, requests_per_minute=120)
-        self.paused_until, self.given_in_vain, self.started, self.held = -inf, -inf, [], []
-        self.queues = {True: [], False: []}  # repeats, and first attempts: tasks, first come first
+    async def ask(name, *, again=False):
+        order.append((name, await limiter.acquire(again=again)))
 
-    def teardown(self):
-        for task in self.queues[True] + self.queues[False]:
-            task.cancel()
-        self.clock.settle()
-        self.patch.undo()
-        self.clock.close()
-
-    @rule(again=st.booleans())
-    def come(self, again):
-        task = self.clock.create_task(self.limiter.acquire(again=again))
-        self.queues[again].append(task)
-        self.clock.settle()
-
-    @precondition(lambda self: self.held)
-    @rule(place=PLACES, outcome=st.sampled_from(["succeeded", "failed", "crowded", "wait"]), cancel=st.booleans())
-    def end(self, place, outcome, cancel):
-        """With `cancel` the one that is next is cancelled in the same turn of the loop."""
-        slot = self.held.pop(place % len(self.held))
-
-        async def turn():
-            if outcome == "succeeded":
-                self.limiter.succeeded(slot)
-            else:
-                wait = 3.0 if outcome == "wait" else 0.0
-                self.paused_until = max(self.paused_until, self.clock.now + wait)
-                self.limiter.failed(slot, crowded=outcome == "crowded", retry_after_s=wait)
-            self.limiter.release()
-            queue = self.queues[True] or self.queues[False]
-            if cancel and queue:
-                queue.pop(0).cancel()
-                self.given_in_vain = self.clock.now
-
-        self.clock.run_until_complete(turn())
-        self.clock.settle()
-
-    @precondition(lambda self: self.queues[True] or self.queues[False])
-    @rule(place=PLACES, again=st.booleans())
-    def cancel(self, place, again):
-        queue = self.queues[again] or self.queues[not again]
-        queue.pop(place % len(queue)).cancel()
-        self.clock.settle()
-
-    @rule(seconds=st.sampled_from([0.1, 0.5, 4.0]))
-    def pass_time(self, seconds):
-        until = self.clock.now + seconds
-        while self.clock.now < until:
-            self.clock.now += 0.1
-            self.clock.settle()
-            self.admitted()
-
-    @invariant()
-    def admitted(self):
-        """Who was let in was first in the queue, within the limits; nobody waits who could be let in."""
-        for queue in (self.queues[True], self.queues[False]):
-            done = [task.done() for task in queue]
-            assert done == sorted(done, reverse=True)
-        given = [task for queue in self.queues.values() for task in queue if task.done()]
-        if given and self.queues[True] and not self.queues[True][-1].done():
-            assert not any(task.done() for task in self.queues[False])
-        self.queues = {again: [task for task in queue if not task.done()] for again, queue in self.queues.items()}
-        for slot in sorted((task.result() for task in given), key=float):
-            assert slot >= self.paused_until
-            assert not self.started or slot - self.started[-1] >= 0.5 - 1e-9
-            self.started.append(slot)
-            self.held.append(slot)
-        limiter = self.limiter
-        assert limiter.active == len(self.held) <= 4
-        assert not given or limiter.active <= int(limiter.pace.limit) <= 4
-        last = max(self.given_in_vain, *self.started[-1:], -inf)  # a slot that is cancelled has had its turn
-        next_start = max(limiter.pace.paused_until, last + 0.5)
-        if any(self.queues.values()) and limiter.active < int(limiter.pace.limit):
-            assert self.clock.now < next_start + 1e-9
-
-
-LimiterMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
-TestLimiter = LimiterMachine.TestCase
+    tasks = [clock.create_task(ask(name, again=name == "repeat")) for name in ("a", "b", "c", "gone", "d", "repeat")]
+    clock.run_until_complete(asyncio.sleep(2.0))
+    assert order == [("a", 1000.0), ("repeat", pytest.approx(1000.5))]
+    assert limiter.active == 2
+    tasks[3].cancel()
+    for _ in range(4):
+        limiter.failed(clock.now, retry_after_s=1.0)
+        clock.call_soon(limiter.release)
+        clock.run_until_complete(asyncio.sleep(2.0))
+        assert limiter.active <= 2
+    names, starts = zip(*order, strict=True)
+    assert names == ("a", "repeat", "b", "c", "d")
+    assert min(later - start for start, later in pairwise(starts)) >= 0.5 - 1e-9
 
 
 def test_crowded_servers_halve_the_limit_once_for_those_in_flight_together(clock):
