@@ -130,7 +130,8 @@ def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownName
         Unknown split 'evl'. Did you mean 'eval'? There are: sft, eval.
     """
     names = list(options)
-    close = get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = get_close_matches(str(name).casefold(), [each.casefold() for each in names], n=1)
+    likely = [each for each in names if each.casefold() in close]
+    hint = f" Did you mean {likely[0]!r}?" if likely else ""
     listing = f" There are: {', '.join(names)}." if names else " There is none."
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint}{listing}")

@@ -1,35 +1,41 @@
-"""One method of the paper: trains its agent, lets it answer eval, and saves the policy.
+"""Trains one method's policy, lets it answer eval, and saves it; or trains a reward model.
 
-    python -m alpacafarm_env.benchmarks.train METHOD [--quick] [--feedback simulated|human] [--out DIR]
-    python -m alpacafarm_env.benchmarks.train reward_modeling --dataset DATA --policy FOLDER [--out DIR]
+    alpacafarm train METHOD [--quick] [--feedback ann|human] [--out DIR]
+    alpacafarm train reward_modeling --dataset DATA --policy FOLDER [--out DIR]
 
 In the sandbox it starts from the shipped SFT policy and prints the row that the ranking of methods would have. With
 --dataset, --policy and --reward-model it runs on your own data and models; --judge then gives a win rate against the
 data's references. The answers are outputs.json in AlpacaEval's form, the references references.json:
 
-    python -m alpacafarm_env evaluate DIR/outputs.json --reference DIR/references.json
+    alpacafarm judge evaluate DIR/outputs.json --reference DIR/references.json
 
 has them judged by annotators over an API. reward_modeling trains a reward model from --policy on the data's
-preferences, the --reward-model of other methods, and tests it on pairs that it leaves out.
+preferences, the --reward-model of other methods, and tests it on pairs that it leaves out. Options are kept in
+DIR/run.yaml, which --config takes.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Final, Literal
 
+import pydantic
 import tyro
 
 from .. import sandbox
+from ..arguments import match_name
+from ..cli.options import Count, Seed
+from ..cli.options import parse as parse_options
 from ..data import load_dataset
 from ..data.files import write_atomic
 from ..errors import DataError
 from ..folders import hash_model
 from ..plugins import source_mark
+from ..sandbox.writers import API_MODELS
 from .experiment.dry_run import has_weights, rehearse, report, sizes
 from .experiment.evaluation import subset
 from .experiment.own_judge import has_references, judge_name, refuse_trained_on
@@ -39,49 +45,57 @@ from .experiment.runs import Form, MethodPlan, RewardPlan, run_method, run_rewar
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.agent_options import OPTIONS, option_of
-from .methods.job import Feedback, Job, ModelOptions, check_positive
-from .methods.methods import ABLATIONS, FINE_TUNING, METHODS, REWARD_MODELING, check_splits, find_method
+from .methods.agent_options import option_of
+from .methods.job import Job, ModelOptions
+from .methods.methods import METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.presets import Dtype, choose_preset
 
 NAME = "train"
+SPECS: Final = {
+    **{method.name: method.name for method in METHODS if method.name not in API_MODELS},
+    "sft": "fine_tuning",  # the ranking's sft is the policy that all methods start from
+    REWARD_MODELING: REWARD_MODELING,
+}
+"""Method -> what it is among all methods of the studies."""
 
 
 @dataclass(frozen=True)
 class TrainOptions(ModelOptions):
     """Options of a single method's training."""
 
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"num_eval": 201}
+
     method: tyro.conf.Positional[str]
     """Name of a method, or module:attribute of a Method of your own."""
-    feedback: Feedback = "simulated"
-    """Whose labels it learns from (sandbox): p_sim^ann's, or the human raters'."""
+    feedback: Literal["ann", "human"] = "ann"
+    """Whose labels it learns from (sandbox): the noisy pool of annotators', or the human raters'."""
     quick: bool = False
     """A small run of the same shape, under three minutes on two cores."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the training and of the annotators' labels."""
     out: Path | None = None
     """Folder for checkpoints, metrics, policy and answers, of one method, its labels and seed. Default: in
     results/train METHOD-DATA-POLICY-SEED, of the sandbox METHOD-FEEDBACK-SEED; with --quick its name ends with
     -quick."""
-    num_eval: int = 805
+    num_eval: Count = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
-    lora: int | None = None
+    lora: Annotated[int, pydantic.Field(ge=0)] | None = None
     """Rank of the LoRA adapters to train, 8 for instance; 0 trains all weights. Default: the preset's."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: Count | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the model
     can. Default: AlpacaFarm's 192."""
-    max_response_tokens: int | None = None
+    max_response_tokens: Count | None = None
     """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
     Default: the preset's, 64 of sandbox and 300 of all others."""
-    steps: int | None = None
+    steps: Count | None = None
     """Of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the data, of methods that learn from a fixed set."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Examples of an update; of best-of-n the responses sampled at once."""
-    sample_batch_size: int | None = None
+    sample_batch_size: Count | None = None
     """Responses that expert iteration samples at once."""
-    num_instructions: int | None = None
+    num_instructions: Count | None = None
     """Instructions that expert iteration learns from."""
     dtype: Dtype | None = None
     """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
@@ -90,6 +104,8 @@ class TrainOptions(ModelOptions):
     save: Form = "merged"
     """What is saved of a model trained by LoRA: a whole model, which any library loads, or the adapter, a few MB that
     need their base. Both can be --policy, --reward-model and --judge of later runs."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """What else is given each step's metrics; each needs its package."""
     push_to_hub: str | None = None
     """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
     it can be written is checked first; a new one is private."""
@@ -98,9 +114,7 @@ class TrainOptions(ModelOptions):
     policy's weights, a table of sizes."""
 
     def __post_init__(self) -> None:
-        check_positive(self, ("num_eval", "max_prompt_tokens", "max_response_tokens", *OPTIONS))
-        if self.lora is not None and self.lora < 0:
-            raise ValueError(f"--lora: expected a rank of 1 or more, or 0 to train all weights, got {self.lora}")
+        super().__post_init__()
         if self.template and self.policy == "sandbox":
             raise ValueError("--template: expected --policy with it; the sandbox's models have theirs")
         if (self.data == "sandbox") != (self.policy == "sandbox"):
@@ -110,22 +124,33 @@ class TrainOptions(ModelOptions):
             )
 
     @property
+    def spec(self) -> str:
+        """The method among those of the studies, or module:attribute."""
+        return self.method if ":" in self.method else SPECS[self.method]
+
+    @property
+    def method_name(self) -> str:
+        """For folders and tables."""
+        return self.method if self.spec == REWARD_MODELING else find_method(self.spec).name
+
+    @property
+    def labels(self) -> str:
+        """Whose labels it learns from, as tables call them; those of one's own data are in it."""
+        return "simulated" if self.feedback == "ann" else self.feedback
+
+    @property
     def name(self) -> str:
         """What its folder is marked with: nothing else may write there. Data and models are compared by content."""
-        labels = self.feedback if self.data == "sandbox" else "own labels"
-        return f"{NAME} {self._method}{source_mark(self.method)}, {labels}, seed {self.seed}"
+        labels = self.labels if self.data == "sandbox" else "own labels"
+        return f"{NAME} {self.method_name}{source_mark(self.method)}, {labels}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
         """Where everything goes."""
         own = (self.data, self.policy) if self.data != "sandbox" else ()
         names = "-".join(Path(name).resolve().name for name in own) or self.feedback
-        name = file_name(f"{self._method}-{names}-{self.seed}{'-quick' * self.quick}")
+        name = file_name(f"{self.method_name}-{names}-{self.seed}{'-quick' * self.quick}")
         return self.out if self.out is not None else Path("results") / NAME / name
-
-    @property
-    def _method(self) -> str:
-        return self.method if self.method == REWARD_MODELING else find_method(self.method).name
 
     def job(self, reward: str | None = None) -> Job:
         """What an agent is made from."""
@@ -134,16 +159,14 @@ class TrainOptions(ModelOptions):
     def plan(self, reward: str | None) -> MethodPlan:
         """The cell of the ranking that this run is."""
         data = load_dataset(self.data, allow_overlap=self.allow_overlap)
-        known = len(data.instructions("eval")) if "eval" in data.splits else 0
-        same = {"method": self.method, "judge": self.judge, "save": self.save}
-        options: dict[str, Any] = {**same, "num_eval": min(self.num_eval, known)}
-        return MethodPlan(out=self.folder, **options, **self._for_job(reward))
+        num_eval = min(self.num_eval, len(data.instructions("eval")) if "eval" in data.splits else 0)
+        own: dict[str, Any] = {"method": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
+        return MethodPlan(out=self.folder, num_eval=num_eval, **own, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
-        same = ("feedback", "seed", "quick", "preset", "template", "lora", "dtype", "reward_dtype")
-        limits = ("max_prompt_tokens", "max_response_tokens")
-        options = {name: getattr(self, name) for name in (*same, *limits, "changed", "allow_overlap")}
-        options["preset"] = self.preset or choose_preset(self.policy)[0]
+        same = ("seed", "quick", "template", "lora", "dtype", "reward_dtype", "changed", "allow_overlap")
+        options = {name: getattr(self, name) for name in (*same, "max_prompt_tokens", "max_response_tokens")}
+        options |= {"preset": self.preset or choose_preset(self.policy)[0], "feedback": self.labels}
         return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
 
@@ -153,7 +176,7 @@ def run(options: TrainOptions) -> int:
     Processes that torchrun has started do it together; only the main one judges, writes and prints.
     """
     data = load_dataset(options.data, allow_overlap=options.allow_overlap)
-    check_splits(options.method, data, judged=options.judge is not None and options.method != REWARD_MODELING)
+    check_splits(options.spec, data, judged=options.judge is not None and options.spec != REWARD_MODELING)
     options = options.settled()
     if options.dry_run:
         return dry_run(options)
@@ -165,7 +188,9 @@ def run(options: TrainOptions) -> int:
     if pushed_to is not None:
         check_push(pushed_to, options.job(), adapter=options.save == "adapter")
     with take_folder(options.folder, options.name):
-        saved = (make_reward_model if options.method == REWARD_MODELING else train_policy)(options)
+        if not is_helper():
+            options.write(options.folder)
+        saved = (make_reward_model if options.spec == REWARD_MODELING else train_policy)(options)
     if pushed_to is not None:
         print(f"Pushed to {push(saved, pushed_to)}")
     return 0
@@ -177,7 +202,7 @@ def dry_run(options: TrainOptions) -> int:
 
     quiet()
     job = options.job(options.reward_model)
-    made = rehearse(job, options.method) if has_weights(job) else None
+    made = rehearse(job, options.spec) if has_weights(job) else None
     if Processes().is_main:
         print(sizes(job) if made is None else report(job, made))
     return 0 if made is None or made.fits else 1
@@ -185,7 +210,7 @@ def dry_run(options: TrainOptions) -> int:
 
 def train_policy(options: TrainOptions) -> Path:
     """Trains a method's policy; it answers, and the main process writes the results. Returns the policy's folder."""
-    method = find_method(options.method)
+    method = find_method(options.spec)
     if options.changed and method.needs == "nothing" and method.fixed:
         names = ", ".join(option_of(field) for field, _ in options.changed)
         raise DataError(f"{names}: expected none for {method.name}, whose settings are fixed.")
@@ -197,7 +222,7 @@ def train_policy(options: TrainOptions) -> Path:
     plan = options.plan(reward)
     rows = run_method(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update)
     if rows:  # only the main process has any
-        write_results(plan, next(row for row in rows if row["feedback"] == options.feedback))
+        write_results(plan, next(row for row in rows if row["feedback"] == options.labels))
     return plan.folder / "policy"
 
 
@@ -217,13 +242,13 @@ def make_reward_model(options: TrainOptions) -> Path:
             spent.keep()
             progress.update(ProgressUpdate(cell, 100 * share, state=state))
 
-    found = train_reward_model(job, saved, tell, options.save)
+    result = train_reward_model(job, saved, tell, options.save, options.trackers)
     if progress is not None:
         progress.end()
         spent.keep(now=True)
-        write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **found}])
+        write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **result}])
         print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
-        print(*(f"  {name}: {value:.4g}" for name, value in found.items()), sep="\n")
+        print(*(f"  {name}: {value:.4g}" for name, value in result.items()), sep="\n")
         print(f"\nThe reward model: {saved}. Metrics and table.csv: {out}.")
     return saved
 
@@ -275,28 +300,30 @@ def reward_model(options: TrainOptions) -> str:
         return options.reward_model
     if options.data != "sandbox":
         raise DataError(f"{options.method}: expected --reward-model with --dataset {options.data}, got none.")
-    if options.feedback == "simulated" and (options.seed == 0 or options.quick):
+    if options.feedback == "ann" and (options.seed == 0 or options.quick):
         return str(sandbox.REWARD_MODEL)
-    plan = RewardPlan(options.feedback, options.seed, options.folder, options.quick)
+    plan = RewardPlan(options.labels, options.seed, options.folder, options.quick)
     print("First the reward model on this feedback's labels:", file=sys.stderr)
     run_reward_model(plan, Progress({plan.cell: plan.units}).update)
     return str(plan.folder)
 
 
 def parse(args: Sequence[str] | None = None) -> TrainOptions:
-    """Options from the command line."""
-    given = sys.argv[1:] if args is None else list(args)
-    if "--quick" in given and not any(word.startswith(("--num-eval", "--num_eval")) for word in given):
-        given = [*given, "--num-eval", "201"]
-    names, variants = (", ".join(method.name for method in methods) for methods in (METHODS, ABLATIONS))
-    own = f"To train a model of your own before them: {FINE_TUNING.name}, {REWARD_MODELING}."
-    about = f"{__doc__}\nMethods: {names}. {own} Variants for experiments: {variants}."
-    return tyro.cli(TrainOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=given, description=about)
+    """Options from the command line.
+
+    Raises:
+        DataError: As `parse_options`.
+        UnknownNameError: There is no such method.
+    """
+    about = f"{__doc__}\nMethods: {', '.join(SPECS)}."
+    options = parse_options(TrainOptions, args, prog=f"alpacafarm {NAME}", description=about)
+    method = options.method if ":" in options.method else match_name("method", options.method, SPECS)
+    return replace(options, method=method)
 
 
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    return run_command(lambda: run(parse()), joins=True)
+    return run_command(lambda: run(parse(args)), joins=True)
 
 
 if __name__ == "__main__":

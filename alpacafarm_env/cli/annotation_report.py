@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -15,15 +17,19 @@ from numpy.typing import NDArray
 
 from ..annotators.config import load_models, load_pool
 from ..annotators.pool import make_pool, model_spec
+from ..annotators.served import Progress
 from ..errors import PoolError, PriceError, UnparsableVerdictError
 from ..llm.endpoint import Endpoint
 from ..llm.ledger import operations as sql
 from ..llm.ledger.store import Ledger
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
 from ..oracles.judges import NO_VERDICT
+from ..progress import make_bar
 from ..statistics import WinRateSummary, win_rate
 from .annotation_files import Pairs
-from .progress import progress_bar
+
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"
+_LOG_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -190,3 +196,23 @@ def option_endpoint(base_url: str | None, api_key_env: str, allow_insecure: bool
         return Endpoint(base_url, api_key_env=api_key_env, allow_insecure=allow_insecure)
     except ValueError as error:
         raise PoolError(f"--base-url (or $OPENAI_BASE_URL): {str(error).rstrip('.')}.") from error
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[Progress], None]]:
+    """A bar on stderr from the first answer on: pairs, time left, dollars. Yields the pool's `on_progress`."""
+    bars: list[Any] = []
+
+    def show(progress: Progress) -> None:
+        if not bars:
+            bars.append(make_bar(progress.total, name, log_s=_LOG_S, bar_format=_FORMAT))
+        bar = bars[0]
+        cost = "price unknown" if math.isnan(progress.cost_usd) else f"${progress.cost_usd:.4f} so far"
+        bar.set_postfix_str(cost, refresh=False)
+        bar.update(progress.done - bar.n)
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()

@@ -23,7 +23,7 @@ _SIZES: Final = (("n<1K", 1_000), ("1K<n<10K", 10_000), ("10K<n<100K", 100_000),
 _HEAD: Final = """
 # {name}
 
-From the data set `{name}` by `python -m alpacafarm_env export`.
+From the data set `{name}` by `alpacafarm export`.
 
 **Level:** {level}
 """
@@ -103,7 +103,7 @@ def _about(dataset: Dataset, split: str, records: Sequence[Record], form: str) -
 
 
 def _parts(card: str) -> tuple[dict[str, Any], str]:
-    """What a card's YAML says, {} if it is none of ours, and the text below."""
+    """A card's YAML, {} if it is none of ours, and the text below."""
     _, *parts = card.split("---\n", 2)
     try:
         head = yaml.safe_load(parts[0]) if len(parts) == 2 else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from ..arguments import SEED, whole_number
-from ..cli.commands import Report
+import tyro
+
+from ..cli.commands import ServerOptions
+from ..cli.options import Port, Report, Seed
 from ..errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,45 +24,44 @@ PORT: Final = 8017
 """The same in every run, so that a page that was open finds the server again."""
 GUIDELINE: Final = Path(__file__).parent / "templates" / "guideline.txt"
 GUIDELINE_RATING: Final = Path(__file__).parent / "templates" / "guideline_rating.txt"
-_EPILOG: Final = (
-    "Every answer is stored at once, in a database beside --out: stop the command, or kill it, at any time, and give "
-    "it again to go on at the same address. --out has all labels so far when the command starts, when it ends, and "
-    "after --export, which may be given while it serves; as long as there are none, no such file is made."
-)
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command, which needs the extra "human"."""
-    text = "let people say which of two outputs is better, or how good one is, on a page in their browser"
-    parser = commands.add_parser("annotate-human", help=text, description=text, epilog=_EPILOG, allow_abbrev=False)
-    text = (
-        "JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional); "
-    )
-    text += "or output, to be rated from 1 to 7, and a judge's rating (optional)"
-    parser.add_argument("pairs", metavar="PAIRS", type=Path, help=text)
-    text = "where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ...; or with "
-    text += "rating (1 to 7), critique, annotator ..."
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help=text)
-    text = "pairs with the right preference, to be judged first; who agrees in less than 70 %% is kept out. Or single "
-    text += "outputs with the right rating: who is within a point of it agrees"
-    parser.add_argument("--qualification", metavar="FILE", type=Path, help=text)
-    parser.add_argument("--guideline", metavar="FILE", type=Path, help="a text for annotators, instead of our own")
-    text = "seeds the orders of pairs and outputs (default: 0, then as it began)"
-    parser.add_argument("--seed", type=SEED, metavar="N", help=text)
-    text = "write --out from what is stored, and serve no page"
-    parser.add_argument("--export", action="store_true", help=text)
-    text = "leave an annotator out of --out; may be given several times"
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help=text)
-    parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
-    text = f"where to listen; 0 for any free port (default: {PORT})"
-    parser.add_argument("--port", type=whole_number(0, 65535), default=PORT, metavar="N", help=text)
-    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
-    parser.add_argument("--allow-remote", action="store_true", help=text)
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.set_defaults(run=annotate_human)
+@dataclass(frozen=True, kw_only=True)
+class AnnotateHuman(ServerOptions):
+    """People's labels, from a page on this machine."""
+
+    pairs: tyro.conf.Positional[Path]
+    """JSON or JSON Lines: instruction, input (optional), output_1, output_2, and a judge's preference (optional); or
+    output, to be rated from 1 to 7, and a judge's rating (optional)."""
+    out: Path
+    """Where the labels go, as records with preference (1, 2), raw_preference (1 to 4), annotator ...; or with rating (1
+    to 7), critique, annotator ..."""
+    qualification: Path | None = None
+    """Pairs with the right preference, to be judged first; who agrees in less than 70 % is kept out. Or single outputs
+    with the right rating: who is within a point of it agrees."""
+    guideline: Path | None = None
+    """A text for annotators, instead of our own."""
+    seed: Seed | None = None
+    """Seeds the orders of pairs and outputs. Default: 0, then as it began."""
+    export: bool = False
+    """Write --out from what is stored, and serve no page."""
+    without: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Leave an annotator out of --out; may be given several times."""
+    port: Port = PORT
+    """Where to listen; 0 for any free port."""
+    no_browser: bool = False
+    """Only print the address."""
+
+    def run(self) -> Report:
+        """Serves the page until Ctrl-C, and writes the labels.
+
+        Raises:
+            AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
+        """
+        return annotate_human(self)
 
 
-def annotate_human(options: argparse.Namespace) -> Report:
+def annotate_human(options: AnnotateHuman) -> Report:
     """Serves the page until Ctrl-C, and writes the labels.
 
     Raises:
@@ -113,7 +114,7 @@ def _annotator(store: Store, name: str) -> str:
     return found
 
 
-def _serve(session: Session, guideline: str, options: argparse.Namespace) -> None:
+def _serve(session: Session, guideline: str, options: AnnotateHuman) -> None:
     from ..judge_server.http import serve
 
     where = {"host": options.host, "port": options.port}

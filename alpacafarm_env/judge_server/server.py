@@ -7,7 +7,6 @@ Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /st
 encryption: it is meant for this machine's own programs.
 """
 
-import argparse
 import hmac
 import json
 import threading
@@ -17,12 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..annotators.config import ROLES, load_models
-from ..arguments import SEED, real_number, whole_number
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
 from .http import Listener, serve
 from .replies import HttpReply, JudgeAnswer, as_error, as_json
-from .sandbox_judge import BY_TASTE, SandboxJudge
+from .sandbox_judge import SandboxJudge
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 _CHARGES: Final = ("requests", "prompt_tokens", "completion_tokens")
@@ -165,20 +163,3 @@ def run_server(**options: Any) -> int:
     """
     where = {name: options[name] for name in ("host", "port") if name in options}
     return serve(lambda: JudgeServer(**options), lambda server: server.base_url, **where)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `judge-server`: `run_server`'s arguments by name."""
-    text = "where to listen (default: 0, any free port)"
-    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=text)
-    parser.add_argument("--host", default="127.0.0.1", help="the interface to listen on")
-    text = "take a --host that other machines can reach, such as 0.0.0.0; anybody on the way can read the texts"
-    parser.add_argument("--allow-remote", action="store_true", help=text)
-    text = "seeds the verdicts of requests without a seed"
-    parser.add_argument("--seed", type=SEED, default=0, metavar="N", help=text)
-    text = "seconds an answer takes at least"
-    parser.add_argument("--latency", dest="latency_s", type=real_number(), default=0.0, metavar="S", help=text)
-    text = "a pool of your own, whose prompts are to be read; may be given several times"
-    parser.add_argument("--pool", dest="pools", action="append", default=[], metavar="FILE", help=text)
-    text = f"judge instructions that are not the sandbox's too, {BY_TASTE}: such verdicts say nothing of the responses"
-    parser.add_argument("--anyway", action="store_true", help=text)

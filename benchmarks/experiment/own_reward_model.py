@@ -10,7 +10,7 @@ from ...errors import DataError
 from ...instructions import Preference
 from ...seeding import keyed_rng
 from ..methods.job import Job
-from .runs import Form, complete_card, state_of
+from .runs import Form, complete_card, state_of, tracked
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 500
 """Share, and most, of the instructions whose pairs test the model and do not train it."""
@@ -52,7 +52,9 @@ def make_reward_modeling(job: Job, pairs: Sequence[Preference]) -> agents.Reward
     )
 
 
-def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None], form: Form) -> dict[str, Any]:
+def train_reward_model(
+    job: Job, target: Path, tell: Callable[[float, str], None], form: Form, trackers: Sequence[str] = ()
+) -> dict[str, Any]:
     """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
 
     Raises:
@@ -62,7 +64,7 @@ def train_reward_model(job: Job, target: Path, tell: Callable[[float, str], None
 
     train, test = hold_out(job.preferences())
     agent = make_reward_modeling(job, train)
-    for metrics in agent.updates():
+    for metrics in tracked(agent, trackers):
         tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))
     found = agent.evaluate(test)
     world = Processes()

@@ -4,7 +4,7 @@ An interrupted cell continues from its checkpoints; its seconds and tokens are t
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -55,6 +55,8 @@ class MethodPlan(Job):
     judge: str | None = None
     """One's own, as `own_judge` reads it."""
     save: Form = "merged"
+    trackers: tuple[str, ...] = ()
+    """What else is given each step's metrics."""
     folder: Path = field(init=False)
     """The cell's own within `out`, for checkpoints."""
     mark: str = field(init=False)
@@ -104,7 +106,7 @@ class MethodPlan(Job):
         """What decides the cell's rows, JSON-able; data and models by their content."""
         from ...agents.settings import FREE_TO_CHANGE
 
-        left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward", "save"}
+        left_out = {"out", "folder", "mark", "allow_overlap", "dataset", "sft", "reward", "save", "trackers"}
         if self.has_presets_limit:
             left_out.add("max_response_tokens")  # the preset says it
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
@@ -153,7 +155,7 @@ def run_method(plan: MethodPlan, on_progress: ProgressFn) -> list[Row]:
             spent.keep()
         tell(done, state=state)
 
-    tokens = train(actor, lambda share, state: progress(learning * share, state))
+    tokens = train(actor, lambda share, state: progress(learning * share, state), plan.trackers)
     if learning and hasattr(actor, "save") and world.is_main:
         form = {"merged": True} if plan.save == "merged" and isinstance(actor, agents.PolicyActor) else {}
         actor.save(plan.folder / "policy", **form)
@@ -202,13 +204,26 @@ def _rows(plan: MethodPlan, found: Evaluation, costs: Row) -> list[Row]:
     return [{name: {**row, "feedback": feedback}[name] for name in columns} for feedback in plan.columns]
 
 
-def train(actor: Any, tell: Callable[[float, str], None]) -> int:
+def train(actor: Any, tell: Callable[[float, str], None], trackers: Sequence[str] = ()) -> int:
     """Does what the agent still has to learn, telling the share done and where it is; the tokens that it sampled."""
     tokens, total = 0.0, getattr(actor, "num_steps", 0)
-    for metrics in actor.updates() if hasattr(actor, "updates") else ():
+    for metrics in tracked(actor, trackers) if hasattr(actor, "updates") else ():
         tokens += metrics.get("tokens", 0)
         tell(min(1.0, metrics["step"] / total) if total else 0.0, state_of(metrics, total))
     return int(tokens)
+
+
+def tracked(agent: Any, trackers: Sequence[str]) -> Iterator[dict[str, float]]:
+    """The agent's updates, of which the trackers are told; they end with them."""
+    from ...agents.tracking import following
+
+    if not trackers:
+        yield from agent.updates()
+        return
+    with following(None, trackers, **agent._run()) as follow:
+        for metrics in agent.updates():
+            follow(metrics)
+            yield metrics
 
 
 def state_of(metrics: Mapping[str, float], total: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 
 from ... import __version__
 from ...arguments import environment_number
+from ...cli.options import RUN_FILE, Options
 from ...data.files import write_atomic
 from ...errors import AlpacaFarmError, CheckpointError, WorldError
 from ...folders import Content
@@ -37,7 +38,7 @@ PACKAGES = ("gymnasium", "numpy", "scipy", "matplotlib", "torch", "transformers"
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class StudyOptions(Options):
     """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
 
     repeats: ClassVar[bool] = True
@@ -54,6 +55,7 @@ class StudyOptions:
     """Data folder (or dataset name) to use instead of the command's own."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.seeds < 1:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
         if not self.repeats and self.seeds != 1:
@@ -72,7 +74,10 @@ class StudyOptions:
 
     def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
-        return Study(self.folder(name), name, config, seeds=range(self.seeds), sources=sources, quick=self.quick)
+        folder = self.folder(name)
+        study = Study(folder, name, config, seeds=range(self.seeds), sources=sources, quick=self.quick)
+        self.write(folder)
+        return study
 
 
 class Study:
@@ -210,7 +215,7 @@ class Study:
         """Refuses a folder made with another config, package version or other sources."""
         shape = dict.fromkeys(("config", "contents", "versions"), dict)
         before = read_stored(self.out / MANIFEST, shape=shape, remedy=ANOTHER_OUT)
-        made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
+        made = (path for path in self.out.rglob("[!.]*") if path.is_file() and path.name not in (MANIFEST, RUN_FILE))
         if "config" not in before or not any(made):
             return  # a call that ended before it did anything
         old, new, package = before.get("versions", {}), versions(), PACKAGE

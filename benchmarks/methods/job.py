@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ... import agents, sandbox
 from ...bases import base_of, is_adapter
+from ...cli.options import Count, Options, Positive
 from ...data import Dataset, load_dataset
 from ...errors import DataError
 from ...instructions import Demonstration, Preference
@@ -35,7 +36,7 @@ ONE_BATCH = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Options that `train` and `win_rate_curve` share."""
 
     data: Annotated[str, tyro.conf.arg(name="dataset", aliases=["--data"])] = "sandbox"
@@ -58,15 +59,15 @@ class ModelOptions:
     on a CPU. Default: by the number of --policy's parameters and the device at hand; the choice is printed."""
     allow_overlap: bool = False
     """Accept data in which an instruction is in two splits, or twice in one."""
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """Default of this and the three next: the preset's."""
-    rollout_batch_size: int | None = None
+    rollout_batch_size: Count | None = None
     """Responses sampled for each step of PPO and Quark."""
-    minibatch_size: int | None = None
+    minibatch_size: Count | None = None
     """Responses of each of their updates."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Count | None = None
     """Tokens that go through a model at once, limited by memory; no result depends on it."""
-    sampling_batch: int | None = None
+    sampling_batch: Count | None = None
     """Responses that PPO and Quark sample at once, limited by memory; no result depends on it."""
     mixed_precision: Literal["no", "bf16"] | None = None
     """Autocast of forward passes; bf16 halves the activations of float32 weights."""

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from ... import agents
+from ...arguments import match_name
 from ...data import Dataset
-from ...errors import DataError, UnknownNameError, did_you_mean
+from ...errors import DataError, UnknownNameError
 from ...instructions import Demonstration, Instruction, Preference
 from ...oracles.registry import make_oracle
 from ...plugins import find_attribute
@@ -214,7 +215,7 @@ METHODS = (
 REWARD_MODELING = "reward_modeling"
 """Trains no policy, so it is no `Method`; it learns from preference."""
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
-FINE_TUNING = Method("fine_tuning", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
+FINE_TUNING = Method("sft", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
 ABLATIONS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
     Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
@@ -225,7 +226,7 @@ ABLATIONS = (
     Method("quark_fast", "Quark, PPO's rate", partial(make_quark, learning_rate=2e-4), effort=100),
     Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
 )
-BY_NAME = {method.name: method for method in (*METHODS, FINE_TUNING, *ABLATIONS)}
+BY_NAME = {method.name: method for method in (*METHODS, *ABLATIONS)} | {"fine_tuning": FINE_TUNING}
 
 
 def check_splits(method: str, data: Dataset, *, judged: bool) -> None:
@@ -236,12 +237,13 @@ def check_splits(method: str, data: Dataset, *, judged: bool) -> None:
         UnknownNameError: As of `find_method`.
     """
     split = "preference" if method == REWARD_MODELING else find_method(method).learns_from
-    uses = {split: f"{method} learns from it"} if split else {"eval": f"{method} answers it"}
+    name = method if method == REWARD_MODELING else find_method(method).name
+    uses = {split: f"{name} learns from it"} if split else {"eval": f"{name} answers it"}
     if judged:
         uses.setdefault("eval", "--judge compares with its references")
-    for name, use in uses.items():
-        if name not in data.splits:
-            raise DataError(f"{data.name}: expected the split {name!r} ({use}), got {', '.join(data.splits)}.")
+    for needed, use in uses.items():
+        if needed not in data.splits:
+            raise DataError(f"{data.name}: expected the split {needed!r} ({use}), got {', '.join(data.splits)}.")
 
 
 def find_method(name: str) -> Method:
@@ -251,9 +253,7 @@ def find_method(name: str) -> Method:
         UnknownNameError: There is no such method, module or attribute, or it is no `Method`.
     """
     if ":" not in name:
-        if name not in BY_NAME:
-            raise did_you_mean("method", name, BY_NAME)
-        return BY_NAME[name]
+        return BY_NAME[match_name("method", name, BY_NAME)]
     found = find_attribute("Method", name)
     if not isinstance(found, Method):
         raise UnknownNameError(f"Method {name!r}: expected a Method, got {type(found).__name__}")
