@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pandas as pd
-import tyro
 from gymnasium.vector import AutoresetMode
 from matplotlib.figure import Figure as Drawing
 from numpy.typing import NDArray
 
+from ..cli.options import parse
 from ..data import RecordedDataset
 from ..data.load import recorded_dataset
 from ..errors import DataError
@@ -167,8 +167,8 @@ def describe_comparison(comparison: Mapping[str, Any], source: str) -> list[str]
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0 when all was done and the published table, if there, came out."""
-    options = tyro.cli(LeaderboardOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
-    return run_command(partial(run, options))
+    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+    return run_command(lambda: run(parse(LeaderboardOptions, args, prog=prog)))
 
 
 def run(options: LeaderboardOptions) -> int:

@@ -46,7 +46,7 @@ from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.agent_options import option_of
-from .methods.job import Job, ModelOptions
+from .methods.job import FEEDBACK_OF, Feedback, Job, Labellers, ModelOptions
 from .methods.methods import METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.presets import Dtype, choose_preset
 
@@ -67,7 +67,7 @@ class TrainOptions(ModelOptions):
 
     method: tyro.conf.Positional[str]
     """Name of a method, or module:attribute of a Method of your own."""
-    feedback: Literal["ann", "human"] = "ann"
+    feedback: Labellers = "ann"
     """Whose labels it learns from (sandbox): the noisy pool of annotators', or the human raters'."""
     quick: bool = False
     """A small run of the same shape, under three minutes on two cores."""
@@ -134,9 +134,9 @@ class TrainOptions(ModelOptions):
         return self.method if self.spec == REWARD_MODELING else find_method(self.spec).name
 
     @property
-    def labels(self) -> str:
-        """Whose labels it learns from, as tables call them; those of one's own data are in it."""
-        return "simulated" if self.feedback == "ann" else self.feedback
+    def labels(self) -> Feedback:
+        """The feedback as tables call it."""
+        return FEEDBACK_OF[self.feedback]
 
     @property
     def name(self) -> str:

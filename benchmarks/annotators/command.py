@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import tyro
-
 from ...annotators.analysis import LENGTH_GAP, PUBLISHED_LENGTH_GAP, Pairs
+from ...cli.options import parse
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...errors import DataError
 from ...folders import hash_folder
@@ -157,5 +156,5 @@ def main(args: Sequence[str] | None = None) -> int:
         # Without this the key would be printed, as an unknown option.
         print(f"error: --api-key: a key is never an argument; put it into ${OPENAI_KEY}.", file=sys.stderr)
         return 2
-    options = tyro.cli(AnnotatorsOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
-    return run_command(partial(run, options))
+    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+    return run_command(lambda: run(parse(AnnotatorsOptions, args, prog=prog)))

@@ -11,17 +11,17 @@ Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and Table 2
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import tyro
 
 from ... import agents
+from ...cli.options import parse
 from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..experiment.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
@@ -32,7 +32,7 @@ from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file, read_stored
 from ..harness.study import Row, Study, StudyOptions, run_command, versions
-from ..methods.job import Feedback, check_positive
+from ..methods.job import FEEDBACK_OF, Feedback, Labellers, check_positive
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
 from .figures import draw_figures
 from .report import report_values
@@ -50,14 +50,14 @@ QUICK = (
 class MethodRankingOptions(StudyOptions):
     """Options of the ranking."""
 
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 1, "num_eval": 201}
+
     seeds: int = 3
     """Number of independent runs of each method: seeds 0 .. N-1, of training and of the annotators' labels."""
-    preset: Literal["quick", "full"] | None = None
-    """full: the study. quick (or --quick): one small run of each. Default: full."""
     methods: tuple[str, ...] = ()
     """Which methods, by name or as module:attribute of a Method of your own; SFT joins them. Default: all."""
-    feedback: tuple[Feedback, ...] = ("simulated", "human")
-    """Whose labels to train on."""
+    feedback: tuple[Labellers, ...] = ("ann", "human")
+    """Whose labels to train on: the noisy pool of annotators', the human raters', or each in turn."""
     num_eval: int = 805
     """Instructions of eval that every method answers."""
     processes: int = 2
@@ -65,10 +65,6 @@ class MethodRankingOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.quick and self.preset not in (None, "quick"):
-            raise ValueError(f"--quick: expected no other --preset with it, got {self.preset!r}")
-        if self.preset == "quick":
-            object.__setattr__(self, "quick", True)  # one flag for all that follows, such as the folder's name
         check_positive(self, ("num_eval", "processes"))
         object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
         if self.data not in (None, "sandbox"):
@@ -77,7 +73,12 @@ class MethodRankingOptions(StudyOptions):
                 f"{self.data!r}. On your own data train one method at a time: python -m alpacafarm_env.benchmarks.train"
             )
         if not self.feedback or len(set(self.feedback)) != len(self.feedback):
-            raise ValueError(f"--feedback: expected simulated, human or both, got {self.feedback!r}")
+            raise ValueError(f"--feedback: expected ann, human or both, got {self.feedback!r}")
+
+    @property
+    def feedbacks(self) -> tuple[Feedback, ...]:
+        """The same as tables call it."""
+        return tuple(FEEDBACK_OF[each] for each in self.feedback)
 
     @property
     def specs(self) -> dict[str, str]:
@@ -87,10 +88,11 @@ class MethodRankingOptions(StudyOptions):
             UnknownNameError: Two methods have one name, or a method of one's own has the name of one of ours.
         """
         specs: dict[str, str] = {}
-        for spec in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
-            name = find_method(spec).name
-            if specs.setdefault(name, spec) != spec or (spec != name and name in BY_NAME):
-                raise UnknownNameError(f"--methods {spec}: expected a name of its own, got {name!r}, which is taken.")
+        for given in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
+            method = find_method(given)
+            spec, name = given if ":" in given else method.name, method.name
+            if specs.setdefault(name, spec) != spec or BY_NAME.get(name, method) is not method:
+                raise UnknownNameError(f"--methods {given}: expected a name of its own, got {name!r}, which is taken.")
         return specs
 
     @property
@@ -100,12 +102,9 @@ class MethodRankingOptions(StudyOptions):
 
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
-        """Options from the command line; --quick (or --preset quick) changes what is not given."""
-        given = list(sys.argv[1:] if args is None else args)
+        """Options from the command line; --quick changes what is not given."""
         prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        read = partial(tyro.cli, cls, prog=prog, args=given, description=__doc__)
-        options: Self = read(default=cls())
-        return read(default=cls(quick=True, seeds=1, num_eval=201)) if options.quick else options
+        return parse(cls, args, prog=prog, description=__doc__)
 
 
 def run(options: MethodRankingOptions) -> int:
@@ -140,11 +139,11 @@ def presets() -> dict[str, dict[str, Any]]:
 def make_plans(options: MethodRankingOptions) -> tuple[list[RewardPlan], list[MethodPlan]]:
     """The reward models that the methods need; and the cells, one per seed of a method that needs no feedback."""
     common: dict[str, Any] = {"out": options.folder(NAME), "quick": options.quick}
-    cells = list(product(range(options.seeds), options.feedback))
+    cells = list(product(range(options.seeds), options.feedbacks))
     rewards, plans = [RewardPlan(feedback, seed, **common) for seed, feedback in cells], []
     for spec, method in zip(options.specs.values(), options.chosen, strict=True):
         for each in rewards:
-            if method.needs != "nothing" or each.feedback == options.feedback[0]:
+            if method.needs != "nothing" or each.feedback == options.feedbacks[0]:
                 cell = {"method": spec, "feedback": each.feedback, "seed": each.seed, **common}
                 reward = str(each.folder) if method.needs == "reward" else None
                 plans.append(MethodPlan(**cell, num_eval=options.num_eval, reward=reward))
@@ -190,10 +189,10 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[M
         temperature=0.7,
         temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
-    asked: dict[str, Any] = {"feedbacks": options.feedback, "num_seeds": options.seeds}
+    asked: dict[str, Any] = {"feedbacks": options.feedbacks, "num_seeds": options.seeds}
     summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **asked)
     specs = list(options.specs.values())
-    study.note(provenance=vars(where), methods=specs, feedback=options.feedback, agreements=summary.agreements)
+    study.note(provenance=vars(where), methods=specs, feedback=options.feedbacks, agreements=summary.agreements)
 
 
 def write_results(study: Study) -> None:

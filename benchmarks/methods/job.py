@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import gymnasium as gym
 import tyro
@@ -26,7 +26,11 @@ from ...sandbox.dataset import Sandbox
 from .agent_options import OPTIONS, naming, with_defaults, with_options
 from .presets import PRESETS, Dtype, PresetName, choose_preset
 
+Labellers = Literal["ann", "human"]
+"""Whose labels a method learns from, as options call them: p_sim^ann (25 % flips), or 16 human raters, one a label."""
 Feedback = Literal["simulated", "human"]
+FEEDBACK_OF: Final[Mapping[Labellers, Feedback]] = {"ann": "simulated", "human": "human"}
+"""The same, as tables call it."""
 LABELS = {"simulated": "sim_ann", "human": "human"}
 """Whose labels a method learns from -> the judge of the sandbox: p_sim^ann (25 % flips), or one of 16 human raters."""
 Config = TypeVar("Config")

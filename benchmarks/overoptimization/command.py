@@ -14,13 +14,14 @@ AlpacaFarm (arXiv 2305.14387), section 4.3.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import tyro
 
+from ...cli.options import parse
 from ...errors import UnknownNameError
 from ...plugins import check_unchanged
 from ..harness.runner import Cell, ProgressFn, run_cells
@@ -37,6 +38,8 @@ KNOWN = [treatment.name for treatment in TREATMENTS]
 @dataclass(frozen=True)
 class OveroptimizationOptions(StudyOptions):
     """Options of the over-optimization study. With --quick there are 2 seeds, 3 treatments and small sizes."""
+
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2}
 
     seeds: int = 5
     """Number of independent runs: seeds 0 .. N-1, of the labels, the reward models, the samples and the methods."""
@@ -87,10 +90,8 @@ class OveroptimizationOptions(StudyOptions):
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
         """Options from the command line; --quick changes what is not given."""
-        given = list(sys.argv[1:] if args is None else args)
-        default = cls(quick=True, seeds=2) if "--quick" in given else cls()
         prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
+        return parse(cls, args, prog=prog, description=__doc__)
 
 
 def run(options: OveroptimizationOptions) -> int:

@@ -19,8 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-import tyro
-
+from ...cli.options import parse
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...sandbox import SANDBOX
 from ..harness.page import Drawn, Page, publish, read_manifest, read_table
@@ -103,5 +102,5 @@ def page(folder: Path) -> Page:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    options = tyro.cli(ProtocolOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
-    return run_command(partial(run, options))
+    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+    return run_command(lambda: run(parse(ProtocolOptions, args, prog=prog)))

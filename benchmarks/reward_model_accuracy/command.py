@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from ... import sandbox
+from ...cli.options import parse
 from ...errors import CheckpointError
 from ...folders import hash_folder, hash_model
 from ...sandbox.dataset import ASSETS, Sandbox
@@ -296,5 +296,5 @@ def main(args: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar for 2 MB of weights breaks the study's own
-    options = tyro.cli(AccuracyOptions, prog=f"python -m alpacafarm_env.benchmarks.{NAME}", args=args)
-    return run_command(partial(run, options))
+    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
+    return run_command(lambda: run(parse(AccuracyOptions, args, prog=prog)))

@@ -10,16 +10,14 @@ chosen on val by the simulated win rate and measured on eval; the whole curve is
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
 """
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
-
-import tyro
+from typing import Any, ClassVar, Self
 
 from ... import agents
+from ...cli.options import parse
 from ...errors import DataError
 from ...folders import check_model, hash_model
 from ..experiment.own_judge import judge_content, judge_settings
@@ -37,6 +35,8 @@ DECIDING = ("steps", "evaluate_every", "num_val", "num_eval", "temperature", "pr
 @dataclass(frozen=True)
 class WinRateCurveOptions(ModelOptions, StudyOptions):
     """Options of the win-rate curve. With --quick the defaults of seeds, steps and sizes are smaller."""
+
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2, "steps": 10, "num_val": 200, "num_eval": 402}
 
     seeds: int = 4
     """Number of independent runs: seeds 0 .. N-1."""
@@ -67,10 +67,8 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     @classmethod
     def parse(cls, args: Sequence[str] | None = None) -> Self:
         """Options from the command line; --quick changes what is not given."""
-        given = list(sys.argv[1:] if args is None else args)
-        default = cls(quick=True, seeds=2, steps=10, num_val=200, num_eval=402) if "--quick" in given else cls()
         prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        return tyro.cli(cls, prog=prog, args=given, default=default, description=__doc__)
+        return parse(cls, args, prog=prog, description=__doc__)
 
 
 @dataclass(frozen=True)
