@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, make_dataclass
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -145,11 +146,12 @@ def _keys(options: type[Options]) -> dict[str, Field[Any]]:
 
 def _read_file(options: type[Options], words: Sequence[str]) -> dict[str, Any]:
     """Field -> its value in the file of --config; {} without one."""
-    after = zip(words, [*words[1:], ""], strict=True)
-    given = [word.partition("=")[2] or value for word, value in after if word.partition("=")[0] == "--config"]
+    pairs = pairwise([*words, ""])
+    given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--config"]
     if not given or not given[-1]:
         return {}
-    path, keys, readers = Path(given[-1]), _keys(options), _readers(options)
+    path, readers = Path(given[-1]), _readers(options)
+    keys = _keys(options) | {each.name: each for each in _keys(options).values()}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
@@ -158,7 +160,7 @@ def _read_file(options: type[Options], words: Sequence[str]) -> dict[str, Any]:
         raise DataError(f"{path}: expected options by name, such as 'seed: 1', got {content!r:.60}.")
     values = {}
     for key, value in content.items():
-        field = keys[match_name(f"option in {path}", str(key), keys)]
+        field = keys[match_name(f"option in {path}:", str(key), keys)]
         # An oracle may be written as it is; the option is JSON.
         plain = json.dumps(value) if isinstance(value, Mapping) else value
         values[field.name] = readers[field.name](plain, f"{path}: {key}")

@@ -8,7 +8,7 @@ import pytest
 from tiny_worlds import build_llama, build_tokenizer
 
 from alpacafarm_env.agents import DPO, DPOConfig, LanguageModel, RewardModeling, RewardModelingConfig
-from alpacafarm_env.cli.export_data import export_split
+from alpacafarm_env.cli.export import export_split
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.files import write_records
 from alpacafarm_env.templates import PromptTemplate

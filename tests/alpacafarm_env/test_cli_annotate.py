@@ -38,7 +38,10 @@ def priced(tmp_path):
 @pytest.mark.parametrize("name", ["out.json", "out.jsonl", "out.jsonl.gz"])
 def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway, tmp_path, name, capsys):
     pairs = make_pairs(40)
-    assert call("annotate", write(tmp_path / "pairs.jsonl", pairs), "--out", tmp_path / name, "--pool", "ann") == 0
+    assert (
+        call("judge", "annotate", write(tmp_path / "pairs.jsonl", pairs), "--out", tmp_path / name, "--pool", "ann")
+        == 0
+    )
     rows = read(tmp_path / name)
     texts = [row["instruction"] + ("\n\n" + row["input"] if "input" in row else "") for row in pairs]
     judge = make_pool("ann", models="sandbox", base_url=anyway.base_url, ledger=tmp_path / "ledger.sqlite", replay=True)
@@ -70,9 +73,9 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway,
 
 def test_a_replay_asks_nothing_and_equals_the_run(call, anyway, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(20))
-    assert call("annotate", pairs, "--out", "first.json", "--pool", "greedy") == 0
+    assert call("judge", "annotate", pairs, "--out", "first.json", "--pool", "greedy") == 0
     before = requests(anyway)
-    assert call("annotate", pairs, "--out", "again.json", "--pool", "greedy", "--replay") == 0
+    assert call("judge", "annotate", pairs, "--out", "again.json", "--pool", "greedy", "--replay") == 0
     assert requests(anyway) == before
     costless = [
         [{**row, "cached": True} for row in read(tmp_path / name) if row["annotator"]]
@@ -80,10 +83,10 @@ def test_a_replay_asks_nothing_and_equals_the_run(call, anyway, tmp_path, capsys
     ]
     assert costless[0] == costless[1]
     capsys.readouterr()
-    assert call("annotate", pairs, "--out", "no.json", "--pool", "greedy", "--replay", "--seed", "1") == 2
+    assert call("judge", "annotate", pairs, "--out", "no.json", "--pool", "greedy", "--replay", "--seed", "1") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "no.json").exists()
-    assert call("annotate", pairs, "--out", "no.json", "--replay", ledger="none.sqlite") == 2
+    assert call("judge", "annotate", pairs, "--out", "no.json", "--replay", ledger="none.sqlite") == 2
     assert not (tmp_path / "none.sqlite").exists()
 
 
@@ -91,7 +94,8 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     """SIGINT in the middle of a run: status 130, no file; given again, the rest is asked and the result is the same."""
     pairs, limit = write(tmp_path / "pairs.jsonl", make_pairs(80)), 3
     with JudgeServer(anyway=True, latency_s=0.05) as slow:
-        command = [sys.executable, "-m", "alpacafarm_env", "annotate", str(pairs), "--out", str(tmp_path / "out.jsonl")]
+        command = [sys.executable, "-m", "alpacafarm_env", "judge", "annotate", str(pairs)]
+        command += ["--out", str(tmp_path / "out.jsonl")]
         command += ["--pool", "greedy", "--base-url", slow.base_url, "--models", "sandbox"]
         command += ["--max-concurrency", str(limit), "--ledger", str(tmp_path / "ledger.sqlite")]
         run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -117,10 +121,10 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
 
 def test_noise_and_compatibility_are_passed_on(call, tmp_path):
     pairs = write(tmp_path / "pairs.json", make_pairs(20))
-    assert call("annotate", pairs, "--out", "all.json", "--flip", "0.5") == 0
+    assert call("judge", "annotate", pairs, "--out", "all.json", "--flip", "0.5") == 0
     assert all(row["noised"] or row["preference"] == 1.5 for row in read(tmp_path / "all.json"))
-    assert call("annotate", pairs, "--out", "compat.json", "--compat", "alpacafarm") == 0
-    assert call("annotate", pairs, "--out", "keyed.json") == 0
+    assert call("judge", "annotate", pairs, "--out", "compat.json", "--compat", "alpacafarm") == 0
+    assert call("judge", "annotate", pairs, "--out", "keyed.json") == 0
     who = [[row["annotator"] for row in read(tmp_path / name)] for name in ("compat.json", "keyed.json")]
     choice = random.Random("annotator" + make_pairs(2)[1]["instruction"] + "0").choices(range(13))[0]
     assert who[0][1] == make_pool(models="sandbox").config.annotators[choice].name
@@ -146,7 +150,7 @@ class Wavering:
 def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("alpacafarm_env.cli.annotation_report.make_pool", lambda **options: Wavering())
     pairs = write(tmp_path / "pairs.json", make_pairs(5, start=4))
-    assert call("annotate", pairs, "--out", "out.json") == 1
+    assert call("judge", "annotate", pairs, "--out", "out.json") == 1
     out, err = capsys.readouterr()
     assert re.search("4 without.*\n  2 Transient.* no reply: 503\n  1 the judge.*\n  1 Unparsable.* maybe\n", out)
     assert "100.00 % of 1\n" in out
@@ -161,7 +165,7 @@ def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, m
 def test_the_ledger_is_told_by_host_model_and_annotator(anyway, priced, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(20))
     before = anyway.stats()["charged"]
-    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
+    args = ["judge", "annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
     assert main([*args, "--models", str(priced), "--pool", "greedy"]) == 0
     charged = {name: count - before[name] for name, count in anyway.stats()["charged"].items()}
     usd = (10 * charged["prompt_tokens"] + 30 * charged["completion_tokens"]) / 1e6
@@ -183,7 +187,7 @@ def test_the_ledger_is_told_by_host_model_and_annotator(anyway, priced, tmp_path
 
 def test_a_budget_ends_the_run_and_a_higher_one_goes_on(anyway, priced, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(40))
-    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
+    args = ["judge", "annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
     args += ["--models", str(priced), "--pool", "greedy", "--max-concurrency", "1"]
     before = anyway.stats()["answered"]
     assert main([*args, "--budget-usd", "0.1"]) == 2
@@ -200,11 +204,19 @@ def test_a_budget_ends_the_run_and_a_higher_one_goes_on(anyway, priced, tmp_path
 def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, monkeypatch):
     write(tmp_path / "pairs.json", make_pairs(6))
     with JudgeServer(anyway=True, api_key=KEY) as strict:
-        args = ["annotate", "pairs.json", "--out", "out.json", "--base-url", strict.base_url, "--models", "sandbox"]
+        args = [
+            "judge",
+            "annotate",
+            "pairs.json",
+            "--out",
+            "out.json",
+            "--base-url",
+            strict.base_url,
+            "--models",
+            "sandbox",
+        ]
         for wrong in (["--api-key", KEY], [f"--api-key={KEY}"]):
-            with pytest.raises(SystemExit) as stop:
-                main([*args, *wrong])
-            assert stop.value.code == 2
+            assert main([*args, *wrong]) == 2
         assert main([*args, "--api-key-env", KEY.replace("-", "_")]) == 2
         assert strict.stats()["requests"] == 0
         monkeypatch.setenv("OPENAI_API_KEY", KEY[::-1])
@@ -219,7 +231,17 @@ def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, 
 
 def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(3))
-    args = ["annotate", str(pairs), "--out", "out.json", "--base-url", anyway.base_url, "--model", "sandbox-gpt4"]
+    args = [
+        "judge",
+        "annotate",
+        str(pairs),
+        "--out",
+        "out.json",
+        "--base-url",
+        anyway.base_url,
+        "--model",
+        "sandbox-gpt4",
+    ]
     assert main(args) == 0
     assert main(["ledger"]) == 0
     assert str(tmp_path / "own.sqlite") in capsys.readouterr().out
@@ -237,7 +259,9 @@ def run(anyway, priced, tmp_path, capsys):
 
     def annotate(pairs, *args, ledger="l.sqlite", at=anyway):
         where = ["--base-url", at.base_url, "--models", f"{priced}", "--ledger", f"{tmp_path / ledger}"]
-        status = main(["annotate", str(write(tmp_path / "pairs.json", pairs)), "--out", "out.json", *where, *args])
+        status = main(
+            ["judge", "annotate", str(write(tmp_path / "pairs.json", pairs)), "--out", "out.json", *where, *args]
+        )
         text, err = capsys.readouterr()
         told = re.search(r"cost of this run: \$([\d.]+) for (\d+) pairs asked; (\d+) were", text)
         price = re.search(r"([\d.]+) per 1,000 pairs asked(?:, \$([\d.]+) per 1,000 pairs)?", text)

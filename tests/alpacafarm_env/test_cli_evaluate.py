@@ -32,14 +32,14 @@ def test_a_file_that_cannot_be_written_loses_nothing(call, anyway, tmp_path, cap
             raise OSError("no space left")
 
         patch.setattr("alpacafarm_env.data.files.Path.replace", full)
-        assert call("annotate", pairs, "--out", out) == 2
+        assert call("judge", "annotate", pairs, "--out", out) == 2
     err = capsys.readouterr().err
     assert "out.json" in err
     assert "no space left" in err
     assert out.read_text() == "[]"
     assert not list(tmp_path.glob(".out*"))
     before = requests(anyway)
-    assert call("annotate", pairs, "--out", out) == 0
+    assert call("judge", "annotate", pairs, "--out", out) == 0
     assert requests(anyway) == before
 
 
@@ -62,7 +62,7 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(anyway, tmp_path, 
     before = requests(anyway)
     default = [] if "--base-url" in args else ["--base-url", anyway.base_url]
     default += [] if "--models" in args else ["--models", "sandbox"]
-    assert main(["annotate", "pairs.json", *args, *default]) == 2
+    assert main(["judge", "annotate", "pairs.json", *args, *default]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -93,12 +93,12 @@ def test_only_annotations_are_overwritten(call, anyway, tmp_path, capsys, comman
     given = [pairs] if command == "annotate" else [made, "--reference", references]
     out.write_text(content)
     before = requests(anyway)
-    assert call(command, *given, "--out", out) == 2
+    assert call("judge", command, *given, "--out", out) == 2
     assert str(out) in capsys.readouterr().err
     assert (requests(anyway), out.read_text()) == (before, content)
     for own in ("", json.dumps(ANNOTATED) if "jsonl" in name else json.dumps([ANNOTATED])):
         out.write_bytes(gzip.compress(own.encode()) if own and name.endswith(".gz") else own.encode())
-        assert call(command, *given, "--out", out) == 0
+        assert call("judge", command, *given, "--out", out) == 0
         assert len(read(out)) == 3
 
 
@@ -135,14 +135,14 @@ def test_orders_that_cannot_be_compared_are_null():
 def test_faulty_pairs_are_named(call, anyway, tmp_path, capsys, change, told):
     before = requests(anyway)
     records = [] if change is None else [{name: v for name, v in (ROW | change).items() if v is not None}]
-    assert call("annotate", write(tmp_path / "pairs.json", records), "--out", "out.json") == 2
+    assert call("judge", "annotate", write(tmp_path / "pairs.json", records), "--out", "out.json") == 2
     assert told in capsys.readouterr().err
     assert requests(anyway) == before
 
 
 def test_labels_of_the_input_are_written_anew_and_that_is_said(call, tmp_path, capsys):
     rows = [{**row, "preference": 1, "annotator": "me"} for row in make_pairs(4)]
-    assert call("annotate", write(tmp_path / "pairs.json", rows), "--out", "out.json") == 0
+    assert call("judge", "annotate", write(tmp_path / "pairs.json", rows), "--out", "out.json") == 0
     assert "preference, annotator" in capsys.readouterr().err
     assert [row["preference"] for row in read(tmp_path / "out.json")][3] == 1.5
     assert "me" not in [row["annotator"] for row in read(tmp_path / "out.json")]
@@ -152,7 +152,7 @@ def test_a_leaderboard_row_with_bounds(call, tmp_path, capsys):
     ours, base = outputs(24)
     args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
     with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as cutting:
-        assert call("evaluate", *args, "--out", "annotations.json", at=cutting) == 1
+        assert call("judge", "evaluate", *args, "--out", "annotations.json", at=cutting) == 1
     rows = read(tmp_path / "annotations.json")
     assert [row["output_1"] for row in rows] == [row["output"] for row in base]
     credits = [np.nan if row["preference"] is None else row["preference"] - 1 for row in rows]
@@ -187,7 +187,7 @@ def test_outputs_that_do_not_meet_the_references_are_named(call, anyway, tmp_pat
     ours, base = outputs()
     before = requests(anyway)
     write(tmp_path / "base.json", base)
-    assert call("evaluate", write(tmp_path / "g.json", change(ours)), "--reference", "base.json") == 2
+    assert call("judge", "evaluate", write(tmp_path / "g.json", change(ours)), "--reference", "base.json") == 2
     err = capsys.readouterr().err
     assert all(part in err for part in told)
     assert requests(anyway) == before
@@ -207,22 +207,22 @@ def test_references_of_a_folder_and_of_the_environment(call, tmp_path, capsys, m
     (folder / "outputs").mkdir()
     write(folder / "outputs" / "outputs_g.json", ours)
     file = write(tmp_path / "nameless.json", [{**row, "generator": None} for row in ours])
-    assert call("evaluate", file, "--data", folder) == 0
+    assert call("judge", "evaluate", file, "--data", folder) == 0
     given = capsys.readouterr().out
     assert given.splitlines()[1].startswith("nameless ")
     assert "| reference: text_davinci_003\n" in given
     monkeypatch.setenv("ALPACAFARM_DATA", str(folder))
-    assert call("evaluate", file) == 0
+    assert call("judge", "evaluate", file) == 0
     assert capsys.readouterr().out.splitlines()[:3] == given.splitlines()[:3]
 
 
 def test_the_sandbox_has_references(call, tmp_path, capsys):
     asks = zip(sandbox.SANDBOX.instructions("eval"), sandbox.SANDBOX.references("eval"), strict=True)
     same = [{"instruction": ask.instruction, "input": ask.input, "output": text} for ask, text in asks]
-    assert call("evaluate", write(tmp_path / "mirror.json", same), "--data", "sandbox") == 0
+    assert call("judge", "evaluate", write(tmp_path / "mirror.json", same), "--data", "sandbox") == 0
     row = capsys.readouterr().out.splitlines()[1].split()
     assert row[:7] == ["mirror", "50.00", "0.00", "0", "0", "805", "805"]
-    assert call("evaluate", tmp_path / "mirror.json") == 2
+    assert call("judge", "evaluate", tmp_path / "mirror.json") == 2
     assert "--reference" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_a_subset_of_the_references_is_judged_where_that_is_asked_for(call, tmp_
     asks = zip(SANDBOX.instructions("eval"), SANDBOX.references("eval"), strict=True)
     same = [{"instruction": ask.instruction, "input": ask.input, "output": text} for ask, text in asks]
     some = write(tmp_path / "some.json", same[700:660:-1])
-    args = ("evaluate", some, source, "sandbox" if source == "--data" else write(tmp_path / "all.json", same))
+    args = ("judge", "evaluate", some, source, "sandbox" if source == "--data" else write(tmp_path / "all.json", same))
     assert call(*args) == 2
     assert "--subset" in capsys.readouterr().err
     assert call(*args, "--subset", "--out", "out.json") == 0
@@ -255,10 +255,10 @@ def test_instructions_that_the_sandboxs_annotators_do_not_understand_are_refused
         ours = [{**row, "output": "\u00e9\u00df 7?! \n\n"} for row in base]
     args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
     with JudgeServer() as strict:
-        assert call("evaluate", *args, at=strict) == (0 if own else 2)
+        assert call("judge", "evaluate", *args, at=strict) == (0 if own else 2)
     out, err = capsys.readouterr()
     assert ("--anyway" in err) == (not own)
     if not own:
-        assert call("evaluate", *args) == 0
+        assert call("judge", "evaluate", *args) == 0
         out = capsys.readouterr().out
     assert ("12 instructions are not the sandbox's" in out) == (not own)

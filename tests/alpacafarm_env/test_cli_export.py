@@ -20,7 +20,7 @@ from command_files import write
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.cli import export_data
+from alpacafarm_env.cli import export as export_files
 from alpacafarm_env.cli.dataset_card import dataset_card
 from alpacafarm_env.cli.export import read_oracle
 from alpacafarm_env.data import load_dataset
@@ -220,7 +220,7 @@ def test_a_folder_holds_several_splits_each_once(tmp_path, monkeypatch):
     def scorer(**_: object) -> None:
         raise AssertionError("asked before it is known whether there is a place for the answer")
 
-    monkeypatch.setattr(export_data, "scorer", scorer)
+    monkeypatch.setattr(export_files, "scorer", scorer)
     files = sorted(out.iterdir())
     for wrong in ({"to": "jsonl"}, {"to": "parquet"}, {}):
         assert export("sft", "--oracle", "gold", **wrong) == 2
@@ -232,7 +232,7 @@ def test_a_folder_holds_several_splits_each_once(tmp_path, monkeypatch):
 
 
 def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_data, "scorer", lambda **_: lambda asked, texts: [float(len(text)) for text in texts])
+    monkeypatch.setattr(export_files, "scorer", lambda **_: lambda asked, texts: [float(len(text)) for text in texts])
     write(tmp_path / "preference.jsonl", [{"prompt": str(ASKED[0]), "chosen": "No.", "rejected": RESPONSES[0]}])
     given = ["export", "--split", "preference", "--dataset", str(tmp_path), "--oracle", "gold", "--to", "jsonl"]
     for form, names in (("trl", ("score_chosen", "score_rejected")), ("alpacafarm", ("score_1", "score_2"))):

@@ -6,23 +6,27 @@ import itertools
 import math
 import re
 import sys
-from argparse import ArgumentTypeError
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import pytest
+import tyro
 from command_files import make_pairs, write
 
 from alpacafarm_env import errors, progress
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.annotators.served import Progress
-from alpacafarm_env.arguments import positive_number, real_number, whole_number
+from alpacafarm_env.arguments import match_name
 from alpacafarm_env.cli import annotation_report as judged
-from alpacafarm_env.cli.commands import _LIMITS
-from alpacafarm_env.cli.progress import progress_bar
-from alpacafarm_env.errors import UnknownNameError, did_you_mean
+from alpacafarm_env.cli.annotation_report import progress_bar
+from alpacafarm_env.cli.options import Count, Options, Positive, parse
+from alpacafarm_env.errors import AlpacaFarmError, DataError, UnknownNameError, did_you_mean
 from alpacafarm_env.progress import make_bar
 from alpacafarm_env.tables import format_cell, format_table
 
+LIMITS = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
 ELSEWHERE = "192.0.2.1"
 """An address that no machine has (RFC 5737)."""
 
@@ -36,7 +40,7 @@ def refused(tmp_path, capsys):
     pairs = write(tmp_path / "pairs.json", make_pairs(3))
 
     def annotate(*args):
-        assert main(["annotate", str(pairs), "--out", "out.json", *args]) == 2
+        assert main(["judge", "annotate", str(pairs), "--out", "out.json", *args]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         last = err.splitlines()[-1]
@@ -62,14 +66,14 @@ def passed(monkeypatch):
 
 def test_limits_are_those_of_the_pool_unless_given(call, passed, tmp_path):
     pairs = write(tmp_path / "pairs.json", make_pairs(3))
-    assert call("annotate", pairs, "--out", "out.json") == 0
+    assert call("judge", "annotate", pairs, "--out", "out.json") == 0
     defaults = {name: parameter.default for name, parameter in inspect.signature(make_pool).parameters.items()}
-    assert {name: passed[name] for name in (*_LIMITS, "allow_insecure")} == {
-        name: defaults[name] for name in (*_LIMITS, "allow_insecure")
+    assert {name: passed[name] for name in (*LIMITS, "allow_insecure")} == {
+        name: defaults[name] for name in (*LIMITS, "allow_insecure")
     }
     more = ["--timeout-s", "7", "--deadline-s", "90.5", "--requests-per-minute", "600", "--max-concurrency", "3"]
-    assert call("annotate", pairs, "--out", "out.json", "--allow-insecure", *more) == 0
-    assert {name: passed[name] for name in _LIMITS} == {
+    assert call("judge", "annotate", pairs, "--out", "out.json", "--allow-insecure", *more) == 0
+    assert {name: passed[name] for name in LIMITS} == {
         "attempt_timeout_s": 7.0, "deadline_s": 90.5, "requests_per_minute": 600.0, "max_concurrency": 3
     }  # fmt: skip
     assert passed["allow_insecure"] is True
@@ -90,13 +94,16 @@ def test_the_files_of_pool_and_models_are_read_once(anyway, monkeypatch, tmp_pat
     monkeypatch.setattr(judged, "make_pool", make)
     files_given = ["--pool", f"{files[0]}", "--models", f"{files[1]}"]
     where = ["--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
-    assert main(["annotate", str(pairs), *files_given, *where]) == 0
+    assert main(["judge", "annotate", str(pairs), *files_given, *where]) == 0
 
 
-def test_an_attempt_cannot_last_longer_than_its_request(refused, anyway):
+def test_an_attempt_cannot_last_longer_than_its_request(capsys):
     for args in (("--timeout-s", "400"), ("--deadline-s", "5")):
-        told = refused(*args, "--base-url", anyway.base_url)
-        assert re.search(f"--timeout-s.*--deadline-s.*{'400' if '400' in args else '60'}", told)
+        with pytest.raises(SystemExit):
+            main(["judge", "annotate", "pairs.json", "--out", "out.json", *args])
+        err = capsys.readouterr().err
+        assert "--timeout-s" in err
+        assert "--deadline-s" in err
 
 
 def test_an_address_without_encryption_is_an_option(refused):
@@ -122,7 +129,7 @@ def test_without_a_key_the_options_are_told_that_a_command_has(refused, monkeypa
 
 def test_a_replay_needs_no_key(call, refused, tmp_path, capsys):
     write(tmp_path / "pairs.json", make_pairs(3))
-    args = ("annotate", "pairs.json", "--out", "out.json", "--pool", "greedy")
+    args = ("judge", "annotate", "pairs.json", "--out", "out.json", "--pool", "greedy")
     assert call(*args) == 0
     assert call(*args, "--replay", "--api-key-env", "NOPE") == 0
     capsys.readouterr()
@@ -194,24 +201,76 @@ def test_nothing_is_shown_before_anything_is_known(monkeypatch):
     assert file.getvalue() == ""
 
 
-def test_what_is_taken():
-    assert [whole_number()("0"), whole_number(1)(" 7 "), whole_number(0, 65535)("65535")] == [0, 7, 65535]
-    assert [real_number()("1e3"), real_number(0, 0.5)("0.5"), positive_number("0.001")] == [1000.0, 0.5, 0.001]
+@dataclass(frozen=True, kw_only=True)
+class Run(Options):
+    """Options of all kinds."""
+
+    quick_defaults: ClassVar = {"number": 2}
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    data: Annotated[str, tyro.conf.arg(name="dataset")] = "sandbox"
+    number: Count = 805
+    rate: Positive | None = None
+    kind: Literal["small", "large"] | None = None
+    judge: str | None = None
+    quick: bool = False
+    out: Path | None = None
+
+
+def parsed(*args, file=None):
+    return parse(Run, [*args, *([] if file is None else ["--config", str(file)])], prog="run")
+
+
+def test_what_a_run_writes_can_be_given_again(tmp_path):
+    given = ["a", "b", "--dataset", "d", "--rate", "1e-5", "--kind", "LARGE", "--quick", "--out", str(tmp_path)]
+    options = parsed(*given, "--judge", '{"name": "constant", "value": "\u00fc"}')
+    options.write(tmp_path)
+    again = parsed(file=tmp_path / "run.yaml")
+    assert replace(again, config=None) == options
+    assert (options.number, options.kind, options.out) == (2, "large", tmp_path)
+
+
+def test_the_command_line_wins_over_the_file_and_that_over_quick(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("{Number: 7, data: theirs, rate: 1e-5, quick: true, judge: {pool: eval}}")
+    options = parsed("--dataset", "mine", file=file)
+    assert (options.data, options.number, options.rate, options.quick) == ("mine", 7, 1e-5, True)
+    assert options.judge == '{"pool": "eval"}'
+    assert parsed("--no-quick", "--number", "9", file=file).number == 9
 
 
 @pytest.mark.parametrize(
-    ("read", "texts", "expected"),
+    ("text", "parts"),
     [
-        (whole_number(), ("", "-1", "1.0", "two", "0x3", "1_0", "inf", "nan"), "int of 0 or more"),
-        (whole_number(0, 65535), ("-1", "65536", "8e3", ""), "int of 0 to 65535"),
-        (real_number(0, 0.5), ("", "-0.1", "0.6", "inf", "nan", "1e999", "half"), "0 to 0.5"),
-        (positive_number, ("0", "-3", "nan", "inf", "soon"), "above 0"),
+        ("numbr: 1", ("'numbr'", "'number'?")),
+        ("number: many", ("number: ", "integer", "'many'")),
+        ("number: 0", ("number: ", "1", "got 0")),
+        ("kind: tiny", ("kind: ", "'small'", "'tiny'")),
+        ("[1, 2]", ("[1, 2]",)),
+        ("a: b: c", ("YAML",)),
     ],
 )
-def test_what_is_refused_is_shown_beside_what_is_expected(read, texts, expected):
-    for text in texts:
-        with pytest.raises(ArgumentTypeError, match=f"{expected}.*'{text}'"):
-            read(text)
+def test_a_file_that_is_wrong_is_named_with_the_key(tmp_path, text, parts):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(AlpacaFarmError) as error:
+        parsed(file=tmp_path / "run.yaml")
+    assert all(part in str(error.value) for part in (*parts, "run.yaml"))
+    with pytest.raises(DataError, match="nowhere"):
+        parsed(file=tmp_path / "nowhere")
+
+
+def test_values_out_of_bounds_are_refused_in_python_too():
+    for wrong in ({"number": 0}, {"rate": math.nan}, {"kind": "tiny"}):
+        with pytest.raises(ValueError, match=f"--{next(iter(wrong))}: expected"):
+            Run(**wrong)
+
+
+def test_names_are_read_whatever_their_case():
+    options = ("win_rate", "AlpacaFarm-PPO-v0")
+    given = ("Win-Rate", "win_rate", " alpacafarm-ppo-v0")
+    assert [match_name("id", name, options) for name in given] == ["win_rate", "win_rate", "AlpacaFarm-PPO-v0"]
+    with pytest.raises(UnknownNameError, match="'AlpacaFarm-PPO-v0'?"):
+        match_name("id", "alpacafarm-pp-v0", options)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from command_files import write
 
-from alpacafarm_env.cli.export_data import export_split, split_records
+from alpacafarm_env.cli.export import export_split, split_records
 from alpacafarm_env.data import FolderDataset, load_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.instructions import Preference

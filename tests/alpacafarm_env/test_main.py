@@ -12,7 +12,7 @@ import pytest
 
 import alpacafarm_env
 from alpacafarm_env import sandbox
-from alpacafarm_env.__main__ import main
+from alpacafarm_env.__main__ import COMMANDS, load, main
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
@@ -43,25 +43,6 @@ def test_show_prints_what_it_promises(capsys):
             word in body for word in ("Policy", "complete", "excess", "gpt4", "davinci003", "greedy_gpt4", "human")
         )
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_it_says_its_version(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0
-    assert alpacafarm_env.__version__ in capsys.readouterr().out
-
-
-def test_the_benchmarks_are_listed_each_with_how_to_run_it(monkeypatch, capsys):
-    from alpacafarm_env.benchmarks.__main__ import main as list_commands
-
-    monkeypatch.setattr(sys, "argv", ["benchmarks"])
-    assert list_commands() == 0
-    listed = capsys.readouterr().out
-    folders = (path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py"))
-    assert all(f"  {name} " in listed for name in ("train", "leaderboard", *folders))
-    assert "python -m alpacafarm_env.benchmarks.NAME" in listed
-    assert "harness" not in listed
 
 
 def test_same_seed_same_text_and_more_pages_only_add():
@@ -146,22 +127,17 @@ def test_unknown_split_is_exit_status_two(capsys):
     assert "'eval'" in captured.err
 
 
-OUT = ["annotate", "p.json", "--out", "o.json"]
+JUDGE = ["judge", "annotate", "p.json", "--out", "o.json"]
 WRONG = [
     *(["show", "--num", bad] for bad in ("0", "two", "inf")),
-    *(["show", "--temperature", bad] for bad in ("nan", "inf", "1e-308", "-1", "9e-4", "warm")),
-    ["shw"],
-    *([*OUT, "--flip", bad] for bad in ("0.6", "nan")),
-    *([*OUT, "--budget-usd", bad] for bad in ("-1", "inf", "1.1e9")),
-    *(
-        [*OUT, option, bad]
-        for option, bad in (("--max-concurrency", "0"), ("--timeout-s", "0"), ("--deadline-s", "nan"))
-    ),
-    *([*OUT, option, bad] for option, bad in (("--requests-per-minute", "-1"), ("--seed", "-1"), ("--seed", "1.5"))),
-    [*OUT, "--budget", "3"],
-    *([*OUT, *two] for two in (["--both-orders", "--compat", "alpacafarm"], ["--models", "openai", "--model", "x"])),
-    ["evaluate", "o.json", "--data", "sandbox", "--reference", "r.json"],
-    ["annotate", "pairs.json"],
+    *([*JUDGE, "--flip", bad] for bad in ("0.6", "nan")),
+    *([*JUDGE, "--budget-usd", bad] for bad in ("-1", "inf", "1.1e9")),
+    *([*JUDGE, *two] for two in (["--max-concurrency", "0"], ["--timeout-s", "0"], ["--deadline-s", "nan"])),
+    *([*JUDGE, *two] for two in (["--requests-per-minute", "-1"], ["--seed", "-1"], ["--seed", "1.5"])),
+    [*JUDGE, "--budget", "3"],
+    *([*JUDGE, *two] for two in (["--both-orders", "--compat", "alpacafarm"], ["--models", "openai", "--model", "x"])),
+    ["judge", "evaluate", "o.json", "--data", "sandbox", "--reference", "r.json"],
+    ["judge", "annotate", "pairs.json"],
 ]
 
 
@@ -170,25 +146,67 @@ def test_wrong_arguments_are_exit_status_two(args, capsys):
     with pytest.raises(SystemExit) as stop:
         main(args)
     assert stop.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
     named = args[-2:] if args[-1] != "pairs.json" else ["--out"]  # what is missing
-    assert any(each.lstrip("-") in last for each in named)
+    assert any(each in capsys.readouterr().err for each in named)
 
 
-def test_without_arguments_it_prints_help():
-    run = subprocess.run([sys.executable, "-m", "alpacafarm_env"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("usage: python -m alpacafarm_env")
-    for command in ("show", "annotate", "evaluate", "ledger", "judge-server"):
-        assert re.search(rf"^    {command}\b", run.stdout, re.MULTILINE)
+@pytest.mark.parametrize("temperature", ["nan", "inf", "1e-308", "-1", "9e-4"])
+def test_a_temperature_without_samples_is_refused(temperature, capsys):
+    assert main(["show", f"--temperature={temperature}"]) == 2
+    assert "--temperature" in capsys.readouterr().err
 
 
-def test_help_loads_no_heavy_library():
-    heavy = ("torch", "transformers", "openai", "pydantic", "yaml", "scipy", "tqdm", "stamina", "sqlite3")
-    code = "import sys; from alpacafarm_env.__main__ import main\n"
-    code += "try: main(['annotate', '--help'])\nexcept SystemExit: "
-    code += f"print('heavy:', *[name for name in {heavy} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "heavy:"
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["shw"], "show"), (["judge", "anotate"], "annotate"), (["study", "win_rate"], "win_rate_curve")],
+)
+def test_an_unknown_command_is_answered_with_the_closest(words, meant, capsys):
+    assert main(words) == 2
+    assert f"'{meant}'?" in capsys.readouterr().err
+
+
+def test_commands_are_read_whatever_their_case(capsys):
+    for words in (
+        ["Show", "--num", "1"],
+        ["LEDGER", "--ledger", "none"],
+        ["annotate_human", "none", "--out", "x.json"],
+    ):
+        assert main(words) == (0 if words[0] == "Show" else 2)
+        assert "Unknown command" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["judge"], ["study"]])
+def test_commands_and_studies_are_listed(args, capsys):
+    assert main(args) == 0
+    printed = capsys.readouterr().out
+    studies = ("leaderboard", *(path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py")))
+    expected = {"judge": ("annotate", "evaluate"), "study": studies}.get(" ".join(args), COMMANDS)
+    assert all(re.search(rf"^  {name}\b", printed, re.MULTILINE) for name in expected)
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_and_version_load_no_heavy_library():
+    heavy = ("torch", "transformers", "openai", "scipy", "tqdm", "stamina", "pandas", "matplotlib")
+    for words in (["--version"], [], ["judge", "annotate", "--help"], ["serve", "--help"]):
+        code = "import sys; from alpacafarm_env.__main__ import main\n"
+        code += f"try: main({words})\nexcept SystemExit: pass\n"
+        code += f"print('heavy:', *[name for name in {heavy} if name in sys.modules])"
+        printed = run_python(code).splitlines()
+        assert printed[-1] == "heavy:"
+        assert words != ["--version"] or alpacafarm_env.__version__ in printed[0]
+
+
+def test_a_shell_completes_commands_and_their_options(monkeypatch, capsys):
+    loaded = {name: load(name) for name in ("judge annotate", "judge evaluate", "merge")}
+    monkeypatch.setattr("alpacafarm_env.__main__._all_options", lambda: loaded)
+    with pytest.raises(SystemExit) as end:
+        main(["--tyro-print-completion", "bash"])
+    assert not end.value.code
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("annotate", "evaluate", "merge", "--both-orders", "--pool"))
 
 
 def test_ctrl_c_is_exit_status_130_without_a_traceback(capsys, monkeypatch):
@@ -203,9 +221,9 @@ def test_ctrl_c_is_exit_status_130_without_a_traceback(capsys, monkeypatch):
 def test_a_reader_who_has_seen_enough_causes_no_complaint():
     code = """
 from alpacafarm_env import __main__ as command
-report = command.Report("x\\n" * 10**6)
-command.add_commands = lambda commands: commands.add_parser("many").set_defaults(run=lambda options: report)
-raise SystemExit(command.main(["many"]))
+from alpacafarm_env.cli import commands
+commands.Show.run = lambda self: commands.Report("x\\n" * 10**6)
+raise SystemExit(command.main(["show"]))
 """
     shell = ["bash", "-c", f'{sys.executable} -c "$0" | head -n 1', code]
     run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -216,18 +234,19 @@ raise SystemExit(command.main(["many"]))
     "command",
     [
         ["show"],
-        ["annotate", "pairs.json", "--out", "out.json"],
+        JUDGE,
         ["annotate-human", "pairs.json", "--out", "out.json"],
         ["export", "--format", "trl", "--out", "out"],
         ["serve", "AlpacaFarm-Gold-v0"],
         ["judge-server"],
     ],
+    ids=lambda command: command[0],
 )
-def test_a_seed_that_cannot_be_one_is_refused_by_every_command(command, tmp_path, monkeypatch, capsys):
+def test_a_seed_that_cannot_be_one_is_refused(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for seed in ("-1", str(10**20), 5_000 * "9"):
         with pytest.raises(SystemExit) as ended:
             main([*command, f"--seed={seed}"])
         assert ended.value.code == 2
-        assert "--seed" in capsys.readouterr().err.splitlines()[-1]
+        assert "--seed" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

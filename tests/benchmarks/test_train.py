@@ -139,7 +139,7 @@ def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_
     monkeypatch.setenv("ALPACAFARM_LEDGER", str(tmp_path / "own.sqlite"))
     with JudgeServer(anyway=True) as server:
         asked = ["--reference", str(references), "--base-url", server.base_url, "--models", "sandbox"]
-        assert main(["evaluate", str(outputs), *asked]) == 0
+        assert main(["judge", "evaluate", str(outputs), *asked]) == 0
     assert "sft" in capsys.readouterr().out
 
 

@@ -53,6 +53,6 @@ def test_from_an_instruct_folder_to_judged_answers_by_commands(family, lora, dat
     monkeypatch.setenv("ALPACAFARM_LEDGER", str(tmp_path / "own.sqlite"))
     with JudgeServer(anyway=True) as server:
         asked = ["--reference", out / "references.json", "--base-url", server.base_url, "--models", "sandbox"]
-        assert main(["evaluate", str(out / "outputs.json"), *map(str, asked)]) == 0
+        assert main(["judge", "evaluate", str(out / "outputs.json"), *map(str, asked)]) == 0
     (row,) = rows_of(out)
     assert row["method"] == "ppo"
