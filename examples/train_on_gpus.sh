@@ -31,11 +31,11 @@ stage() {
         --dataset "$data" --preset "${PRESET:-llama_7b_lora}" ${DRY_RUN:+--dry-run}
 }
 
-sft="$out/sft/runs/fine_tuning-seed-0/policy" reward="$out/reward/reward_model"
+sft="$out/sft/runs/sft-seed-0/policy" reward="$out/reward/reward_model"
 if [ -n "${DRY_RUN:-}" ]; then
     sft=$model # of the same shape
 fi
-stage fine_tuning --policy "$model" --out "$out/sft" "$@"
+stage sft --policy "$model" --out "$out/sft" "$@"
 stage reward_modeling --policy "$sft" --out "$out/reward" --save adapter "$@" # PPO reads it on its own base
 if [ -n "${DRY_RUN:-}" ] && [ ! -d "$reward" ]; then
     echo "PPO's dry run needs the reward model: run the second stage first." && exit

@@ -75,7 +75,8 @@ def rehearse(job: Job, method: str) -> Rehearsal:
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:
-        raise DataError(f"--dry-run: expected one of {', '.join(BATCHES)}, got {method}.")
+        names = ", ".join(BATCHES).replace("fine_tuning", find_method("fine_tuning").name)
+        raise DataError(f"--dry-run: expected one of {names}, got {method}.")
     examples, memory = BATCHES[method], DeviceMemory(default_device())
     allowed = memory.used() + USABLE * memory.free()
     seconds, peaks = dict[str, float](), dict[str, int]()

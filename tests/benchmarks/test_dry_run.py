@@ -40,7 +40,7 @@ def test_one_batch_is_some_of_all_lengths_and_the_longest(tmp_path):
 @pytest.mark.parametrize(
     ("method", "phases"),
     [
-        ("fine_tuning", ["load", "update"]),
+        ("sft", ["load", "update"]),
         (train.REWARD_MODELING, ["load", "update"]),
         ("ppo", ["load", "sample", "score", "prepare", "update"]),
     ],
@@ -63,10 +63,10 @@ def test_its_steps_are_those_of_the_run(tmp_path):
 
 def test_a_run_without_room_is_told_so(monkeypatch, capsys):
     monkeypatch.setattr(DeviceMemory, "free", lambda self: 10**12)
-    assert train.run(train.parse(["fine_tuning", "--dry-run"])) == 0
+    assert train.run(train.parse(["sft", "--dry-run"])) == 0
     free = iter([10**5, *[10**12] * 9])  # asked first for all of the run, then for its updates
     monkeypatch.setattr(DeviceMemory, "free", lambda self: next(free))
-    assert train.run(train.parse(["fine_tuning", "--dry-run"])) == 1
+    assert train.run(train.parse(["sft", "--dry-run"])) == 1
     assert "does not fit" in capsys.readouterr().out
 
 
@@ -87,7 +87,7 @@ def test_without_weights_there_is_a_table_of_sizes(tmp_path, capsys, own_data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fine_tuning", "ppo", "dpo", train.REWARD_MODELING])
+@pytest.mark.parametrize("method", ["sft", "ppo", "dpo", train.REWARD_MODELING])
 def test_the_peak_is_that_of_the_run(method, tmp_path):
     given = [sys.executable, "-m", "alpacafarm_env.benchmarks.train", method, "--quick", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -34,7 +34,7 @@ def started(tmp_path, *options, **environment):
 def test_each_stage_starts_from_what_the_one_before_leaves(tmp_path, gpus):
     (launch, sft), (_, reward), (_, ppo) = started(tmp_path, GPUS=gpus)
     assert launch == ["--nproc_per_node", gpus, "--standalone"]
-    assert [stage.method for stage in (sft, reward, ppo)] == ["fine_tuning", "reward_modeling", "ppo"]
+    assert [stage.method for stage in (sft, reward, ppo)] == ["sft", "reward_modeling", "ppo"]
     assert {(stage.data, stage.preset, stage.dry_run) for stage in (sft, reward, ppo)} == {
         ("data", "llama_7b_lora", False)
     }
@@ -58,7 +58,7 @@ def test_a_dry_run_asks_for_nothing_that_is_not_there_yet(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     given = ("--template", "alpaca"), {"DRY_RUN": "1", "STEPS": "7"}
     stages = [stage for _, stage in started(tmp_path, *given[0], **given[1])]
-    assert [stage.method for stage in stages] == ["fine_tuning", "reward_modeling"]
+    assert [stage.method for stage in stages] == ["sft", "reward_modeling"]
     (tmp_path / "out" / "reward" / "reward_model").mkdir(parents=True)
     (tmp_path / "log").unlink()
     stages = [stage for _, stage in started(tmp_path, *given[0], **given[1])]

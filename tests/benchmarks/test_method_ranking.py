@@ -70,7 +70,7 @@ def test_a_finished_cell_is_not_run_again_nor_taken_with_other_verdicts(tmp_path
 
 
 def rank_three(out, processes=1):
-    rank(out, "sft", "method_worlds:SMALL", "gpt4", feedback=("simulated",), processes=processes)
+    rank(out, "sft", "method_worlds:SMALL", "gpt4", feedback=("ann",), processes=processes)
 
 
 def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys):
@@ -160,7 +160,7 @@ def test_an_agent_that_answers_too_little_is_told_before_anything_is_stored(tmp_
 def test_the_example_s_agent_is_ranked(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     out = tmp_path / "out"
-    assert rank(out, "reinforce:METHOD", feedback=("simulated",)) == 0
+    assert rank(out, "reinforce:METHOD", feedback=("ann",)) == 0
     row = next(row for row in rows_of(out) if row["method"] == "reinforce")
     assert float(row["tokens"]) > 64 * 10
     assert 0 <= float(row["win_rate_human"]) <= 100
@@ -171,7 +171,6 @@ def test_the_example_s_agent_is_ranked(tmp_path, capsys, monkeypatch):
     [
         ({"num_eval": 0}, "--num-eval: expected 1 or more, got 0"),
         ({"processes": 0}, "--processes: expected 1 or more"),
-        ({"quick": True, "preset": "full"}, "--quick: expected no other --preset"),
         ({"data": "my_data"}, "--data: expected none"),
         ({"feedback": ()}, "--feedback: expected"),
         ({"methods": ("pp0",)}, "Did you mean 'ppo'"),
@@ -186,10 +185,9 @@ def test_bad_options_are_named(tmp_path, changes, expected):
 
 
 def test_quick_changes_the_defaults_that_are_not_given():
-    for arguments in (["--quick"], ["--preset", "quick"]):
-        options = MethodRankingOptions.parse([*arguments, "--num-eval", "50"])
-        assert (options.quick, options.seeds, options.num_eval) == (True, 1, 50)
-        assert options.folder("x").name == "x-quick"
+    options = MethodRankingOptions.parse(["--quick", "--num-eval", "50"])
+    assert (options.quick, options.seeds, options.num_eval) == (True, 1, 50)
+    assert options.folder("x").name == "x-quick"
     for arguments in ([], ["--out", "quick"]):
         options = MethodRankingOptions.parse(arguments)
         assert (options.quick, options.seeds, options.num_eval) == (False, 3, 805)

@@ -22,7 +22,7 @@ ROWS = {
     "unlabeled": lambda i: {"messages": [{"role": "user", "content": f"Ask {i}."}]},
 }
 """Formats of other libraries; of the pairs each stands there five times."""
-LEARN = ("fine_tuning", "dpo", "reward_conditioning", "ppo", "expert_iteration")
+LEARN = ("sft", "dpo", "reward_conditioning", "ppo", "expert_iteration")
 SIZES = {
     "ppo": ["--steps", 1, "--rollout-batch-size", 8, "--minibatch-size", 8],
     "expert_iteration": ["--num-instructions", 8],
@@ -54,7 +54,7 @@ def command(own_models, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*judge a pair that stands above:UserWarning")
 @pytest.mark.parametrize("method", LEARN)
 def test_a_file_is_enough_to_train_and_what_was_not_evaluated_is_said(method, files, command, tmp_path, capsys):
-    assert command(method, files[find_method(method).learns_from], *SIZES.get(method, ())) == 0
+    assert command(method, files[find_method(train.SPECS[method]).learns_from], *SIZES.get(method, ())) == 0
     assert "nothing was evaluated" in capsys.readouterr().out
     out = tmp_path / "out"
     assert list(out.glob("runs/*/policy"))
@@ -76,13 +76,12 @@ def test_a_reward_model_of_repeated_pairs_is_tested_on_other_instructions(files,
 @pytest.mark.parametrize(
     ("method", "split", "missing", "options"),
     [
-        ("fine_tuning", "unlabeled", "'sft'", []),
+        ("sft", "unlabeled", "'sft'", []),
         ("dpo", "sft", "'preference'", []),
         (REWARD_MODELING, "sft", "'preference'", []),
         ("ppo", "sft", "'unlabeled'", []),
         ("best_of_n", "unlabeled", "'eval'", []),
-        ("sft", "sft", "'eval'", []),
-        ("fine_tuning", "sft", "'eval'.*--judge", ["--judge", "constant"]),
+        ("sft", "sft", "'eval'.*--judge", ["--judge", "constant"]),
     ],
 )
 def test_a_missing_split_is_told_before_anything_is_done(
@@ -114,16 +113,16 @@ def documented():
 
 def test_the_page_says_of_every_method_which_split_it_learns_from_and_it_asks_for_no_other(own_models, tmp_path):
     table, (policy, reward) = documented(), map(str, own_models)
-    of_the_sandbox = {"gpt4", "chatgpt", "davinci001", "crowd", "sft_52k", "base", "best_of_16_gold"}
     variants = {name for name in BY_NAME if name.startswith("quark_") or name.endswith("_coin")}
-    assert table.keys() == BY_NAME.keys() - of_the_sandbox - variants | {REWARD_MODELING}
+    assert table.keys() == train.SPECS.keys() - {"sft_52k", "base"}  # which are of the sandbox
     for split, row in ROWS.items():
         (tmp_path / f"{split}.json").write_text(json.dumps([row(5 * i) for i in range(7)]))
     for name in [*table.keys() - {REWARD_MODELING}, *variants]:
         job = Job(seed=0, folder=tmp_path / name, quick=True, dataset=str(tmp_path), sft=policy, reward=reward)
         data = job.__dict__["data"] = Recorder(tmp_path)  # in the place of the cached property
-        find_method(name).make(job)
-        learns = find_method(name).learns_from
+        method = find_method(train.SPECS.get(name, name))
+        method.make(job)
+        learns = method.learns_from
         assert data.splits_read == ({learns} if learns else set())
         assert table.get(name, learns) == (learns or "nothing")
     data = load_dataset(tmp_path)

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file, save_file
 from written import rows_of
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.agents import LanguageModel
+from alpacafarm_env.agents import LanguageModel, tracking
 from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
@@ -19,7 +20,7 @@ from alpacafarm_env.benchmarks.experiment import evaluation
 from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.methods.methods import find_method
-from alpacafarm_env.errors import CheckpointError, DataError
+from alpacafarm_env.errors import CheckpointError, DataError, TrackerError, UnknownNameError
 from alpacafarm_env.folders import claim
 from alpacafarm_env.oracles.base import Constant
 
@@ -97,7 +98,7 @@ def test_labels_follow_feedback_and_seed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["dpo", "--num-eval", "0"], "--num-eval: expected 1 or more"),
+        (["dpo", "--num-eval", "0"], "--num-eval: expected"),
         (["dpo", "--lora", "-1"], "--lora"),
         (["dpo", "--policy", "/some/where"], "--dataset and --policy: expected both or none"),
     ],
@@ -114,19 +115,17 @@ def test_the_number_of_instructions_is_that_which_there_is(tmp_path):
     assert [each.plan(None).num_eval for each in options] == [805, 805]
 
 
-def test_a_file_in_the_place_of_the_folder_and_an_unknown_method_are_named(tmp_path):
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="--out: expected a folder to write into"):
-        train.run(train.parse(["gpt4", "--quick", "--out", str(tmp_path / "file")]))
-    with pytest.raises(ValueError, match="Did you mean 'ppo'"):
-        train.run(train.parse(["pppo", "--out", str(tmp_path / "out")]))
+        train.run(train.parse(["best_of_16", "--quick", "--out", str(tmp_path / "file")]))
 
 
 # ------------------------------------------------------------------------------------------- one's own data and models
 
 
 def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_path, monkeypatch, capsys):
-    assert own("sft") == 0
+    assert own("best_of_16") == 0
     told = capsys.readouterr().out
     assert "simulated" not in told
     assert "10k" not in told
@@ -140,7 +139,7 @@ def test_what_it_writes_evaluate_reads_and_nothing_is_called_simulated(own, tmp_
     with JudgeServer(anyway=True) as server:
         asked = ["--reference", str(references), "--base-url", server.base_url, "--models", "sandbox"]
         assert main(["judge", "evaluate", str(outputs), *asked]) == 0
-    assert "sft" in capsys.readouterr().out
+    assert "best_of_16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", [[], ["--lora", "2"]], ids=["full", "lora"])
@@ -160,8 +159,8 @@ def test_from_a_model_and_pairs_to_ppo_by_three_commands(own_data, own_models, t
         out += ["--preset", "sandbox"]
         return train.run(train.parse([method, "--policy", str(policy), *out, *map(str, more)]))
 
-    assert command("fine_tuning", policy, "--epochs", 2, "--batch-size", 4, "--learning-rate", 0.01) == 0
-    (tuned,) = (tmp_path / "fine_tuning").glob("runs/*/policy")
+    assert command("sft", policy, "--epochs", 2, "--batch-size", 4, "--learning-rate", 0.01) == 0
+    (tuned,) = (tmp_path / "sft").glob("runs/*/policy")
     assert len((tuned.parent / "metrics.jsonl").read_text().splitlines()) == 4
     assert not (tuned / "adapter_config.json").exists()  # a whole model, which the next two build on
     assert command("reward_modeling", tuned, "--batch-size", 2, "--save", "adapter") == 0  # on PPO's own base
@@ -186,18 +185,18 @@ def test_answers_of_another_model_are_never_taken_for_this_one_s(own, own_models
 
 
 def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
-    assert own("sft", "--judge", json.dumps({"name": "constant", "value": 1.0})) == 0
+    assert own("best_of_16", "--judge", json.dumps({"name": "constant", "value": 1.0})) == 0
     assert "constant" in capsys.readouterr().out
     row = row_of(tmp_path / "out")
     own_columns = ("win_rate", "standard_error", "n_total", "feedback")
     assert [row[name] for name in own_columns] == ["50.0", "0.0", "5", "own"]
     with pytest.raises(CheckpointError, match="judge"):
-        own("sft")
+        own("best_of_16")
 
 
 def test_responses_without_a_verdict_are_counted(own, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "make_own_judge", lambda *_, **__: Constant(math.nan))
-    assert own("sft", "--judge", "constant") == 0
+    assert own("best_of_16", "--judge", "constant") == 0
     assert "5 of 5" in capsys.readouterr().out
 
 
@@ -236,16 +235,16 @@ def test_expert_iteration_takes_the_instructions_that_there_are(tmp_path, own_da
 @pytest.mark.parametrize(
     ("method", "option", "value"),
     [
-        ("sft", "--steps", 100_000),
+        ("dpo", "--steps", 100_000),
         ("quark", "--epochs", 100_000),
         ("best_of_n", "--learning-rate", 100_000),
         ("ppo", "--max-prompt-tokens", 5000),
         ("quark", "--max-response-tokens", 5000),
     ],
 )
-def test_a_setting_that_a_method_cannot_have_is_named(own, method, option, value):
+def test_a_setting_that_a_method_cannot_have_is_named(own, pairs, method, option, value):
     with pytest.raises(DataError, match=option):
-        own(method, option, value)
+        own(method, option, value, "--dataset", pairs)
 
 
 def test_a_prompt_of_eval_without_room_is_told_before_training(own, own_data, tmp_path):
@@ -267,8 +266,61 @@ def test_settings_that_are_refused_do_not_hold_the_folder(own, tmp_path, monkeyp
     (tmp_path / "judges_of_train.py").write_text(judges)
     for judge in ("judges_of_train:NoScore", "judges_of_train:Raises"):
         with pytest.raises(DataError, match=judge):
-            own("sft", "--judge", judge, "--out", tmp_path / "sft")
-    assert own("sft", "--num-eval", 2, "--out", tmp_path / "sft") == 0
+            own("best_of_16", "--judge", judge, "--out", tmp_path / "sft")
+    assert own("best_of_16", "--num-eval", 2, "--out", tmp_path / "sft") == 0
+
+
+def test_the_file_of_a_run_takes_it_up_again(own, pairs, tmp_path, capsys):
+    given = ["--dataset", pairs, "--batch-size", 4, "--trackers", "tensorboard"]
+    assert own("DPO", *given) == 0
+    (metrics,) = (tmp_path / "out").rglob("metrics.jsonl")
+    steps, before = metrics.read_bytes(), capsys.readouterr().out
+    file = str(tmp_path / "out" / "run.yaml")
+    options = train.parse(["--config", file])
+    assert (options.method, options.trackers, options.batch_size) == ("dpo", ("tensorboard",), 4)
+    assert train.run(options) == 0
+    assert metrics.read_bytes() == steps
+    assert capsys.readouterr().out.splitlines()[1:] == before.splitlines()[1:]
+    assert train.parse(["sft", "--config", file, "--seed", "3"]).name == "train sft, own labels, seed 3"
+
+
+def test_a_tracker_whose_package_is_missing_is_named(own, pairs):
+    with pytest.raises(TrackerError, match="trackio"):
+        own("dpo", "--dataset", pairs, "--batch-size", 4, "--trackers", "trackio")
+
+
+def test_trackers_are_given_each_step(own, pairs, monkeypatch):
+    seen = []
+
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "wandb", False, None
+
+        def __init__(self, project):
+            pass
+
+        def start(self):
+            pass
+
+        def store_init_configuration(self, values):
+            seen.append(values["seed"])
+
+        def log(self, values, step=None):
+            seen.append(step)
+
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
+    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["wandb"])
+    assert own("dpo", "--dataset", pairs, "--batch-size", 4, "--epochs", 1, "--trackers", "WandB") == 0
+    assert own("reward_modeling", "--dataset", pairs, "--batch-size", 4, "--reward-model", "sandbox", "--trackers",
+               "wandb", "--out", pairs / "reward") == 0  # fmt: skip
+    assert seen[:3] == [0, 1, 2]
+    assert seen.count(0) == 2
+
+
+def test_only_what_can_be_trained_is_a_method():
+    for name, meant in (("pppo", "'ppo'?"), ("quark_slow", "'quark'?"), ("gpt4", "reward_modeling"), ("crowd", "dpo")):
+        with pytest.raises(UnknownNameError, match=re.escape(meant)):
+            train.parse([name])
+    assert train.parse(["Best-Of-N"]).method == "best_of_n"
 
 
 def test_a_folder_is_named_after_method_data_policy_and_seed():
@@ -285,12 +337,13 @@ def test_a_folder_is_of_one_run_alone(own, own_data, tmp_path):
     (data / "preference.json").write_text(json.dumps(pairs))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "preference.json").write_text(json.dumps(pairs[1:]))
-    for first in ("sft", "reward_modeling"):
-        out = ["--dataset", data, "--reward-model", "sandbox", "--out", tmp_path / first]
+    for first in ("best_of_16", "reward_modeling"):
+        out = ["--dataset", data, "--out", tmp_path / first]
+        out += ["--reward-model", "sandbox"] if first == "reward_modeling" else []
         assert own(first, *out) == 0
         before = {path: path.read_bytes() for path in (tmp_path / first).rglob("*.*") if path.is_file()}
-        others = [("ppo",), ("dpo",), ("sft", "--seed", 1), ("reward_modeling", "--seed", 1)]
-        others += [(first, "--dataset", own_data if first == "sft" else tmp_path / "other")]
+        others = [("ppo",), ("dpo",), ("best_of_16", "--seed", 1), ("reward_modeling", "--seed", 1)]
+        others += [(first, "--dataset", own_data if first == "best_of_16" else tmp_path / "other")]
         for method, *changed in others:
             with pytest.raises(CheckpointError, match=first):
                 own(method, *out, *changed)

@@ -41,7 +41,7 @@ def test_from_an_instruct_folder_to_judged_answers_by_commands(family, lora, dat
         return tmp_path / method
 
     hub = build_hub_folder(family, tmp_path / "hub")
-    (tuned,) = command("fine_tuning", hub, "--batch-size", 4).glob("runs/*/policy")
+    (tuned,) = command("sft", hub, "--batch-size", 4).glob("runs/*/policy")
     sizes = ["--rollout-batch-size", 4, "--minibatch-size", 4, "--steps", 1]
     reward = command("reward_modeling", tuned, "--batch-size", 4, *lora) / "reward_model"
     out = command("ppo", tuned, "--reward-model", reward, *sizes, *lora)

@@ -96,9 +96,9 @@ def trained(smollm2: Path, tree: Path) -> Callable[[str], Run]:
     @cache
     def train(method: str) -> Run:
         once = ("--batch-size", "8", "--epochs", "1")
-        if method == "fine_tuning":
+        if method == "sft":
             return command(method, "demonstrations", smollm2, *once)
-        policy = train("fine_tuning").model.relative_to(tree)
+        policy = train("sft").model.relative_to(tree)
         if method != "ppo":
             return command(method, "pairs", policy, *once)
         reward = ("--reward-model", str(train("reward_modeling").model.relative_to(tree)), "--save", "adapter")

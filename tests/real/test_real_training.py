@@ -13,7 +13,7 @@ from alpacafarm_env.oracles import RewardModel
 
 # Its padding token ends responses: another one is chosen, and that is told.
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:The tokenizer has:UserWarning")]
-POLICIES = ("fine_tuning", "dpo", "ppo")
+POLICIES = ("sft", "dpo", "ppo")
 
 
 @pytest.mark.parametrize("method", [*POLICIES, "reward_modeling"])
