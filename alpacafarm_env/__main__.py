@@ -6,11 +6,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .arguments import match_name
 from .errors import AlpacaFarmError
+
+if TYPE_CHECKING:
+    from .cli.options import Report
 
 EPILOGS: Final = {
     "judge": "Answers are kept in the ledger: a command that was interrupted, or is given again, asks only what is "
@@ -81,11 +84,11 @@ def _run(words: list[str]) -> int:
     from .cli.options import parse
 
     about = f"{about[0].upper()}{about[1:]}. {EPILOGS.get(name.split()[0], '')}"
-    report = parse(target, words, prog=f"alpacafarm {name}", description=about).run()
+    report: Report = parse(target, words, prog=f"alpacafarm {name}", description=about).run()
     print(*report.notes, sep="\n", end="\n" * bool(report.notes), file=sys.stderr, flush=True)
     for block in filter(None, (report.text, *report.blocks)):
         print(block, flush=True)
-    return int(report.status)
+    return report.status
 
 
 def load(name: str) -> Any:

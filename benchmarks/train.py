@@ -28,7 +28,7 @@ import tyro
 
 from .. import sandbox
 from ..arguments import match_name
-from ..cli.options import Count, Seed
+from ..cli.options import RUN_FILE, Count, Seed
 from ..cli.options import parse as parse_options
 from ..data import load_dataset
 from ..data.files import write_atomic
@@ -188,9 +188,12 @@ def run(options: TrainOptions) -> int:
     if pushed_to is not None:
         check_push(pushed_to, options.job(), adapter=options.save == "adapter")
     with take_folder(options.folder, options.name):
-        if not is_helper():
+        kept = (options.folder / RUN_FILE).exists()  # another run's, perhaps: then this one is refused
+        if not (kept or is_helper()):
             options.write(options.folder)
         saved = (make_reward_model if options.spec == REWARD_MODELING else train_policy)(options)
+        if not is_helper():
+            options.write(options.folder)
     if pushed_to is not None:
         print(f"Pushed to {push(saved, pushed_to)}")
     return 0

@@ -154,7 +154,7 @@ class Export(OracleOptions):
         from . import export as files
 
         oracle = None if self.oracle is None else files.read_oracle(self.oracle)
-        options = {"dataset": self.dataset, "split": self.split, "oracle": oracle, "seed": self.seed}
+        options: dict[str, Any] = {"dataset": self.dataset, "split": self.split, "oracle": oracle, "seed": self.seed}
         if self.format in FORMATS:
             written = files.export_split(self.format, to=self.to or "jsonl", out=self.out, **options)
             return Report("\n".join(f"written: {path}" for path in written))
@@ -234,7 +234,7 @@ class Serve(ServerOptions, OracleOptions):
             make_app, server = _openenv()
             app = make_app(env_id, dataset, defaults["split"], batched)
             start = partial(server, batched, tokens, app=app, **self.where)
-        where = {"host": self.host, "port": self.port}
+        where: dict[str, Any] = {"host": self.host, "port": self.port}
         status = serve(start, lambda server: server.url, report=lambda server: server.report(), **where)
         return Report(status=status)
 

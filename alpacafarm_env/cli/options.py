@@ -60,7 +60,7 @@ class Options:
     """A YAML file of options by name, such as the run.yaml in the folder of a run. Options that are given win."""
 
     def __post_init__(self) -> None:
-        for name, read in _readers(type(self)).items():
+        for name, read in _readers(cast(Any, type(self))).items():
             read(getattr(self, name), f"--{name.replace('_', '-')}")
 
     def refuse_both(self, *names: str) -> None:
@@ -116,7 +116,7 @@ def registry(*, complete: bool = False) -> ConstructorRegistry:
 
 
 @cache
-def _readers(options: type[Options]) -> dict[str, Callable[[Any, str], Any]]:
+def _readers(options: Any) -> dict[str, Callable[[Any, str], Any]]:
     """Field -> what reads a value, naming where it came from in a DataError."""
 
     def reader(hint: Any) -> Callable[[Any, str], Any]:
@@ -150,7 +150,7 @@ def _read_file(options: type[Options], words: Sequence[str]) -> dict[str, Any]:
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--config"]
     if not given or not given[-1]:
         return {}
-    path, readers = Path(given[-1]), _readers(options)
+    path, readers = Path(given[-1]), _readers(cast(Any, options))
     keys = _keys(options) | {each.name: each for each in _keys(options).values()}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}

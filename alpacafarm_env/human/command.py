@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
@@ -117,7 +117,7 @@ def _annotator(store: Store, name: str) -> str:
 def _serve(session: Session, guideline: str, options: AnnotateHuman) -> None:
     from ..judge_server.http import serve
 
-    where = {"host": options.host, "port": options.port}
+    where: dict[str, Any] = {"host": options.host, "port": options.port}
     try:
         from .server import PageServer
     except ImportError as error:
