@@ -93,7 +93,7 @@ def learn(
     metrics: dict[str, float] = {}
     trackers = trackers if done < total else ()
     with (
-        _reporting(callback, trackers, {**flat(asdict(config)), "seed": seed}, out, processes) as report,
+        reporting(callback, trackers, {**flat(asdict(config)), "seed": seed}, out, processes) as report,
         # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
         closing(cast(Generator[Any, None, None], updates)),
         make_bar(total, label, show=processes.is_main, initial=done, unit="step") as bar,
@@ -108,7 +108,7 @@ def learn(
 
 
 @contextmanager
-def _reporting(
+def reporting(
     callback: Callback | None, trackers: Trackers, settings: dict[str, Any], out: Path | None, processes: Processes
 ) -> Iterator[Callable[[Mapping[str, float]], bool]]:
     """Starts trackers; yields what reports a step to them, and to the callback, and says whether the run goes on.

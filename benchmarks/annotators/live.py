@@ -144,7 +144,7 @@ class LivePool:
             LedgerError: The budget is reached.
             DataError: No verdict could be read.
         """
-        from ...cli.progress import progress_bar
+        from ...cli.annotation_report import progress_bar
         from ...llm.ledger.store import Ledger
 
         human = question.humans[0]

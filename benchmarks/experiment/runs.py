@@ -6,7 +6,7 @@ An interrupted cell continues from its checkpoints; its seconds and tokens are t
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -214,15 +214,17 @@ def train(actor: Any, tell: Callable[[float, str], None], trackers: Sequence[str
 
 
 def tracked(agent: Any, trackers: Sequence[str]) -> Iterator[dict[str, float]]:
-    """The agent's updates, of which the trackers are told; they end with them."""
-    from ...agents.tracking import following
+    """The agent's updates, reported to trackers, which end with them."""
+    from ...agents.tracking import flat, reporting
 
     if not trackers:
         yield from agent.updates()
         return
-    with following(None, trackers, **agent._run()) as follow:
+    run = agent._run()
+    settings = {**flat(asdict(run["config"])), "seed": run["seed"]}
+    with reporting(None, trackers, settings, run["out"], run["processes"]) as report:
         for metrics in agent.updates():
-            follow(metrics)
+            report(metrics)
             yield metrics
 
 

@@ -229,24 +229,6 @@ def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, 
     assert "--api-key-env" in err
 
 
-def test_the_own_ledger_is_used_unless_another_is_named(anyway, tmp_path, capsys):
-    pairs = write(tmp_path / "pairs.json", make_pairs(3))
-    args = [
-        "judge",
-        "annotate",
-        str(pairs),
-        "--out",
-        "out.json",
-        "--base-url",
-        anyway.base_url,
-        "--model",
-        "sandbox-gpt4",
-    ]
-    assert main(args) == 0
-    assert main(["ledger"]) == 0
-    assert str(tmp_path / "own.sqlite") in capsys.readouterr().out
-
-
 @pytest.fixture(scope="module")
 def filtering():
     with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as running:
@@ -270,18 +252,6 @@ def run(anyway, priced, tmp_path, capsys):
     return annotate
 
 
-def test_a_resumed_noisy_run_costs_as_much_per_1000_as_a_whole_one(run):
-    pairs = [row for row in make_pairs(220) if row["output_1"] != row["output_2"]]
-    noisy = ("--pool", "weighted", "--flip", "0.25")
-    *_, whole, price = run(pairs, *noisy)
-    assert float(price[1]) == pytest.approx(1000 * whole[0] / len(pairs), rel=1e-3)
-    assert float(price[0]) == pytest.approx(1000 * whole[0] / whole[1], rel=1e-3)
-    run(pairs[:180], *noisy, ledger="part.sqlite")
-    *_, rest, again = run(pairs, *noisy, ledger="part.sqlite")
-    assert 0 < rest[1] < 30 < rest[2]  # a price by all that is not cached, noise of before included, were far off
-    assert float(again[1]) == pytest.approx(float(price[1]), rel=0.1)
-
-
 def test_a_run_that_pays_nothing_has_no_price_and_one_that_asks_in_the_other_order_alone_a_bound(run, tmp_path):
     pairs = make_pairs(20)
     *_, price = run(pairs, "--pool", "greedy")
@@ -294,14 +264,6 @@ def test_a_run_that_pays_nothing_has_no_price_and_one_that_asks_in_the_other_ord
     rows = [row for row in read(tmp_path / "out.json") if row["annotator"]]
     assert {row["shown_first"] for row in rows} == {"both"}
     assert all(row["orders_agree"] == (row["preference"] != 1.5) for row in rows)
-
-
-def test_the_cost_of_a_run_includes_what_brought_no_answer(run, filtering):
-    """In a ledger of its own, the run has cost what the ledger counts."""
-    status, text, _, costs, _ = run(make_pairs(40), at=filtering)
-    assert status == 1
-    assert "ContentRefusedError" in text
-    assert float(re.search(r"ledger: \$([\d.]+) in all", text)[1]) == pytest.approx(costs[0], abs=2e-4)
 
 
 def test_the_note_counts_exactly_what_the_same_command_asks_again(run, filtering):

@@ -140,11 +140,6 @@ def test_a_long_row_of_special_tokens_is_taken_off_a_response_in_a_moment():
         assert time.process_time() - start < 1
 
 
-def test_queries_are_refused_by_a_server_that_does_not_know_their_special_tokens():
-    with ScoreServer(sandbox.gold_oracle()) as server:
-        assert refusal(server.url, query=["px"], prompts=["p"], labels=["l"]) == (400, "query")
-
-
 def test_no_verdict_is_an_error_and_never_a_number(monkeypatch):
     monkeypatch.setattr("alpacafarm_env.oracles.base.Constant.score", lambda *_: np.array([1.0, np.nan]))
     score = scorer(oracle="constant")

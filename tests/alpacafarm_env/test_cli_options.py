@@ -1,11 +1,9 @@
 """What a user of the commands sees: options, refused arguments, errors, tables, progress."""
 
-import inspect
 import io
 import itertools
 import math
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -14,16 +12,12 @@ import pytest
 import tyro
 from command_files import make_pairs, write
 
-from alpacafarm_env import errors, progress
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.annotators.served import Progress
 from alpacafarm_env.arguments import match_name
-from alpacafarm_env.cli import annotation_report as judged
 from alpacafarm_env.cli.annotation_report import progress_bar
 from alpacafarm_env.cli.options import Count, Options, Positive, parse
 from alpacafarm_env.errors import AlpacaFarmError, DataError, UnknownNameError, did_you_mean
-from alpacafarm_env.progress import make_bar
 from alpacafarm_env.tables import format_cell, format_table
 
 LIMITS = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
@@ -49,52 +43,6 @@ def refused(tmp_path, capsys):
         return last
 
     return annotate
-
-
-@pytest.fixture
-def passed(monkeypatch):
-    """The keywords that a command has given to `make_pool`."""
-    given = {}
-
-    def make(**options):
-        given.update(options)
-        return make_pool(**options)
-
-    monkeypatch.setattr(judged, "make_pool", make)
-    return given
-
-
-def test_limits_are_those_of_the_pool_unless_given(call, passed, tmp_path):
-    pairs = write(tmp_path / "pairs.json", make_pairs(3))
-    assert call("judge", "annotate", pairs, "--out", "out.json") == 0
-    defaults = {name: parameter.default for name, parameter in inspect.signature(make_pool).parameters.items()}
-    assert {name: passed[name] for name in (*LIMITS, "allow_insecure")} == {
-        name: defaults[name] for name in (*LIMITS, "allow_insecure")
-    }
-    more = ["--timeout-s", "7", "--deadline-s", "90.5", "--requests-per-minute", "600", "--max-concurrency", "3"]
-    assert call("judge", "annotate", pairs, "--out", "out.json", "--allow-insecure", *more) == 0
-    assert {name: passed[name] for name in LIMITS} == {
-        "attempt_timeout_s": 7.0, "deadline_s": 90.5, "requests_per_minute": 600.0, "max_concurrency": 3
-    }  # fmt: skip
-    assert passed["allow_insecure"] is True
-
-
-def test_the_files_of_pool_and_models_are_read_once(anyway, monkeypatch, tmp_path):
-    """By the time the pool is made they may be others, and the role may be called anything."""
-    pairs = write(tmp_path / "pairs.json", make_pairs(3))
-    files = tmp_path / "pool.yaml", tmp_path / "models.yaml"
-    files[0].write_text("{name: p, annotators: [{name: greedy_gpt4, role: model, prompt: greedy_gpt4, max_tokens: 9}]}")
-    files[1].write_text("{model: sandbox-gpt4}")
-
-    def make(**options):
-        for file in files:
-            file.write_text("changed")
-        return make_pool(**options)
-
-    monkeypatch.setattr(judged, "make_pool", make)
-    files_given = ["--pool", f"{files[0]}", "--models", f"{files[1]}"]
-    where = ["--out", "out.json", "--base-url", anyway.base_url, "--ledger", "l.sqlite"]
-    assert main(["judge", "annotate", str(pairs), *files_given, *where]) == 0
 
 
 def test_an_attempt_cannot_last_longer_than_its_request(capsys):
@@ -181,24 +129,9 @@ def test_a_terminal_sees_each_answer_with_time_left_and_cost(lines):
     assert told[-1][3] == "3.0000"
 
 
-@pytest.mark.parametrize(("costs", "end"), [(COSTS[:2], "$0.5000 so far"), ([math.nan], "price unknown")])
-def test_a_log_gets_the_start_and_the_end(lines, costs, end):
-    shown = lines(io.StringIO(), costs)
-    assert len(shown) == 2
-    assert shown[-1].endswith(f" left, {end}")
-
-
 def test_a_log_of_a_slow_judge_gets_a_line_every_few_seconds(lines):
     done = [int(re.search(r"(\d+)/60", text)[1]) for text in lines(io.StringIO(), COSTS, 2.0)]
     assert max(now - before for before, now in itertools.pairwise(done) if before >= STORED) * 2.0 <= 6
-
-
-def test_nothing_is_shown_before_anything_is_known(monkeypatch):
-    file = Terminal()
-    monkeypatch.setattr("sys.stderr", file)
-    with progress_bar("eval"):
-        pass
-    assert file.getvalue() == ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,20 +224,6 @@ def test_an_unknown_name_is_answered_with_the_closest_and_all(name, options, par
     assert "mean" not in str(did_you_mean("oracle", "zzz", ["gold"]))
 
 
-def test_every_error_is_one_of_ours_and_the_builtin_a_caller_expects():
-    own = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
-    assert all(issubclass(each, errors.AlpacaFarmError) for each in own)
-    for base, names in {
-        ValueError: "Data InvalidResponse Pool UnparsableVerdict",
-        TypeError: "InvalidResponseType",
-        RuntimeError: "Unscored World Policy API Ledger",
-        errors.APIError: "PermanentAPI TransientAPI Outage InvalidReply",
-        errors.PermanentAPIError: "ContentRefused",
-        errors.LedgerError: "BudgetExceeded Price ReplayMiss",
-    }.items():
-        assert all(issubclass(getattr(errors, f"{name}Error"), base) for name in names.split()), base
-
-
 def test_names_to_the_left_and_numbers_to_the_right():
     rows = [{"who": "a", "model": "m", "n": 3, "rate": 51.239}, {"who": "longer", "model": "x", "n": 12, "rate": 7.0}]
     table = "who      n   rate\na        3  51.24\nlonger  12   7.00"
@@ -312,42 +231,3 @@ def test_names_to_the_left_and_numbers_to_the_right():
     assert format_table(("who", "model", "n"), rows, left=2).split("\n")[2] == "longer  x      12"
     assert format_cell(float("nan")) == "nan"
     assert format_table(("who", "n"), []) == "who  n"
-
-
-def test_a_log_gets_lines_now_and_then_and_the_end_or_nothing(monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    with make_bar(2, "SFT", show=False) as bar:
-        bar.update()
-    assert file.getvalue() == ""
-    with make_bar(1000, "SFT", unit="step") as bar:
-        for _ in range(1000):
-            bar.update()
-    assert "\r" not in file.getvalue()
-    first, last = filter(None, file.getvalue().split("\n"))
-    assert first.startswith("SFT")
-    assert "1000/1000" in last
-    monkeypatch.setattr(progress, "SECONDS_IN_A_LOG", 0)
-    with make_bar(3, "SFT") as bar:
-        for _ in range(3):
-            bar.update()
-    assert len([line for line in file.getvalue().split("\n") if "/3 " in line]) >= 4
-
-
-def test_a_bar_below_another_one_leaves_no_control_codes_in_a_log(monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    with make_bar(2, "PPO") as outer, make_bar(3, "reference") as inner:
-        inner.update(3)
-        outer.update(2)
-    assert "3/3" in file.getvalue()
-    assert "\x1b" not in file.getvalue()
-
-
-def test_a_notebook_is_redrawn_in_place(monkeypatch):
-    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
-    monkeypatch.setattr("sys.stderr", stream())
-    with make_bar(6, "SFT") as bar:
-        bar.update(6)
-    assert "\r" in sys.stderr.getvalue()
-    assert "6/6" in sys.stderr.getvalue()

@@ -16,8 +16,7 @@ from alpacafarm_env.__main__ import COMMANDS, load, main
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
-from alpacafarm_env.sandbox.judges import GREEDY, HUMANS, POOL, Annotators
-from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, opinions, page, sample, show
+from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, page, sample, show
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = Instruction("List three traits of a lion.", id=3, split="eval")
@@ -66,41 +65,6 @@ def test_a_page_by_hand():
         if row and row[0] in ("gpt4", "chatgpt", "davinci003", "greedy_gpt4", "human")
     }
     assert counts == {"gpt4": 5, "chatgpt": 4, "davinci003": 4, "greedy_gpt4": 1, "human": 16}
-
-
-def test_long_texts_wrap_beside_their_label_and_lists_stay_lists():
-    lines = page(ASK, "- brave\n- golden", "brave " * 60, width=72)
-    at = lines.index("Reference    - brave")
-    assert lines[at + 1] == " " * 13 + "- golden"
-    assert all(len(line) <= 72 for line in lines[: lines.index("")])
-    assert page(ASK, "", GOOD)[1] == "Reference    (empty)"
-
-
-def test_opinions_are_means_over_both_orders():
-    for pool in (POOL, GREEDY, HUMANS):
-        judge = Annotators("any", pool)
-        expected = [
-            sum(float(judge.probabilities([ASK], [BAD], [GOOD], k, a_first=first)[0]) for first in (True, False)) / 2
-            for k in range(len(pool))
-        ]
-        assert opinions(pool, ASK, BAD, GOOD) == pytest.approx(expected)
-        assert opinions(pool, ASK, GOOD, GOOD) == pytest.approx([0.5] * len(pool))
-
-
-def test_a_response_depends_on_its_instruction_alone():
-    asks = sandbox.SANDBOX.instructions("val")[:3]
-    together = sample(sandbox.POLICY, asks, temperature=0.7, seed=0)
-    assert together[::-1] == sample(sandbox.POLICY, asks[::-1], temperature=0.7, seed=0)
-    assert together != sample(sandbox.POLICY, asks, temperature=0.7, seed=1)
-    assert all("<" not in text for text in together)
-
-
-def test_the_policy_answers_sensibly():
-    """Nearly greedy, the shipped policy is fluent and mostly true."""
-    asks = sandbox.SANDBOX.instructions("val")[:12]
-    rows = [gold.parts(a, r) for a, r in zip(asks, sample(sandbox.POLICY, asks, temperature=0.1, seed=0), strict=True)]
-    assert sum(row.fluent for row in rows) / 12 > 0.9
-    assert sum(row.complete for row in rows) / 12 > 0.2
 
 
 def test_temperatures_down_to_greedy():
