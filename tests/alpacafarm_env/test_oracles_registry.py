@@ -345,7 +345,7 @@ def test_one_name_is_one_object_until_its_module_is_reloaded(tiny_dataset, file)
         ('{"name": "mine:Brevity"}', UnknownNameError, "Unknown oracle"),
         ({"name": "mine:Brevity", "prize": 1}, UnknownNameError, "'prize'.*'price'"),
         ({"judge": {"name": "mine:Shorter", "prize": 1}}, UnknownNameError, "'prize'"),
-        ({"name": "mine:needy", "price": 1}, TypeError, "missing.*'rate'"),
+        ({"name": "mine:needy", "price": 1}, DataError, "oracle.rate"),
         ({"name": "mine:BREVITY", "price": 1}, TypeError, "no keywords.*price"),
         ("mine:NUMBER", TypeError, "name .* and score .*got 5"),
         ("mine:Shorter", TypeError, re.escape("{'judge': 'mine:Shorter'}")),
