@@ -27,7 +27,7 @@ import numpy as np
 
 from ..instructions import Instruction, Preference
 from ..oracles.base import RewardOracle
-from ..oracles.policy_rating import PolicyRating
+from ..oracles.policies import PolicyRating
 from ..seeding import keyed_rng
 from .best_of_n import BestOfN, BestOfNConfig, BestOfNSamples
 from .dpo import DPO, DPOConfig

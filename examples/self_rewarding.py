@@ -26,7 +26,7 @@ from alpacafarm_env.agents.loop import keyed_generator
 from alpacafarm_env.agents.self_rewarding import SelfRewardingConfig, self_rewarding
 from alpacafarm_env.agents.sft import FineTuningConfig
 from alpacafarm_env.oracles import rated
-from alpacafarm_env.oracles.policy_rating import rating_demonstrations
+from alpacafarm_env.oracles.policies import rating_demonstrations
 from alpacafarm_env.seeding import keyed_rng
 
 

@@ -4,7 +4,7 @@
 
 Annotators, orders and noise are drawn as by a pool behind a server, and its prompts and its reading of replies are the
 same. Each pair is asked about alone, as one text in the policy's own template, and asked once: there is nothing to pay
-and no ledger. Pools have long prompts; for a small policy see `oracles.policy_rating`.
+and no ledger. Pools have long prompts; for a small policy see `oracles.policies`.
 Source: Yuan et al. 2024, "Self-Rewarding Language Models" (arXiv 2401.10020), with the pools' prompts for theirs.
 """
 

@@ -17,7 +17,7 @@ from ..annotators.analysis import Array, Opinions, Pairs, agreement, figures, ma
 from ..data.dataset import merged
 from ..data.files import read_records
 from ..data.schema import Field, Row, check_rows, is_text
-from ..oracles.human import LABEL
+from ..oracles.stored import LABEL
 from ..tables import format_table
 from .pairs import JUDGED, VERDICT, side
 

@@ -3,12 +3,10 @@
 from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
-from .human import HumanJudge, HumanRatings
 from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
-from .ratings import rated
-from .recorded import Recorded, RecordedJudge
-from .registry import References, make_judge, make_oracle
+from .registry import make_judge, make_oracle
 from .reward_model import RewardModel
+from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References, rated
 
 __all__ = [
     "BaselineSubtracted",

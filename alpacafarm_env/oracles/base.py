@@ -13,13 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, Self, runtime_checkable
+from typing import Any, Final, Literal, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import AlpacaFarmError, UnscoredError
 
+Kind = Literal["oracle", "judge", "rater"]
+WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
+"""Oracles that are a judge's win rate against the references."""
+NAMES: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "oracle": ("surrogate", "gold", "recorded", "constant", *WIN_RATES),
+    "judge": ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded"),
+    "rater": ("sim_eval", "sim_gpt4", "human"),
+}
+"""Our names of each, for `make_oracle` and `make_judge`."""
 UNSCORED_REASON = "unscored_reason"
 """The detail that says why a row has no verdict; "" if it has one."""
 

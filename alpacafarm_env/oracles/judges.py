@@ -10,16 +10,12 @@ times.)
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import DataError
 from ..seeding import keyed_uniforms
 from .base import (
     UNSCORED_REASON,
@@ -36,9 +32,6 @@ from .base import (
     place,
     unscored,
 )
-
-if TYPE_CHECKING:
-    from ..data import Dataset
 
 Batch = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
@@ -77,47 +70,6 @@ class WinRate(DetailedOracle):
         told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
         reasons = np.where(told == "", NO_VERDICT, told)
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
-
-
-class References(Mapping[str, str]):
-    """The references of a dataset by instruction, read a split at a time when they are first asked for.
-
-    An `Instruction` is looked up in its own split (DataError if that has none); any other text in all splits that have
-    references. Of several references to one instruction the first counts, with a warning.
-    """
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self._splits: dict[str, dict[str, str]] = {}
-
-    def __getitem__(self, instruction: str) -> str:
-        split = getattr(instruction, "split_name", "")
-        if split in self._dataset.splits:
-            return self._of(split)[instruction]
-        return self._all[instruction]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def _of(self, split: str) -> dict[str, str]:
-        if split not in self._splits:
-            first = self._splits[split] = {}
-            rows = list(zip(self._dataset.instructions(split), self._dataset.references(split), strict=True))
-            if passed := sum(first.setdefault(instruction, reference) != reference for instruction, reference in rows):
-                text = f"{passed} of {len(rows)} references of {split} are passed over"
-                warnings.warn(f"{text}: their instruction stands above with another one, which counts.", stacklevel=4)
-        return self._splits[split]
-
-    @cached_property
-    def _all(self) -> dict[str, str]:
-        references: dict[str, str] = {}
-        for split in self._dataset.splits:
-            with suppress(DataError):  # a split without references answers no question
-                references |= self._of(split)
-        return references
 
 
 class HigherReward(NoDeepCopy):

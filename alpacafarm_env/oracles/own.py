@@ -6,21 +6,19 @@ of these names; what it returns, or an object, is the oracle. A function of `ins
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, ClassVar, Final, Self
 
+from pydantic import ConfigDict, model_validator
+
+from ..data import Dataset
+from ..errors import AlpacaFarmError
 from ..plugins import find_attribute
-from .base import FunctionOracle, PreferenceOracle, RewardOracle
+from .base import FunctionOracle, Kind, OracleError, PreferenceOracle, RewardOracle
+from .fields import Spec, keywords_of
 
-Kind = Literal["oracle", "judge", "rater"]
-WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
-"""Oracles that are a judge's win rate against the references."""
-NAMES: Final[Mapping[Kind, tuple[str, ...]]] = {
-    "oracle": ("surrogate", "gold", "recorded", "constant", *WIN_RATES),
-    "judge": ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded"),
-    "rater": ("sim_eval", "sim_gpt4", "human"),
-}
-"""Our own names."""
 METHODS: Final[Mapping[Kind, str]] = {"oracle": "score", "judge": "compare"}
 _PROTOCOLS: Final[Mapping[Kind, type]] = {"oracle": RewardOracle, "judge": PreferenceOracle}
 
@@ -58,3 +56,72 @@ def parts_of(spec: Mapping[str, Any]) -> list[Any]:
     if "ensemble" in spec:
         return list(spec["ensemble"])
     return [spec[key] for key in ("name", "judge", "rating") if key in spec]
+
+
+class Own(Spec):
+    """A user's own `module:Name`, and its keywords."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    kind: ClassVar[Kind] = "oracle"
+    _value: Any = None
+
+    @model_validator(mode="after")
+    def _check_it(self) -> Self:
+        value, options = self._look_up()
+        if is_object(value, self.kind):
+            if options:
+                raise TypeError(f"{self.name!r} is an object and takes no keywords, got {', '.join(options)}.")
+        elif not callable(value) or (
+            isinstance(value, type) and not callable(getattr(value, METHODS[self.kind], None))
+        ):
+            raise self._no_such(value)
+        else:
+            place = dict.fromkeys(inspect.signature(value).parameters.keys() & {"dataset", "seed"}, 0)
+            keywords_of(value, *self._batch(value)).model_validate(place | options)
+        return self
+
+    def _look_up(self) -> tuple[Any, dict[str, Any]]:
+        self._value = find_attribute(self.kind.capitalize(), self.name)
+        return self._value, self.model_extra or {}
+
+    def _state(self) -> list[Any]:
+        return [id(self._value)]
+
+    def _batch(self, value: Any) -> list[str]:
+        """The parameters of a function that scores, [] for what makes an oracle."""
+        names = [*inspect.signature(value).parameters][:2]
+        return names if self.kind == "oracle" and names == ["instructions", "responses"] else []
+
+    def _make(self, dataset: Dataset, seed: int) -> Any:
+        value, options = self._look_up()
+        if is_object(value, self.kind):
+            return value
+        if self._batch(value):
+            return FunctionOracle(partial(value, **options), name=self.name.partition(":")[2])
+        place = {"dataset": dataset, "seed": seed}
+        try:
+            made = value(**{key: place[key] for key in place.keys() & inspect.signature(value).parameters} | options)
+        except AlpacaFarmError:
+            raise
+        except Exception as error:
+            text = f"{self.kind.capitalize()} {self.name!r} raised {type(error).__name__}: {error}"
+            raise OracleError(text) from error
+        if (oracle := as_object(made, self.kind)) is None:
+            raise self._no_such(made)
+        return oracle
+
+    def _no_such(self, value: object) -> TypeError:
+        compares = self.kind == "oracle" and hasattr(value, "compare")
+        hint = f" It compares pairs: give {{'judge': {self.name!r}}}." if compares else ""
+        return TypeError(
+            f"{self.kind.capitalize()} {self.name!r}: expected an object with name (a text) and {METHODS[self.kind]} "
+            f"(a method), or a class or function that makes one, got {value!r}.{hint}"
+        )
+
+
+class OwnJudge(Own):
+    """A user's own judge."""
+
+    kind = "judge"
+    _judge = Own._make

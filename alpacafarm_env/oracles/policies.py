@@ -1,22 +1,41 @@
-"""A policy in this process, as an oracle asks it: an agent, a language model or a folder; known by what it can do.
+"""A policy in this process as an oracle: how it is asked, and `PolicyRating`, for which it rates from 1 to 7.
 
-The agents lie above the oracles, so nothing of theirs is imported here; a folder is loaded by the name of their class,
-as Gymnasium makes environments by the names of theirs.
+A policy is an agent, a language model or a folder; known by what it can do. The agents lie above the oracles, so
+nothing of theirs is imported here; a folder is loaded by the name of their class, as Gymnasium makes environments by
+the names of theirs.
+
+A policy that rates is asked in one sentence, which a small one can read.
+Source: Yuan et al. 2024, "Self-Rewarding Language Models" (arXiv 2401.10020): one model answers instructions and, asked
+in words, rates answers, its own too; it learns to rate from ratings as it learns to answer from demonstrations.
+Deviations:
+
+1. Their prompt describes a scale of 0 to 5 point by point and asks for a reasoned text. Ours is one sentence, the scale
+   that of `Rating`, and the answer one digit.
+2. They sample several texts and average the ratings in them, which estimates the expectation of the rating with the
+   noise of a few draws. Of an answer that is one digit the expectation is known: the sum of each rating times its
+   probability. It is the number that their average comes to with more and more draws, in one forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from ..folders import check_model
+from ..instructions import RATINGS, Demonstration, Instruction, Rating
 from ..plugins import find_attribute
+from .base import UNSCORED_REASON, DetailedOracle, Verdicts
 from .reward_model import batches, tokens_at_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ASKED: Final = "Rate this response from 1 to 7."
+LEAST_MASS: Final = 0.5
+"""Least probability of all ratings together for the first token to count as an answer."""
 LANGUAGE_MODEL: Final = "alpacafarm_env.agents.language_model:LanguageModel"
 _ABLE: Final = ("generate", "as_rollouts", "logits", "encode_responses")
 _ROWS: Final = 256
@@ -75,3 +94,61 @@ def _prompt_lengths(policy: Any, instructions: Sequence[str]) -> list[int]:
 
 def _is_model(found: object) -> bool:
     return all(callable(getattr(found, name, None)) for name in _ABLE)
+
+
+def rating_question(instruction: str, response: str) -> Instruction:
+    """The instruction that asks for a rating of a response; its input holds the two texts, the response last."""
+    return Instruction(ASKED, f"{instruction}\nResponse: {response}")
+
+
+def rating_demonstrations(ratings: Iterable[Rating]) -> list[Demonstration]:
+    """Ratings as demonstrations of how to rate, "evaluation fine-tuning" data: mix them into those of SFT."""
+    return [Demonstration(rating_question(each.instruction, each.response), str(each.rating)) for each in ratings]
+
+
+class PolicyRating(DetailedOracle):
+    """Scores a response by the rating that a policy expects of itself, 1 to 7, when asked by `rating_question`.
+
+    The expectation is over the seven digits, by their probabilities as the first token of the policy's answer at
+    temperature 1. The policy is read as it is when it is asked: while it learns, so does the judge. For a judge that
+    stays as it is, save the policy and give the folder.
+
+    Args:
+        policy: An agent with a language model in this process, a `LanguageModel`, or the folder of one.
+
+    Raises:
+        TypeError, CheckpointError: `policy` is none.
+        ValueError: Its tokenizer does not tell the digits apart by their first tokens.
+    """
+
+    name: Final = "rating:policy"
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = language_model(policy)
+        answers = self._policy.encode_responses([str(rating) for rating in RATINGS], eos=False)
+        self._digits = [answer[0] for answer in answers]
+        if (found := len(set(self._digits))) < len(RATINGS):
+            raise ValueError(
+                f"A policy rates by the first token of its answer, but its tokenizer begins the answers {RATINGS[0]} "
+                f"to {RATINGS[-1]} with {found} different tokens. Take one that gives each digit a token of its own."
+            )
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """Expected ratings [B], 1 to 7.
+
+        NaN, with the reason as detail `unscored_reason`, for a prompt that the policy cannot read, or where its first
+        token is less than likely to be a rating: it has not learned to rate.
+        """
+        questions = [rating_question(x, y) for x, y in zip(instructions, responses, strict=True)]
+        reasons = too_long(self._policy, questions)
+        scores = np.full(len(questions), np.nan)
+        readable = [row for row, reason in enumerate(reasons) if not reason]
+        for rows, logprobs in first_token_logprobs(self._policy, [questions[row] for row in readable]):
+            ratings = logprobs[:, self._digits].double().exp().cpu().numpy()
+            for row, chances in zip(rows, ratings, strict=True):
+                mass = float(chances.sum())
+                if mass >= LEAST_MASS:
+                    scores[readable[row]] = float(chances @ np.array(RATINGS)) / mass
+                else:
+                    reasons[readable[row]] = f"the first token is a rating with a probability of {mass:.2g}, below 0.5"
+        return Verdicts(scores, {UNSCORED_REASON: np.array(reasons, object)})

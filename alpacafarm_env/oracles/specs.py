@@ -16,7 +16,7 @@ A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it
 annotators: those of `annotators.pool.make_pool`; with a `policy`, which answers for them, those of
 `annotators.policy_pool.make_policy_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`),
 `rating` (a rating from 1 to 7: by the sandbox's "human", "sim_eval" or "sim_gpt4", with a critique as a detail and a
-seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.rating.make_raters`; by people,
+seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.pool.make_raters`; by people,
 `{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language model or a folder}`, see `PolicyRating`) and
 `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless their
 mappings have a `seed` each.
@@ -27,43 +27,33 @@ keywords.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union
 
-import numpy as np
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
     TypeAdapter,
     ValidationError,
-    create_model,
     model_validator,
 )
 
 from ..data import Dataset
-from ..errors import AlpacaFarmError, DataError, FieldError, did_you_mean
+from ..errors import DataError, did_you_mean
 from ..plugins import find_attribute
-from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle
-from .human import HumanJudge, HumanRatings
-from .judges import BothOrders, Flip, References, WinRate
-from .own import METHODS, NAMES, WIN_RATES, Kind, as_object, is_object, is_own
-from .policies import check_policy
-from .policy_rating import PolicyRating
-from .recorded import Recorded, RecordedJudge
-
-_SIMPLE: Final = (bool, int, float, str, NoneType, Path, PathLike[str])
-"""Types of values that may come from JSON; what is annotated otherwise is not checked here."""
+from .base import NAMES, WIN_RATES, Constant, Kind, PreferenceOracle, RewardOracle
+from .fields import Spec, Taking, field_error
+from .judges import BothOrders, Flip, WinRate
+from .own import METHODS, Own, OwnJudge, as_object, is_object, is_own
+from .policies import PolicyRating, check_policy
+from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References
 
 
 def _is_there(path: str | PathLike[str]) -> str | PathLike[str]:
@@ -79,42 +69,6 @@ def _is_policy(policy: object) -> object:
 
 Labels = Annotated[str | PathLike[str], AfterValidator(_is_there)]
 Policy = Annotated[Any, AfterValidator(_is_policy)]
-
-
-class Spec(BaseModel):
-    """A specification. `_make` builds the oracle or the raters, `_judge` the judge, of a dataset and a seed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        for key in given.keys() - cls.model_fields if cls.model_config["extra"] == "forbid" else ():
-            raise did_you_mean("option", key, cls.model_fields)
-        return {key: _plain(value) for key, value in given.items()}
-
-    def _given(self, **defaults: Any) -> dict[str, Any]:
-        """The keys that were given, over `defaults`."""
-        values = {**self.__dict__, **(self.model_extra or {})}
-        return defaults | {key: value for key, value in values.items() if key in self.model_fields_set}
-
-
-class Taking(Spec):
-    """A specification with the keywords of the function or class that it `takes`, but for those that are `fixed`."""
-
-    model_config = ConfigDict(extra="allow")
-    takes: ClassVar[str]
-    fixed: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _check_keywords(self) -> Self:
-        keywords_of(find_attribute("Option", self.takes), *self.fixed).model_validate(self.model_extra)
-        return self
-
-    def _call(self, *arguments: Any, but: str = "", **defaults: Any) -> Any:
-        given = self._given(**defaults)
-        given.pop(but, None)
-        return find_attribute("Option", self.takes)(*arguments, **given)
 
 
 class LearnedReward(Taking):
@@ -174,7 +128,7 @@ class Ensembled(Taking):
     takes, fixed = "alpacafarm_env.oracles.ensemble:Ensemble", ("members",)
 
     def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
-        return self._call([member._make(dataset, seed) for member in self.ensemble], but="ensemble")
+        return self._call([member.make(dataset, seed) for member in self.ensemble], but="ensemble")
 
 
 class JudgeSpec(Spec):
@@ -223,9 +177,10 @@ class NoisyJudge(JudgeSpec):
 class PolicyPool(JudgeSpec, Taking):
     """A policy that answers for LLM annotators."""
 
+    pool: Any
     policy: Policy
     takes = "alpacafarm_env.annotators.policy_pool:make_policy_pool"
-    fixed = ("policy",)
+    fixed = ("pool", "policy")
 
     def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
         return self._call(seed=seed)
@@ -242,11 +197,16 @@ class Pool(JudgeSpec, Taking):
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
         from ..annotators.config import check_form, load_pool
-        from ..annotators.served import check_server
+        from ..annotators.pool import check_server
 
         check_form(load_pool(self.pool), rates=self.rates)
         check_server(self._given())
         return self
+
+    def _state(self) -> list[Any]:
+        from ..annotators.pool import fingerprint
+
+        return [fingerprint(self._given())]
 
     def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
         return self._call(seed=seed)
@@ -259,7 +219,7 @@ class RaterPool(Pool):
     fixed = ("pool", "flip", "both_orders", "compat")
 
     def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
-        return find_attribute("Option", "alpacafarm_env.annotators.rating:make_raters")(**self._given(seed=seed))
+        return find_attribute("Option", "alpacafarm_env.annotators.pool:make_raters")(**self._given(seed=seed))
 
 
 class People(JudgeSpec):
@@ -316,92 +276,6 @@ class Given(Spec):
         return self.object
 
     _judge = _make
-
-
-class Own(Spec):
-    """A user's own `module:Name`, and its keywords."""
-
-    model_config = ConfigDict(extra="allow")
-    name: str
-    kind: ClassVar[Kind] = "oracle"
-
-    @model_validator(mode="after")
-    def _check_it(self) -> Self:
-        value, options = self._look_up()
-        if is_object(value, self.kind):
-            if options:
-                raise TypeError(f"{self.name!r} is an object and takes no keywords, got {', '.join(options)}.")
-        elif not callable(value) or (
-            isinstance(value, type) and not callable(getattr(value, METHODS[self.kind], None))
-        ):
-            raise self._no_such(value)
-        else:
-            place = dict.fromkeys(inspect.signature(value).parameters.keys() & {"dataset", "seed"}, 0)
-            keywords_of(value, *self._batch(value)).model_validate(place | options)
-        return self
-
-    def _look_up(self) -> tuple[Any, dict[str, Any]]:
-        return find_attribute(self.kind.capitalize(), self.name), self.model_extra or {}
-
-    def _batch(self, value: Any) -> list[str]:
-        """The parameters of a function that scores, [] for what makes an oracle."""
-        names = [*inspect.signature(value).parameters][:2]
-        return names if self.kind == "oracle" and names == ["instructions", "responses"] else []
-
-    def _make(self, dataset: Dataset, seed: int) -> Any:
-        value, options = self._look_up()
-        if is_object(value, self.kind):
-            return value
-        if self._batch(value):
-            return FunctionOracle(partial(value, **options), name=self.name.partition(":")[2])
-        place = {"dataset": dataset, "seed": seed}
-        try:
-            made = value(**{key: place[key] for key in place.keys() & inspect.signature(value).parameters} | options)
-        except AlpacaFarmError:
-            raise
-        except Exception as error:
-            text = f"{self.kind.capitalize()} {self.name!r} raised {type(error).__name__}: {error}"
-            raise OracleError(text) from error
-        if (oracle := as_object(made, self.kind)) is None:
-            raise self._no_such(made)
-        return oracle
-
-    def _no_such(self, value: object) -> TypeError:
-        compares = self.kind == "oracle" and hasattr(value, "compare")
-        hint = f" It compares pairs: give {{'judge': {self.name!r}}}." if compares else ""
-        return TypeError(
-            f"{self.kind.capitalize()} {self.name!r}: expected an object with name (a text) and {METHODS[self.kind]} "
-            f"(a method), or a class or function that makes one, got {value!r}.{hint}"
-        )
-
-
-class OwnJudge(Own):
-    """A user's own judge."""
-
-    kind = "judge"
-    _judge = Own._make
-
-
-def keywords_of(build: Callable[..., Any], *fixed: str) -> type[Spec]:
-    """A specification whose fields are a function's or a class's keywords, as annotated, but for those `fixed`."""
-    try:
-        parameters = inspect.signature(build, eval_str=True).parameters.values()
-    except Exception:  # noqa: BLE001 -- code of a user's: a name may be there for type checkers alone
-        parameters = inspect.signature(build).parameters.values()
-    fields: dict[str, Any] = {}
-    for each in parameters:
-        if each.name not in fixed and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            hint = each.annotation
-            kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
-            simple = all(kind in _SIMPLE or get_origin(kind) is Literal for kind in kinds)
-            fields[each.name] = (hint if simple else Any, ... if each.default is each.empty else each.default)
-    extra = "allow" if any(each.kind is each.VAR_KEYWORD for each in parameters) else "forbid"
-    return create_model("Keywords", __base__=Spec, __cls_kwargs__={"extra": extra}, **fields)
-
-
-def _plain(value: Any) -> Any:
-    """A number of numpy's and a tuple as JSON has them, anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else [*value] if isinstance(value, tuple) else value
 
 
 def _union(kind: Kind, **members: Any) -> Any:
@@ -466,8 +340,8 @@ else:
 _READERS: Final[Mapping[Kind, TypeAdapter[Any]]] = {"oracle": TypeAdapter(AnyOracle), "judge": TypeAdapter(AnyJudge)}
 
 
-def plan(kind: Kind, spec: Any) -> Callable[[Dataset, int], Any]:
-    """Checks a specification, which needs no dataset, and returns what builds it, of a dataset and a seed.
+def read_spec(kind: Kind, spec: Any) -> Any:
+    """Reads a specification, which needs no dataset.
 
     Raises:
         UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
@@ -475,26 +349,9 @@ def plan(kind: Kind, spec: Any) -> Callable[[Dataset, int], Any]:
         TypeError, ValueError: The specification is of another type, or names no oracle or more than one.
     """
     try:
-        read = _READERS[kind].validate_python(spec)
+        return _READERS[kind].validate_python(spec)
     except ValidationError as error:
-        raise _first(error, kind, spec) from None
-    build: Callable[[Dataset, int], Any] = read._make if kind == "oracle" else read._judge
-    return build
-
-
-def _first(error: ValidationError, path: str, spec: Any) -> Exception:
-    """The error about the first faulty field: one of ours as it was raised, or a FieldError."""
-    faults, value = error.errors(), spec
-    fault = faults[0]
-    for key in fault["loc"]:  # keys and places, but tags of unions too
-        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list) and isinstance(key, int)):
-            path, value = f"{path}.{key}", value[key]
-    if inner := fault.get("ctx", {}).get("error"):
-        return _first(inner, path, value) if isinstance(inner, ValidationError) else inner
-    if fault["type"] == "missing":
-        return FieldError(f"{path}.{fault['loc'][-1]}", "expected a value, got none")
-    expected = [each["msg"].removeprefix("Input should be ") for each in faults if each["input"] is fault["input"]]
-    return FieldError(path, f"expected {' or '.join(dict.fromkeys(expected))}, got {fault['input']!r:.60}")
+        raise field_error(error, kind, spec) from None
 
 
 def _recorded(dataset: Dataset) -> Any:

@@ -20,8 +20,8 @@ from ...llm.endpoint import Endpoint
 from ...oracles.base import RewardOracle
 from ...oracles.judges import HigherReward, WinRate
 from ...oracles.own import is_own, only_compares, parts_of
-from ...oracles.recorded import Recorded
-from ...oracles.registry import References, Spec, make_oracle
+from ...oracles.registry import Spec, make_oracle
+from ...oracles.stored import Recorded, References
 from ...plugins import source_hash
 
 _UNDECIDING: Final = frozenset(

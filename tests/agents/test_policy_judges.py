@@ -18,7 +18,7 @@ from alpacafarm_env.annotators.prompts import Item, read, render
 from alpacafarm_env.errors import CheckpointError, UnscoredError
 from alpacafarm_env.instructions import Instruction, Rating
 from alpacafarm_env.oracles import make_oracle
-from alpacafarm_env.oracles.policy_rating import PolicyRating, rating_demonstrations, rating_question
+from alpacafarm_env.oracles.policies import PolicyRating, rating_demonstrations, rating_question
 
 ANSWERS = [f"{text[::-1]} {'!' * (3 * n % 7)}" for n, text in enumerate(TEXTS)]
 ROWS = list(zip(*[(x, *pair) for x, pair in product(TEXTS, [*pairwise(ANSWERS), ("x", "x")])], strict=True))

@@ -18,7 +18,7 @@ from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.self_rewarding import SelfRewardingConfig, best_against_worst, self_rewarding
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference, Rating
 from alpacafarm_env.oracles import Constant
-from alpacafarm_env.oracles.policy_rating import PolicyRating
+from alpacafarm_env.oracles.policies import PolicyRating
 
 ASKED = tuple(Instruction(f"{text} {n}") for n in range(8) for text in TEXTS)
 CONFIG = SelfRewardingConfig(

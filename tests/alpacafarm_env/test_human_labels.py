@@ -13,7 +13,7 @@ from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.human.analysis import load_labels, table
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import Flip, HumanJudge, WinRate, compare, judge, make_judge, make_oracle
-from alpacafarm_env.oracles.human import NEVER_LABELLED
+from alpacafarm_env.oracles.stored import NEVER_LABELLED
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:3]
 REFERENCES = sandbox.SANDBOX.references("eval")[:3]
@@ -71,7 +71,7 @@ def test_an_environment_takes_it_and_new_labels_are_another_oracle(labels):
 def test_what_is_no_file_of_labels_is_told(tmp_path, labels):
     for spec, error in (
         ({"human": str(tmp_path / "none.json")}, DataError),
-        ({"human": 3}, TypeError),
+        ({"human": 3}, DataError),
         ({"human": str(labels), "sede": 1}, UnknownNameError),
         ({"human": str(labels), "judge": "gold"}, ValueError),
     ):

@@ -21,7 +21,7 @@ from alpacafarm_env.human.singles import are_single, load_qualification, load_si
 from alpacafarm_env.human.standings import annotators, summary
 from alpacafarm_env.human.store import Store
 from alpacafarm_env.oracles import HumanRatings, judge, make_oracle
-from alpacafarm_env.oracles.human import NEVER_RATED
+from alpacafarm_env.oracles.stored import NEVER_RATED
 
 pytest.importorskip("starlette")
 

@@ -8,7 +8,7 @@ import pytest
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.oracles import BothOrders, Flip, Pool, Recorded, RecordedJudge, Verdicts, WinRate, compare, judge
-from alpacafarm_env.oracles.recorded import NEVER_JUDGED, NO_CLEAR_VERDICT, NO_REFERENCE_IN_PAIR
+from alpacafarm_env.oracles.stored import NEVER_JUDGED, NO_CLEAR_VERDICT, NO_REFERENCE_IN_PAIR
 
 N = 20_000
 INSTRUCTIONS = [f"Ask {i}" for i in range(N)]

@@ -1,0 +1,128 @@
+"""Specifications as pydantic models: whose keywords their further keys are, and how a faulty field is told."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Final, Literal, Self, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
+
+from ..errors import FieldError, did_you_mean
+from ..plugins import find_attribute
+from ..pretrained import file_states
+
+_FILES: Final = {"reward_model", "human", "policy"}
+"""Keys of files and folders."""
+_SIMPLE: Final = (bool, int, float, str, NoneType, Path, PathLike[str])
+"""Types of values that may come from JSON; what is annotated otherwise is not checked here."""
+
+
+class Spec(BaseModel):
+    """A specification. `_make` builds the oracle or the raters, `_judge` the judge, of a dataset and a seed.
+
+    Its content is the keys that were given and the state of what they name.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        for key in given.keys() - cls.model_fields if cls.model_config["extra"] == "forbid" else ():
+            raise did_you_mean("option", key, cls.model_fields)
+        return {key: _plain(value) for key, value in given.items()}
+
+    def _given(self, **defaults: Any) -> dict[str, Any]:
+        """The keys that were given, over `defaults`."""
+        values = {**self.__dict__, **(self.model_extra or {})}
+        return defaults | {key: value for key, value in values.items() if key in self.model_fields_set}
+
+    def _state(self) -> list[Any]:
+        return [file_states(getattr(self, key)) for key in _FILES & self.model_fields_set]
+
+    def make(self, dataset: Any, seed: int) -> Any:
+        """What it makes: the same object for the same content, dataset and seed, or a new one if it holds objects."""
+        try:
+            place = id(dataset), seed, json.dumps(self, default=_content, sort_keys=True)
+        except TypeError:
+            return self._make(dataset, seed)
+        if place not in _made:
+            _made[place] = dataset, self, self._make(dataset, seed)
+        return _made[place][-1]
+
+    def _make(self, dataset: Any, seed: int) -> Any:
+        raise NotImplementedError
+
+
+# The dataset and the specification, which holds what a user's names stand for, are kept, so that no others have their
+# ids.
+_made: Final[dict[tuple[int, int, str], tuple[Any, Spec, Any]]] = {}
+
+
+def _content(value: object) -> Any:
+    if isinstance(value, Spec):
+        return type(value).__name__, value._given(), value._state()
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    raise TypeError
+
+
+class Taking(Spec):
+    """A specification with the keywords of the function or class that it `takes`, but for those that are `fixed`."""
+
+    model_config = ConfigDict(extra="allow")
+    takes: ClassVar[str]
+    fixed: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_keywords(self) -> Self:
+        keywords_of(find_attribute("Option", self.takes), *self.fixed).model_validate(self.model_extra)
+        return self
+
+    def _call(self, *arguments: Any, but: str = "", **defaults: Any) -> Any:
+        given = self._given(**defaults)
+        given.pop(but, None)
+        return find_attribute("Option", self.takes)(*arguments, **given)
+
+
+def keywords_of(build: Callable[..., Any], *fixed: str) -> type[Spec]:
+    """A specification whose fields are a function's or a class's keywords, as annotated, but for those `fixed`."""
+    try:
+        parameters = inspect.signature(build, eval_str=True).parameters.values()
+    except Exception:  # noqa: BLE001 -- code of a user's: a name may be there for type checkers alone
+        parameters = inspect.signature(build).parameters.values()
+    fields: dict[str, Any] = {}
+    for each in parameters:
+        if each.name not in fixed and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            hint = each.annotation
+            kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+            simple = all(kind in _SIMPLE or get_origin(kind) is Literal for kind in kinds)
+            fields[each.name] = (hint if simple else Any, ... if each.default is each.empty else each.default)
+    extra = "allow" if any(each.kind is each.VAR_KEYWORD for each in parameters) else "forbid"
+    return create_model("Keywords", __base__=Spec, __cls_kwargs__={"extra": extra}, **fields)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's and a tuple as JSON has them, anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else [*value] if isinstance(value, tuple) else value
+
+
+def field_error(error: ValidationError, path: str, spec: Any) -> Exception:
+    """The error about the first faulty field: one of ours as it was raised, or a FieldError."""
+    faults, value = error.errors(), spec
+    fault = faults[0]
+    for key in fault["loc"]:  # keys and places, but tags of unions too
+        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list) and isinstance(key, int)):
+            path, value = f"{path}.{key}", value[key]
+    if inner := fault.get("ctx", {}).get("error"):
+        return field_error(inner, path, value) if isinstance(inner, ValidationError) else inner
+    if fault["type"] == "missing":
+        return FieldError(f"{path}.{fault['loc'][-1]}", "expected a value, got none")
+    expected = [each["msg"].removeprefix("Input should be ") for each in faults if each["input"] is fault["input"]]
+    return FieldError(path, f"expected {' or '.join(dict.fromkeys(expected))}, got {fault['input']!r:.60}")
