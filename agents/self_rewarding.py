@@ -13,7 +13,7 @@ A round then is, on new instructions:
 3. the best against the worst response of an instruction, where they differ, as a `Preference`;
 4. `DPO` on them, from the policy as it is, which is also the reference.
 
-Deviations, besides those of `best_of_n`, `dpo` and `policy_rating`:
+Deviations, besides those of `best_of_n`, `dpo` and `oracles.policies`:
 
 1. Sampling is from the policy's whole distribution; theirs keeps the top 90 % (top-p 0.9).
 2. They have a language model write new instructions, by examples; here they are given.

@@ -15,9 +15,8 @@ from alpacafarm_env.annotators.config import PoolConfig, load_pool
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import PermanentAPIError, PoolError, UnknownNameError, UnscoredError
 from alpacafarm_env.llm.client import ClientConfig
-from alpacafarm_env.oracles import compare, make_oracle
+from alpacafarm_env.oracles import compare, make_oracle, rated
 from alpacafarm_env.oracles.base import judge
-from alpacafarm_env.oracles.ratings import rated
 from alpacafarm_env.sandbox.judges import POOL
 from alpacafarm_env.sandbox.raters import Raters
 
