@@ -13,7 +13,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
@@ -127,7 +126,6 @@ class Progress:
     total: int
     cost_usd: float
     """Spent by this call; NaN if a model has no price."""
-    seconds: float
 
 
 class Call:
@@ -138,7 +136,7 @@ class Call:
         self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
         self._costs: dict[str, float] = {}  # of the questions asked in this call
-        self._spent, self._ended, self._start = 0.0, False, monotonic()
+        self._spent, self._ended = 0.0, False
 
     async def run(self) -> dict[str, Answer]:
         """The answer of each question, by key."""
@@ -270,8 +268,7 @@ class Call:
             self._answers[key] = replace(answer, cost_usd=self._costs.get(key, 0.0), cached=key not in self._costs)
             self._open.pop(key, None)
         if self._pool.on_progress:
-            seconds = monotonic() - self._start
-            self._pool.on_progress(Progress(len(self._answers), len(self._questions), self._spent, seconds))
+            self._pool.on_progress(Progress(len(self._answers), len(self._questions), self._spent))
 
     async def _do(self, operation: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._ledger.do(operation, *args))

@@ -107,9 +107,6 @@ class Client:
         self._doubted: set[str] = set()
         self._refusals = 0.0
 
-    def __repr__(self) -> str:
-        return f"Client({self.endpoint!r}, {self.config!r})"
-
     async def __aenter__(self) -> Self:
         return self
 

@@ -115,7 +115,7 @@ class Endpoint:
     def quiet_logs(self) -> Iterator[None]:
         """Keep the key out of what the HTTP libraries log: at DEBUG they log every header that a server sends.
 
-        stamina's warnings of repeats become debug messages: for a served model repeats are normal.
+        Only their warnings come through, but none of stamina's: for a served model repeats are normal.
         """
         names = list(logging.root.manager.loggerDict)  # at once: other threads may be importing
         watched = {name for name in names if name.split(".")[0] in _LIBRARIES}
@@ -123,14 +123,8 @@ class Endpoint:
         loggers = [logging.getLogger(name) for name in watched]
 
         def redacted(record: logging.LogRecord) -> bool:
-            if record.name == "stamina":
-                record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-            record.msg, record.args = self.redact(record.getMessage()), ()
-            if record.exc_info:  # its text, without the exception itself
-                record.exc_text = self.redact(logging.Formatter().formatException(record.exc_info))
-                record.exc_info = None
-            # Its level has changed since the logger accepted it.
-            return record.name != "stamina" or logging.getLogger("stamina").isEnabledFor(logging.DEBUG)
+            record.msg, record.args, record.exc_info = self.redact(record.getMessage()), (), None
+            return record.levelno >= logging.WARNING and record.name != "stamina"
 
         for logger in loggers:
             logger.addFilter(redacted)

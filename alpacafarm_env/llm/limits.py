@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -37,15 +37,13 @@ class ClientConfig:
     """The longest wait a server may ask for; a longer one ends all requests."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, int):
-                holds, expected = type(value) is int and value >= 1, "an integer, 1 or more"
-            else:
-                holds = value is field.default is None or (value is not None and 0 < value < inf)
-                expected = "finite and above 0"
-            if not holds:
-                raise ValueError(f"{type(self).__name__}.{field.name} must be {expected}, got {value!r}")
+        for name, value in vars(self).items():
+            default = getattr(type(self), name)
+            whole = isinstance(default, int)
+            holds = type(value) is int and value >= 1 if whole else value is not None and 0 < value < inf
+            if not holds and not value is default is None:
+                expected = "an integer, 1 or more" if whole else "finite and above 0"
+                raise ValueError(f"{type(self).__name__}.{name} must be {expected}, got {value!r}")
 
 
 @dataclass

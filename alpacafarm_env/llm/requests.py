@@ -70,7 +70,7 @@ class TokenBounds:
 
     fewest_prompt: int  # one per `_BYTES_PER_TOKEN` bytes of its texts, at least 1
     most_prompt: int  # the bytes of the whole body: a token is at least one byte
-    most_completion: float  # the body's own limit, over all choices and prompts; `math.inf`: it sets none
+    most_completion: float  # the body's own limit, over all choices; `math.inf`: it sets none
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -159,21 +159,16 @@ class Prices:
 
 
 def _text_bytes(body: Mapping[str, Any]) -> int:
-    prompt = body.get("prompt")
-    texts = [message.get("content") for message in body.get("messages") or () if isinstance(message, dict)]
-    texts += prompt if isinstance(prompt, list) else [prompt]
-    parts = [part.get("text") for text in texts if isinstance(text, list) for part in text if isinstance(part, dict)]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in [*texts, *parts] if isinstance(text, str))
+    texts = [body.get("prompt"), *(message.get("content") for message in body.get("messages", ()))]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
 
 
 def _most_completion(body: Mapping[str, Any]) -> float:
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
     if not limits or not all(_within(limit, 0, math.inf) for limit in limits):
         return math.inf
-    prompts = body.get("prompt")
-    several = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
     choices = [int(body[name]) for name in ("n", "best_of") if _within(body.get(name), 1, math.inf)]
-    return int(max(limits)) * max([1, *choices]) * several
+    return int(max(limits)) * max([1, *choices])
 
 
 def _within(value: object, least: float, most: float) -> TypeGuard[int]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import importlib
-import os
-import ssl
 from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +25,6 @@ _PATHS: Final[dict[Kind, str]] = {
 }
 _ENCODINGS: Final = ("gzip", "deflate")
 """Accepted compressions, one at a time: a piece from the wire (64 KiB) becomes 64 MiB at most."""
-_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class Sender:
@@ -42,6 +39,7 @@ class Sender:
         self._all: list[AsyncOpenAI] = []
         self._free: list[AsyncOpenAI] = []  # a stack: the last used connection is the least likely gone
         self._opened = ExitStack()
+        self._certificates: Any = None
 
     async def close(self) -> None:
         """End all connections; the next request opens new ones."""
@@ -86,8 +84,8 @@ class Sender:
         url = self._endpoint.base_url.removesuffix("/v1") + path
         try:
             async with asyncio.timeout(self._timeout_s):
-                asked = library.get(url, cast_to=whole) if body is None else library.post(url, cast_to=whole, body=body)
-                response: Any = await asked
+                send = library.get(url, cast_to=whole) if body is None else library.post(url, cast_to=whole, body=body)
+                response: Any = await send
         except APIStatusError as error:
             response = error.response
         except (OpenAIError, InvalidReplyError, TimeoutError) as error:
@@ -120,20 +118,22 @@ class Sender:
         return self._all[-1]
 
     def _connection(self) -> Any:
-        encrypted = self._endpoint.base_url.startswith("https:")
         try:
+            if self._certificates is None:  # once, as it takes 20 ms to read them; http:// shows none
+                encrypted = self._endpoint.base_url.startswith("https:")
+                self._certificates = _http().create_ssl_context() if encrypted else False
             # A proxy is for other machines. Redirects are errors: the key is for this address alone.
             return _limited_client()(
                 follow_redirects=False,
                 headers={"Accept-Encoding": ", ".join(_ENCODINGS)},
                 trust_env=not self._endpoint.local,
-                verify=_certificates(*map(os.environ.get, _CERTIFICATES)) if encrypted else _no_certificates(),
+                verify=self._certificates,
             )
         except Exception as error:  # noqa: BLE001 - there are as many kinds as ways to get a variable wrong
             problem = f"{type(error).__name__}: {error}"
         raise PermanentAPIError(
             f"No connection to {self._endpoint.host} can be prepared ({self._endpoint.redact(problem)}). Check the "
-            f"environment variables {', '.join(_CERTIFICATES)}, HTTPS_PROXY, HTTP_PROXY and ALL_PROXY."
+            "environment variables SSL_CERT_FILE, SSL_CERT_DIR, HTTPS_PROXY, HTTP_PROXY and ALL_PROXY."
         )
 
 
@@ -183,16 +183,3 @@ async def _read_body(response: Any) -> bytes:
                 raise InvalidReplyError(f"the reply has more than {LONGEST_REPLY:,} bytes, and was not read to its end")
             break
     return bytes(body[:LONGEST_REPLY])
-
-
-@cache
-def _certificates(*_: str | None) -> ssl.SSLContext:
-    """Whom the HTTP library trusts; read once for each setting of `_CERTIFICATES`, as it takes 20 ms."""
-    context: ssl.SSLContext = _http().create_ssl_context()
-    return context
-
-
-@cache
-def _no_certificates() -> ssl.SSLContext:
-    """Trusts nobody: for http://, which shows no certificate."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

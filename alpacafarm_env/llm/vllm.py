@@ -18,7 +18,6 @@ from ..errors import (
     InvalidReplyError,
     OutageError,
     PermanentAPIError,
-    TransientAPIError,
 )
 from .client import Client, ClientConfig
 from .endpoint import Endpoint
@@ -69,17 +68,17 @@ class VLLMServer:
             TransientAPIError: It is there, but does not answer.
             InvalidReplyError: An answer is wrong or not whole, see `read_choice`.
         """
-        found: list[Choice | None] = [None] * len(bodies)
+        choices: list[Choice | None] = [None] * len(bodies)
         failure, fruitless = None, 0
-        while missing := [row for row, choice in enumerate(found) if choice is None]:
+        while missing := [row for row, choice in enumerate(choices) if choice is None]:
             await self._ready(str(bodies[0]["model"]), adapter)
             if failure is not None:
                 self._when_away()
                 if fruitless >= (2 if isinstance(failure, PermanentAPIError) else MOST_FRUITLESS):
                     raise failure
-            failure = await self._round(bodies, missing, found)
-            fruitless = fruitless + 1 if found.count(None) == len(missing) else 0
-        return [choice for choice in found if choice is not None]
+            failure = await self._round(bodies, missing, choices)
+            fruitless = fruitless + 1 if choices.count(None) == len(missing) else 0
+        return [choice for choice in choices if choice is not None]
 
     async def unload(self, name: str) -> None:
         """Takes an adapter off the server, if it is there."""
@@ -90,31 +89,20 @@ class VLLMServer:
             await sender.close()
 
     async def _round(
-        self, bodies: Sequence[Mapping[str, Any]], missing: Sequence[int], found: list[Choice | None]
+        self, bodies: Sequence[Mapping[str, Any]], missing: Sequence[int], choices: list[Choice | None]
     ) -> APIError | None:
         """Asks for what is missing, once; one of the failures that another round may mend, None if there is none."""
-        failures: list[APIError] = []
-
-        async def ask(row: int) -> None:
-            try:
-                answer = await client.ask(Request(self.endpoint.base_url, "tokens", dict(bodies[row])))
-            except ContentRefusedError:
-                raise
-            except (OutageError, TransientAPIError, PermanentAPIError) as error:
-                failures.append(error)
-            else:
-                found[row] = read_choice(answer.raw, bodies[row])
-
         async with Client(self.endpoint, config=self._limits) as client:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for row in missing:
-                        group.create_task(ask(row))
-            except ExceptionGroup as errors:
-                fatal = errors.exceptions[0]
-            else:
-                return failures[0] if failures else None
-        raise fatal
+            asks = (client.ask(Request(self.endpoint.base_url, "tokens", dict(bodies[row]))) for row in missing)
+            outcomes = await asyncio.gather(*asks, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for row, outcome in zip(missing, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                choices[row] = read_choice(outcome.raw, bodies[row])
+        for failure in failures:
+            if not isinstance(failure, APIError) or isinstance(failure, ContentRefusedError):
+                raise failure
+        return next((failure for failure in failures if isinstance(failure, APIError)), None)
 
     async def _ready(self, model: str, adapter: str | None) -> None:
         """Returns once the server is up and has the model."""
@@ -195,20 +183,19 @@ def read_choice(raw: str, asked: Mapping[str, Any]) -> Choice:
         InvalidReplyError: It is another model's, lacks a token's id or log-probability, or did not end as asked for.
     """
     reply = json.loads(raw)
-    told, choices = reply.get("model"), reply["choices"]
-    if told != asked["model"]:
-        raise InvalidReplyError(f"The server answered as model {told!r}, a version other than {asked['model']!r}")
-    if len(choices) != 1:
-        raise InvalidReplyError(f"The server sent {len(choices)} responses where 1 was asked for")
-    tokens, prompt, reason = (choices[0].get(name) for name in ("token_ids", "prompt_token_ids", "finish_reason"))
-    for name, given in (("token_ids", tokens), ("prompt_token_ids", prompt)):
-        if not _are(given, int) or not given:
-            raise InvalidReplyError(
-                f"The reply has {str(given)[:80]} as {name}; expected ids, as return_token_ids asks"
-            )
+    if reply.get("model") != asked["model"]:
+        problem = f"The server answered as model {reply.get('model')!r}, a version other than {asked['model']!r}"
+        raise InvalidReplyError(problem)
+    if len(reply["choices"]) != 1:
+        raise InvalidReplyError(f"The server sent {len(reply['choices'])} responses where 1 was asked for")
+    (choice,) = reply["choices"]
+    tokens, prompt, reason = (choice.get(name) for name in ("token_ids", "prompt_token_ids", "finish_reason"))
+    for name, ids in (("token_ids", tokens), ("prompt_token_ids", prompt)):
+        if not _are(ids, int) or not ids:
+            raise InvalidReplyError(f"The reply has {str(ids)[:80]} as {name}; expected ids, as return_token_ids asks")
     if prompt != asked["prompt"]:
         raise InvalidReplyError("The reply is to another prompt: its prompt_token_ids are not those that were sent")
-    scored = (choices[0].get("logprobs") or {}).get("token_logprobs")
+    scored = (choice.get("logprobs") or {}).get("token_logprobs")
     if not _are(scored, int, float) or len(scored) != len(tokens):
         count = len(scored) if isinstance(scored, list) else "no"
         raise InvalidReplyError(f"The reply has {len(tokens)} token ids but {count} log-probabilities")

@@ -109,10 +109,10 @@ def lines(monkeypatch):
         monkeypatch.setattr("sys.stderr", file)
         with progress_bar("eval") as show:
             for done in range(1, STORED + 1):
-                show(Progress(done, TOTAL, 0.0, 0.0))
+                show(Progress(done, TOTAL, 0.0))
             for done, cost in enumerate(costs, STORED + 1):
                 now += each_s
-                show(Progress(done, TOTAL, cost, 0.0))
+                show(Progress(done, TOTAL, cost))
         return [text for text in re.split("[\\r\\n]", file.getvalue()) if text.strip()]
 
     return show_all

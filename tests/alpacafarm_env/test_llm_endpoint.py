@@ -107,38 +107,21 @@ def test_other_words_stay():
     assert Endpoint(LOCAL, KEY).redact_reply(f"{KEY} sk-canar****cdef") == "[key] sk-canar****cdef"
 
 
-def log_as_the_libraries_do(caplog):
-    """What a handler gets of a header that quotes the key, and of a repeat."""
-    caplog.clear()
-    logging.getLogger("httpcore2.http11").debug("receive_response_headers.complete return_value=%r", [(b"x", KEY)])
-    logging.getLogger("httpx2").info('HTTP Request: POST %s "HTTP/1.1 401 %s"', LOCAL, KEY)
-    logging.getLogger("openai._base_client").debug("HTTP Response: %s", {"x-echo": KEY})
-    try:
-        raise ValueError(KEY)
-    except ValueError:
-        logging.getLogger("openai").debug("Encountered an error", exc_info=True)
-    logging.getLogger("openai").warning("A warning with %s", KEY)
-    logging.getLogger("stamina").warning("stamina.retry_scheduled")
-    return [(record.getMessage() + str(vars(record)), record.levelno) for record in caplog.records]
-
-
-def test_logs_of_the_libraries_lose_the_key_within_the_block_alone_and_repeats_are_everyday(caplog):
+def test_libraries_warn_without_the_key_and_log_nothing_else(caplog):
     import openai  # noqa: F401  # its loggers have to exist
+
+    def log():
+        caplog.clear()
+        logging.getLogger("httpcore2.http11").debug("receive_response_headers.complete %r", [(b"x", KEY)])
+        logging.getLogger("openai._base_client").debug("HTTP Response: %s", {"x-echo": KEY})
+        logging.getLogger("openai").warning("A warning with %s", KEY)
+        logging.getLogger("stamina").warning("stamina.retry_scheduled")
+        return [record.getMessage() for record in caplog.records]
 
     caplog.set_level(logging.DEBUG)
     with Endpoint(LOCAL, KEY).quiet_logs():
-        records = log_as_the_libraries_do(caplog)
-        caplog.set_level(logging.WARNING)
-        caplog.handler.setLevel(logging.NOTSET)  # as handlers mostly are: they leave the choice to the loggers
-        (warning,) = log_as_the_libraries_do(caplog)
-    assert "A warning with [key]" in warning[0]
-    assert "ValueError: [key]" in records[3][0]
-    assert [KEY in text for text, _ in records] == [False] * 6
-    assert records[-1][1] == logging.DEBUG
-    caplog.set_level(logging.DEBUG)
-    after = log_as_the_libraries_do(caplog)
-    assert [KEY in text for text, _ in after] == [True] * 5 + [False]
-    assert after[-1][1] == logging.WARNING
+        assert log() == ["A warning with [key]"]
+    assert len(log()) == 4
 
 
 CUT = f"{KEY[:8]}****{KEY[-4:]}"
@@ -199,7 +182,6 @@ def written(fault, ledger, caplog):
             pickle.dumps(hidden)
         texts.append(str(refused.value))
     assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
-    assert len(caplog.records) > 5
     texts += [str(result), *map(str, attempts(ledger)), repr(endpoint), str(vars(endpoint))]
     texts += [record.getMessage() + str(vars(record)) for record in caplog.records]
     return texts + [path.read_bytes().decode("latin-1") for path in ledger.path.parent.iterdir()]

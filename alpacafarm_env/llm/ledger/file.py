@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -123,17 +123,6 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
-
-
-def tidy(path: Path) -> None:
-    """Removes the empty log that a reading connection leaves behind, unless others have the file open.
-
-    A connection that may write does so on closing; a log with content stays, as folding it in changes the file.
-    """
-    log = Path(f"{path}-wal")
-    if os.access(path, os.W_OK) and log.exists() and not log.stat().st_size:
-        with suppress(sqlite3.Error, OSError), closing(connect(path)) as conn:
-            conn.execute("SELECT counted FROM totals")
 
 
 def begin(conn: sqlite3.Connection, statement: str) -> None:

@@ -33,7 +33,7 @@ from weakref import WeakSet
 
 from ...errors import LedgerError, ReplayMissError
 from . import operations as sql
-from .file import begin, connect, error_code, explain, inode, ledger_path, prepare, tidy
+from .file import begin, connect, error_code, explain, inode, ledger_path, prepare
 
 T = TypeVar("T")
 MAX_GROUP = 512
@@ -136,9 +136,6 @@ class Ledger:
             self._thread.join()
         with self._lock:
             self._disconnect()
-        if self.replay:
-            with _OPENING:
-                tidy(self.path)
 
     def _reset(self) -> None:
         """A fresh handle's state: at the start, and in the child of a fork."""
