@@ -66,14 +66,14 @@ class Pairs:
     @cached_property
     def listed(self) -> Array:
         """[n] 1 where only b has a list, -1 where only a has one, 0 elsewhere."""
-        found = [[has_list(text, published=self.published) for text in column] for column in (self.a, self.b)]
-        in_a, in_b = np.array(found, dtype=np.float64)
+        lists = [[has_list(text, published=self.published) for text in column] for column in (self.a, self.b)]
+        in_a, in_b = np.array(lists, dtype=np.float64)
         return np.asarray(in_b - in_a)
 
 
 @dataclass(frozen=True)
 class Opinions:
-    """What a judge said about n pairs, several times; arrays are [opinions, n]."""
+    """A judge's verdicts on n pairs, several times; arrays are [opinions, n]."""
 
     votes: Array
     first: Array

@@ -43,7 +43,7 @@ _REASONING: Final = {
     "omit": ("temperature", "top_p"),
     "extra_tokens": 4000,
 }
-"""What OpenAI's reasoning models need: another name of the limit, no sampling settings, room to think."""
+"""Settings of OpenAI's reasoning models: another name of the limit, no sampling settings, room to think."""
 
 
 class Pair(Strict):
@@ -86,7 +86,7 @@ class Prompt(Strict):
     name: _Name
     description: str = ""
     format: Format
-    """Of the reply, see `verdicts`."""
+    """The reply's, see `prompts`."""
     layout: Layout
     """"chat": messages; "completion": one text that ends with a cue."""
     parts: Annotated[tuple[Part, ...], Field(strict=False, min_length=1)]

@@ -79,14 +79,14 @@ class PolicyPool(DetailedJudge):
         pairs = list(zip(instructions, a, b, strict=True))
         shown = show(self._draws, pairs, len(self.config.annotators), in_order=not self.draws_order)
         rows = np.array([each is not None for each in shown], bool)
-        asked = [each for each in shown if each is not None]
-        texts = [str(render(self._prompts[who], [item], "completion")) for who, item in asked]
-        answers = self._answers(texts, [who for who, _ in asked])
+        queried = [each for each in shown if each is not None]
+        texts = [str(render(self._prompts[who], [item], "completion")) for who, item in queried]
+        answers = self._answers(texts, [who for who, _ in queried])
         b_first = np.array([each is not None and each[1].first == b[row] for row, each in enumerate(shown)], bool)
         scores = np.full(len(pairs), 0.5)
         scores[rows] = [np.nan if isinstance(answer, str) else answer for answer in answers]
         details = {
-            "annotator": np.array([self.config.annotators[who].name for who, _ in asked], object),
+            "annotator": np.array([self.config.annotators[who].name for who, _ in queried], object),
             "shown_first": np.where(b_first[rows], "b", "a").astype(object),
             UNSCORED_REASON: np.array([answer if isinstance(answer, str) else "" for answer in answers], object),
         }
@@ -121,15 +121,15 @@ class PolicyPool(DetailedJudge):
         return [Reply(text, end) for text, end in zip(said.texts, ends, strict=True)]
 
     def _first_tokens(self, texts: Sequence[str]) -> list[Reply]:
-        found: dict[int, Reply] = {}
+        replies: dict[int, Reply] = {}
         for rows, logprobs in first_token_logprobs(self._policy, texts):
             values, tokens = logprobs.topk(min(_TOP, logprobs.shape[1]))
             for row, chances, ids in zip(rows, values.tolist(), tokens.tolist(), strict=True):
                 words = self._policy.tokenizer.batch_decode([[token] for token in ids])
                 # Of two tokens that are spelled alike the likelier counts, as in a server's mapping.
                 first = dict(reversed(list(zip(words, chances, strict=True))))
-                found[row] = Reply(words[0], logprobs=(first,))
-        return [found[row] for row in range(len(texts))]
+                replies[row] = Reply(words[0], logprobs=(first,))
+        return [replies[row] for row in range(len(texts))]
 
 
 def make_policy_pool(
@@ -142,5 +142,5 @@ def make_policy_pool(
     compat: Compat | None = None,
 ) -> PreferenceOracle:
     """A `PolicyPool` with its noise, asked in one order or both: keywords and errors as of `pool.make_pool`."""
-    asked = PolicyPool(pool, policy, seed=seed, in_order=both_orders, compat=compat)
-    return with_noise(asked, asked.config, flip=flip, both_orders=both_orders, compat=compat, seed=seed)
+    judge = PolicyPool(pool, policy, seed=seed, in_order=both_orders, compat=compat)
+    return with_noise(judge, judge.config, flip=flip, both_orders=both_orders, compat=compat, seed=seed)

@@ -95,13 +95,13 @@ class AnnotatorPool(ServedPool, DetailedJudge):
         """
         questions = self.questions(instructions, a, b)
         rows = np.array([question is not None for question in questions], bool)
-        asked = [question for question in questions if question is not None]
-        answers = self.answers(asked)
+        queried = [question for question in questions if question is not None]
+        answers = self.answers(queried)
         b_first = np.array([q is not None and q.item[1] == text for q, text in zip(questions, b, strict=True)], bool)
         scores = np.full(len(rows), 0.5)
         scores[rows] = [answer.score for answer in answers]
         first = np.where(b_first[rows], "b", "a").astype(object)
-        details = place({**self.details(asked, answers), "shown_first": first}, rows, self.blank)
+        details = place({**self.details(queried, answers), "shown_first": first}, rows, self.blank)
         return Verdicts(np.where(b_first, 1 - scores, scores), details)
 
     def questions(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> list[Question | None]:
@@ -263,7 +263,7 @@ def make_pool(
         PoolError: See `AnnotatorPool`; or both `models` and `model` are given.
         ValueError: `flip` is not within 0 and 0.5, or `both_orders` with `compat`, whose orders are drawn.
     """
-    asked = AnnotatorPool(
+    annotators = AnnotatorPool(
         pool,
         model_spec(models, model),
         base_url=base_url,
@@ -284,7 +284,7 @@ def make_pool(
         prices=prices,
         on_progress=on_progress,
     )
-    return with_noise(asked, asked.config, flip=flip, both_orders=both_orders, compat=compat, seed=seed)
+    return with_noise(annotators, annotators.config, flip=flip, both_orders=both_orders, compat=compat, seed=seed)
 
 
 def check_server(spec: Mapping[str, Any]) -> None:
@@ -311,7 +311,7 @@ def check_server(spec: Mapping[str, Any]) -> None:
 
 
 def with_noise(
-    asked: PreferenceOracle,
+    annotators: PreferenceOracle,
     config: PoolConfig,
     *,
     flip: float | None,
@@ -322,7 +322,7 @@ def with_noise(
     """A pool's judge in one order or both, with its noise: keywords and errors as of `make_pool`."""
     if both_orders and compat:
         raise ValueError(f"both_orders shows each pair in both orders, compat={compat!r} draws one: leave one out.")
-    judge: PreferenceOracle = BothOrders(asked) if both_orders else asked
+    judge: PreferenceOracle = BothOrders(annotators) if both_orders else annotators
     p = config.flip if flip is None else flip
     return Flip(judge, p, seed=seed, draws=AlpacaFarmDraws(seed) if compat else None) if p else judge
 
@@ -339,7 +339,7 @@ def make_raters(
 
 
 def model_spec(models: Any, model: str | None) -> Any:
-    """What `make_pool`'s `models` and `model` mean together, for `load_models`.
+    """The models that `make_pool`'s `models` and `model` name together, for `load_models`.
 
     Raises:
         PoolError: Both are given.

@@ -83,7 +83,7 @@ class Single(NamedTuple):
 
 Shown = Item | Single
 _LABELS: Final = {2: ("Task", "Instruction", "Output"), 3: ("Pair", "Instruction", "Output (a)", "Output (b)")}
-"""What is shown, by its number of texts: what a numbered one is called, and its texts."""
+"""Names of an item and of its texts, by their number."""
 
 
 class _Frame(NamedTuple):
@@ -200,7 +200,7 @@ def _unblock(rest: str, width: int) -> list[Shown]:
 
 @lru_cache(maxsize=256)
 def _frame(prompt: Prompt, kind: Layout) -> _Frame:
-    """What is the same in every request of a prompt."""
+    """The text that all requests of a prompt share."""
     messages: list[tuple[str, list[str]]] = []
     split = 0
     for part in prompt.parts:
@@ -221,8 +221,8 @@ def _frame(prompt: Prompt, kind: Layout) -> _Frame:
     after = "".join(f"\n\n{piece}" for piece in last[split:])
     if kind == "chat" or prompt.layout == "completion":
         return _Frame(head, before, after)
-    told = "".join(f"{_TITLES[role]}:\n{text}\n\n" for role, text in head)
-    return _Frame((), f"{told}{_TITLES['user']}:\n{before}", f"{after}\n\n{_TITLES['assistant']}:")
+    earlier = "".join(f"{_TITLES[role]}:\n{text}\n\n" for role, text in head)
+    return _Frame((), f"{earlier}{_TITLES['user']}:\n{before}", f"{after}\n\n{_TITLES['assistant']}:")
 
 
 class Opinion(NamedTuple):

@@ -235,7 +235,7 @@ class Client:
             wait([end], COMMIT_S)
 
     def _charge(self, request: Request, raw: str) -> float | None:
-        """What to charge for a reply. The first impossible usage of each model is logged."""
+        """The charge for a reply. The first impossible usage of each model is logged."""
         usage = reported_usage(raw)
         cost = self._prices.charge(request, usage)
         if usage != (None, None) and None in request.bounds.believable(usage) and request.model not in self._doubted:

@@ -68,12 +68,12 @@ class Endpoint:
             base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or OPENAI
         self.base_url, self.host, self.local = _check(base_url, allow_insecure)
         self.api_key_env = api_key_env
-        found: set[str] = set()
+        keys: set[str] = set()
 
         def find() -> tuple[str, set[str]]:
             key = (api_key or os.environ.get(api_key_env, "")).strip() or (NO_KEY if self.local else "")
-            found.add(key)
-            return key, found - {"", NO_KEY}
+            keys.add(key)
+            return key, keys - {"", NO_KEY}
 
         self._find = find  # a function, because vars() does not show what it returns
 
@@ -150,8 +150,8 @@ def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
     """The normalised address, its host with the port, and whether that is this machine."""
     parts = None
     with suppress(ValueError, AttributeError):  # its own message may quote a password; no text has no `decode`
-        found = urlsplit(base_url)
-        parts = found if found.port is None or found.port >= 0 else None  # reading a port that is no number raises
+        split = urlsplit(base_url)
+        parts = split if split.port is None or split.port >= 0 else None  # reading a port that is no number raises
     if (
         parts is None
         or parts.scheme not in ("http", "https")

@@ -48,7 +48,7 @@ class ClientConfig:
 
 @dataclass
 class Pace:
-    """What was learned of a server, and when it may be asked next, in seconds of the monotonic clock.
+    """Knowledge of a server's limits, and when it may be asked next, in seconds of the monotonic clock.
 
     Limiters one after the other go on at it. Those in several threads may share it: a lost update costs no more than
     one step of the search.

@@ -1,4 +1,4 @@
-"""What a server sent back: an answer, read strictly, or why there is none and what to do about it.
+"""Replies of a server: an answer, read strictly, or why there is none and what to do about it.
 
 What is no answer is an error, never an empty text. The ledger keeps raw bodies, so that newer code can read them again
 at no cost.
@@ -56,7 +56,7 @@ class FinalReplyError(InvalidReplyError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answered; what the server did not send, or sent in an invalid form, is None.
+    """An answer of a model; fields that the server did not send, or sent in an invalid form, are None.
 
     Attributes:
         text: The answer; never blank, but where it is asked for as token ids.
@@ -197,7 +197,7 @@ class Failure:
 
 
 def explain(error: Exception, endpoint: Endpoint, model: str) -> Failure:
-    """What an `openai.OpenAIError`, or an InvalidReplyError from reading a reply, means and what to do."""
+    """The meaning of an `openai.OpenAIError`, or an InvalidReplyError from reading a reply, and what to do."""
     status: int | None = getattr(error, "status_code", None)
     if status is None:
         return _unanswered(error, endpoint)

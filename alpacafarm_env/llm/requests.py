@@ -28,7 +28,7 @@ have more; such a text is charged too much, never too little."""
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent, and where to.
+    """A request: its content, and where it goes.
 
     Attributes:
         base_url: The server's address up to "/v1".
@@ -147,7 +147,7 @@ class Prices:
         return self.cost(request.model, bounds.most_prompt, bounds.most_completion)
 
     def charge(self, request: Request, reported: tuple[object, object]) -> float | None:
-        """What to charge for an answered request, in US dollars; None as in `upper_bound`.
+        """The charge for an answered request, in US dollars; None as in `upper_bound`.
 
         The reported (prompt tokens, completion tokens) if believable, with `fewest_prompt` as a floor for the prompt;
         else the upper bound. A request without a limit is charged what was reported.

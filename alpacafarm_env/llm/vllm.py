@@ -147,15 +147,15 @@ class VLLMServer:
 
 def check_version(host: str, status: int, said: str) -> None:
     """Raises PermanentAPIError unless this is the reply of a vLLM, `OLDEST` or newer, to GET /version."""
-    found = re.search(r'"version":\s*"((\d+)\.(\d+)[^"]*)"', said) if status == 200 else None
+    version = re.search(r'"version":\s*"((\d+)\.(\d+)[^"]*)"', said) if status == 200 else None
     least = ".".join(map(str, OLDEST))
-    if found is None:
+    if version is None:
         raise PermanentAPIError(
             f"{host} does not say which version of vLLM it is (GET /version, status {status}): {said[:200]}. Sampling "
             f"needs vLLM {least} or newer at base_url"
         )
-    if (int(found[2]), int(found[3])) < OLDEST:
-        raise PermanentAPIError(f"{host} is vLLM {found[1]}, too old; sampling needs {least} or newer")
+    if (int(version[2]), int(version[3])) < OLDEST:
+        raise PermanentAPIError(f"{host} is vLLM {version[1]}, too old; sampling needs {least} or newer")
 
 
 def body(
@@ -176,15 +176,15 @@ def body(
     return {"model": model, "prompt": list(prompt), **ending, **drawn, **exact, **wanted}
 
 
-def read_choice(raw: str, asked: Mapping[str, Any]) -> Choice:
+def read_choice(raw: str, sent: Mapping[str, Any]) -> Choice:
     """The response in the raw reply to a request (`body`).
 
     Raises:
         InvalidReplyError: It is another model's, lacks a token's id or log-probability, or did not end as asked for.
     """
     reply = json.loads(raw)
-    if reply.get("model") != asked["model"]:
-        problem = f"The server answered as model {reply.get('model')!r}, a version other than {asked['model']!r}"
+    if reply.get("model") != sent["model"]:
+        problem = f"The server answered as model {reply.get('model')!r}, a version other than {sent['model']!r}"
         raise InvalidReplyError(problem)
     if len(reply["choices"]) != 1:
         raise InvalidReplyError(f"The server sent {len(reply['choices'])} responses where 1 was asked for")
@@ -193,13 +193,13 @@ def read_choice(raw: str, asked: Mapping[str, Any]) -> Choice:
     for name, ids in (("token_ids", tokens), ("prompt_token_ids", prompt)):
         if not _are(ids, int) or not ids:
             raise InvalidReplyError(f"The reply has {str(ids)[:80]} as {name}; expected ids, as return_token_ids asks")
-    if prompt != asked["prompt"]:
+    if prompt != sent["prompt"]:
         raise InvalidReplyError("The reply is to another prompt: its prompt_token_ids are not those that were sent")
     scored = (choice.get("logprobs") or {}).get("token_logprobs")
     if not _are(scored, int, float) or len(scored) != len(tokens):
         count = len(scored) if isinstance(scored, list) else "no"
         raise InvalidReplyError(f"The reply has {len(tokens)} token ids but {count} log-probabilities")
-    limit, ends = asked["max_tokens"], set(asked["stop_token_ids"])
+    limit, ends = sent["max_tokens"], set(sent["stop_token_ids"])
     ended = len(tokens) == limit if reason == "length" else reason == "stop" and tokens[-1] in ends
     if not ended or len(tokens) > limit or ends & set(tokens[:-1]):
         raise InvalidReplyError(

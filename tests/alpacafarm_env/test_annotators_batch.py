@@ -18,7 +18,7 @@ from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.store import Ledger
 
 
-def test_a_wrong_key_ends_the_call_at_once_and_keeps_what_came_before(make, pairs):
+def test_a_wrong_key_ends_the_call_at_once(make, pairs):
     rows = cut(pairs, 100)
     with JudgeServer(api_key="sk-right") as server:
         with pytest.raises(errors.PermanentAPIError, match="key"):
@@ -52,7 +52,7 @@ def test_an_interrupt_frees_what_was_claimed(make, pairs):
         assert not np.isnan(make(server, SINGLE).compare(*rows)).any()
 
 
-def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make, pairs):
+def test_a_users_error_loses_no_paid_answer(make, pairs):
     rows = cut(pairs, 40)
 
     def fail(progress):
@@ -67,7 +67,7 @@ def test_an_error_of_ones_own_is_raised_as_it_is_and_what_was_paid_arrives(make,
         assert (total.unknown, total.running) == (0, 0)
 
 
-def test_one_ledger_holds_every_attempt_billed_without_an_answer_too_and_no_key(make, pairs, tmp_path):
+def test_the_ledger_holds_every_attempt_and_no_key(make, pairs, tmp_path):
     key = "sk-canary-1234567890abcdef"
     rates = {"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}
     with FaultyJudgeServer(faults=Faults(rates)) as server:
@@ -140,7 +140,7 @@ SHARED = PoolConfig(
 """The same annotator, drawn alike, but five pairs a request."""
 
 
-def test_a_pair_was_not_asked_if_all_its_replies_were_in_the_ledger(make, pairs):
+def test_a_pair_read_from_the_ledger_was_not_asked(make, pairs):
     """One pair alone is the same request, whatever number could share it."""
     rows = cut(pairs, 1)
     with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
@@ -203,7 +203,7 @@ def asked_at_once(pool, rows, monkeypatch, ahead):
     return order, most, [answers[key].score for key in questions]
 
 
-def test_few_requests_are_made_ahead_and_start_in_the_same_order(make, pairs, monkeypatch, tmp_path):
+def test_few_requests_are_made_ahead_in_order(make, pairs, monkeypatch, tmp_path):
     rows, config = cut(pairs, 30), ClientConfig(max_concurrency=2)
     with JudgeServer() as server:
         pools = [make(server, SINGLE, client_config=config, ledger=tmp_path / name) for name in ("few", "all")]

@@ -64,7 +64,7 @@ def test_raters_and_judges_are_not_confused():
     assert "flip" in _error(config.check_form, raters.model_copy(update={"flip": 0.25}), rates=True)
 
 
-def test_a_pool_draws_as_it_says_or_as_the_pool_whose_members_it_shares_or_by_its_name(tmp_path):
+def test_a_pools_draws_have_a_name(tmp_path):
     assert {name: load_pool(name).stream for name in names("pools")} == {
         "alpaca_farm": "sim_eval",
         "ann": "sim_eval",
@@ -83,7 +83,7 @@ def test_a_pool_draws_as_it_says_or_as_the_pool_whose_members_it_shares_or_by_it
     assert PoolConfig(**load_pool(shared).model_dump(exclude={"annotators_of"})).stream == "told"
 
 
-def test_a_pool_of_another_file_keeps_its_prompts_paths(tmp_path):
+def test_shared_members_keep_their_prompts_paths(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "mine.yaml").write_text((config._FOLDER / "prompts/chatgpt_4.yaml").read_text("utf-8"), encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_pool_of_another_file_keeps_its_prompts_paths(tmp_path):
     assert (outer.name, outer.flip, outer.annotators[0].prompt) == ("noisy", 0.1, str((inner / "mine.yaml").resolve()))
 
 
-def test_all_mistakes_of_a_pool_are_listed_with_their_fields(tmp_path):
+def test_all_mistakes_of_a_pool_are_listed(tmp_path):
     wrong = [{"batch_sise": 5}, {"name": "b", "max_tokens": "20"}, {"name": "c", "role": None}]
     members = [GOOD | each for each in wrong]
     path = _pool_file(tmp_path, {"name": "mine", "flip": 0.7, "descripton": "x", "annotators": members})

@@ -82,7 +82,7 @@ def test_wrong_mappings_are_told_by_make_without_a_key(mapping, error, told):
     assert "sk-secret" not in str(raised.value)
 
 
-def test_a_pool_made_again_sees_the_key_and_the_file_of_now(oracle, monkeypatch, tmp_path):
+def test_a_pool_made_again_sees_changed_files(oracle, monkeypatch, tmp_path):
     file = tmp_path / "mine.yaml"
     text = "name: mine\nannotators: [{{name: one, role: gpt4, prompt: greedy_gpt4, max_tokens: {}}}]"
     with JudgeServer(api_key="sk-right") as server:
@@ -102,7 +102,7 @@ def test_a_pool_made_again_sees_the_key_and_the_file_of_now(oracle, monkeypatch,
 @pytest.mark.parametrize(
     "nest", [lambda pool: pool, lambda pool: {"judge": pool}, lambda pool: {"ensemble": ["gold", pool]}, "rating"]
 )
-def test_a_server_elsewhere_needs_a_key_and_a_budget_before_anything_is_asked(monkeypatch, tmp_path, nest):
+def test_a_server_elsewhere_needs_key_and_budget(monkeypatch, tmp_path, nest):
     def make(**options):
         spec = {"pool": "raters" if nest == "rating" else "ann", "ledger": str(tmp_path / "l.sqlite"), **options}
         return gym.make("AlpacaFarm-PPO-v0", oracle={"rating": spec} if nest == "rating" else nest(spec))
@@ -127,7 +127,7 @@ def _asked():
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])
-def test_another_providers_key_is_not_sent_in_place_of_one_that_is_missing(monkeypatch, value):
+def test_a_missing_key_is_not_replaced_by_another(monkeypatch, value):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     if value is not None:
         monkeypatch.setenv("OTHER_KEY", value)
@@ -192,7 +192,7 @@ def test_faults_change_no_verdict(tmp_path, pairs):
         assert len(server.stats()["by_fault"]) == 3
 
 
-def test_the_greedy_pool_shows_pairs_as_the_sandboxs_and_gives_the_likelier_verdict(server, tmp_path, pairs):
+def test_the_greedy_pool_gives_the_likelier_verdict(server, tmp_path, pairs):
     """Over HTTP it is asked at temperature 0; in this process it draws."""
     got = compare(live(server, tmp_path / "all", "greedy", 0), *pairs)
     own = compare(sandbox.judge("sim_gpt4", 0), *pairs)
@@ -236,7 +236,7 @@ def test_ratings_are_those_of_the_sandboxs_raters(make, responses, seed, short_w
     assert set(got.details["annotator"]) == set(MEMBERS)
 
 
-def test_what_was_answered_is_read_from_the_ledger_and_asked_once(make, responses):
+def test_a_rating_is_asked_for_once(make, responses):
     asked, texts = (column[:40] for column in responses)
     with JudgeServer() as server:
         first = make(server).judge([*asked, asked[0]], [*texts, texts[0]])
@@ -294,7 +294,7 @@ def test_a_rating_of_a_pool_is_a_reward(tmp_path):
     assert info["reward_components"] == {"raters_rating": reward}
 
 
-def test_a_pool_made_again_is_the_same_until_its_file_changes(tmp_path):
+def test_a_rater_is_shared_until_its_file_changes(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("name: own\nannotators:\n  - {name: a, role: gpt4, prompt: rating_2, max_tokens: 90}\n")
     pool = {"pool": str(path), "models": "sandbox", "base_url": "http://localhost:1/v1"}

@@ -72,7 +72,7 @@ def judged(path, server, columns, pool=SINGLE):
 
 
 @pytest.mark.parametrize(("count", "size"), [(100, 1), (100, 5), pytest.param(20_000, 1, marks=pytest.mark.slow)])
-def test_a_quarter_of_faults_gives_right_labels_or_typed_errors(tmp_path, count, size):
+def test_faults_give_right_labels_or_typed_errors(tmp_path, count, size):
     assert sum(RATES.values()) == pytest.approx(0.27)
     columns = rows(count)
     pool = PoolConfig(name="p", annotators=(SINGLE.annotators[0].model_copy(update={"batch_size": size}),))
@@ -114,7 +114,7 @@ def asker(path, lease_s, columns):
 
 
 @pytest.mark.parametrize(("count", "kills"), [(120, 2), pytest.param(2_000, 50, marks=pytest.mark.slow)])
-def test_kills_lose_no_answer_and_cost_at_most_what_was_in_flight(tmp_path, count, kills):
+def test_kills_cost_at_most_what_was_in_flight(tmp_path, count, kills):
     """The server bills each answer; a kill can waste those in flight, eight at most, and never a stored one."""
     path, rng, done = tmp_path / "ledger.sqlite", random.Random(0), 0
     columns = rows(count)
@@ -181,7 +181,7 @@ def by_pool(url, folder):
 
 
 @pytest.mark.slow
-def test_64_in_flight_reach_95_percent_of_the_servers_rate(url, tmp_path, capsys):
+def test_64_in_flight_reach_95_percent(url, tmp_path, capsys):
     start = time.process_time()
     ends = sorted(by_pool(url, tmp_path))
     cpu_ms = 1000 * (time.process_time() - start) / COUNT

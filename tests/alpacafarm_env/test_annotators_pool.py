@@ -54,7 +54,7 @@ def test_verdicts_are_the_annotators_own(server, asked, make, pairs):
     assert {progress.total for progress in seen} == {seen[-1].done} == {120}
 
 
-def test_a_swapped_pair_is_the_same_question_and_costs_nothing(server, asked, make, pairs):
+def test_a_swapped_pair_costs_nothing(server, asked, make, pairs):
     instructions, a, b = cut(pairs, 100)
     pool = make(server)
     first = pool.judge(instructions, a, b)
@@ -78,7 +78,7 @@ def test_the_pool_draws_each_annotator_and_batches_its_pairs(server, asked, make
     assert 0.1 < (verdicts.scores[:150] != other).mean() < 0.6
 
 
-def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, asked, make, pairs, tmp_path):
+def test_eval_and_ann_share_their_answers(server, asked, make, pairs, tmp_path):
     rows = cut(pairs, 150)
     common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
     noisy = make_pool("ann", **common).judge(*rows)
@@ -99,7 +99,7 @@ def test_eval_and_ann_share_their_answers_and_noised_pairs_cost_no_call(server, 
     ("fault", "rate", "least", "error"),
     [("wrong_count", 0.4, 0.9, "UnparsableVerdictError"), ("content_filter", 0.3, 0.5, "ContentRefusedError")],
 )
-def test_shared_replies_without_verdicts_are_asked_again_pair_by_pair(make, pairs, fault, rate, least, error):
+def test_replies_without_verdicts_are_asked_again(make, pairs, fault, rate, least, error):
     """A pair alone has three tries after a wrong count, and one after a refusal."""
     rows = cut(pairs, 100)
     with FaultyJudgeServer(faults=Faults({fault: rate}), seed=3) as server:
@@ -125,7 +125,7 @@ def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, mon
     assert truth(verdicts, *rows).all()
 
 
-def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
+def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
     rows = cut(pairs, 40)
     config = ClientConfig(max_attempts=1)
     with FaultyJudgeServer(faults=Faults({"server_error": 0.3})) as server:
@@ -141,7 +141,7 @@ def test_a_request_without_any_answer_leaves_its_own_rows_unscored(make, pairs):
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
 
 
-def test_both_orders_ask_twice_and_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
+def test_both_orders_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
     instructions, a, b = cut(pairs, 20)
     with JudgeServer() as server:
         common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
@@ -219,7 +219,7 @@ def pairs_of_one(count=1000):
     return [("Name a colour.", f"answer {i}", f"reply {i * 7919 % count}") for i in range(count)]
 
 
-def test_the_released_draws_are_keyed_by_the_instruction_alone():
+def test_released_draws_are_keyed_by_instruction():
     """1,000 pairs of one instruction: one annotator, one order, one noise label; a new seed changes them.
 
     So they show (a, b) and (b, a) in opposite orders of the texts.
@@ -234,7 +234,7 @@ def test_the_released_draws_are_keyed_by_the_instruction_alone():
 
 
 @pytest.mark.data
-def test_the_805_instructions_are_dealt_out_as_by_the_released_code():
+def test_the_805_instructions_are_dealt_as_released():
     asked = records("eval_instructions")
     assert {text: vector(rows_of(asked, text)) for text in TEXTS} == DEALT_OUT
     rows = rows_of(asked, "merged")

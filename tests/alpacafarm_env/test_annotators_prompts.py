@@ -161,7 +161,7 @@ def test_a_request_is_the_same_bytes_on_every_machine():
     )
 
 
-def test_a_completion_prompt_is_one_text_and_a_chat_prompt_gets_labels():
+def test_completion_prompts_are_one_text():
     items = [Item("i", "x", "y")]
     for name in ("davinci003_1", "davinci003_2", "davinci003_3", "davinci003_4"):
         text = render(load_prompt(name), items, "completion")

@@ -29,7 +29,7 @@ def test_body_path_and_key_as_sent():
     assert '"content": "It."' in answers[0].raw
 
 
-def test_many_at_once_in_order_within_the_limit_on_connections_that_are_used_again():
+def test_concurrent_requests_reuse_connections_within_the_limit():
     ports = set()
 
     class Counting(WireServer):
@@ -82,7 +82,7 @@ def test_what_passes_is_asked_again(fault):
     assert answer.attempts == len(server.seen) == 2
 
 
-def test_what_is_asked_again_goes_before_all_that_wait():
+def test_repeats_go_before_all_that_wait():
     def reply(seen, number):
         time.sleep(0.02)
         return failed(500) if number == 1 else ok()
@@ -110,7 +110,7 @@ RETRY_AFTER = {  # every form that a header can have is in test_llm_replies.py
 
 
 @pytest.mark.parametrize("form", RETRY_AFTER)
-def test_retry_after_is_obeyed_by_all_requests_of_the_client_and_never_earlier(form):
+def test_retry_after_holds_all_requests_back(form):
     header, least = RETRY_AFTER[form]
     with WireServer(lambda seen, number: ok() if number > 1 else failed(429, **header())) as server:
         answers, _ = ask(server, 3, config={"max_concurrency": 1})

@@ -87,7 +87,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_every_attempt_has_a_row_and_is_in_the_cost(ledger, end):
+def test_every_attempt_has_a_row_and_a_cost(ledger, end):
     responses, expected, cost = ENDS[end]
     with WireServer(lambda seen, n: responses[n - 1]) as server:
         (result,), _ = ask(server, ledger=ledger, prices=PRICES, config={"max_attempts": 3})
@@ -134,7 +134,7 @@ def test_budget_is_checked_before_anything_is_sent(ledger):
         Client(Endpoint("http://127.0.0.1:1/v1"), ledger=ledger, prices=PRICES, budget_usd=2e9)
 
 
-def test_a_stored_reply_that_cannot_be_read_is_not_paid_again(ledger):
+def test_an_unreadable_stored_reply_is_not_paid_again(ledger):
     with WireServer() as server:
         request = chat(server.url)
         succeed(ledger, begin(ledger, request.key).result(), [], json.dumps(said(None))).result()
@@ -157,7 +157,7 @@ def test_a_cancelled_attempt_is_unknown(ledger):
     assert total(ledger).unknown_usd > 0
 
 
-def test_an_answer_that_has_come_is_kept_though_its_caller_is_cancelled(ledger, monkeypatch):
+def test_an_answer_is_kept_though_its_caller_is_cancelled(ledger, monkeypatch):
     """Cancelled while the answer is being committed."""
     do, task = ledger.do, None
 

@@ -49,7 +49,7 @@ def test_addresses_that_are_none_or_hold_a_secret(url):
     assert caught.value.__context__ is None
 
 
-def test_addresses_of_the_environment_and_plain_http_to_this_machine_only(monkeypatch):
+def test_plain_http_goes_to_this_machine_only(monkeypatch):
     for unset in (None, ""):
         assert Endpoint().base_url == OPENAI
         monkeypatch.setenv("OPENAI_BASE_URL", unset or "")
@@ -63,7 +63,7 @@ def test_addresses_of_the_environment_and_plain_http_to_this_machine_only(monkey
             assert Endpoint(given, allow_insecure=True).base_url == url
 
 
-def test_keys_are_read_at_each_use_and_those_it_had_stay_hidden(monkeypatch):
+def test_keys_are_read_anew_and_old_ones_hidden(monkeypatch):
     assert Endpoint(LOCAL).key() == "no-key"
     assert Endpoint(LOCAL, f" {KEY}\n").key() == KEY
     endpoint = Endpoint("https://example.org/v1")

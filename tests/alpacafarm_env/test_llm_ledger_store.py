@@ -144,7 +144,7 @@ def test_a_full_disk_is_told_and_stops_further_requests(small_disk, tmp_path):
         assert (total(ledger).answered, total(ledger).unknown) == (len(kept) + 1, 1)
 
 
-def test_requests_go_on_with_the_first_call_after_room_was_made(ledger):
+def test_requests_go_on_after_room_was_made(ledger):
     def fill(conn):
         conn.execute("PRAGMA max_page_count = 1")
         conn.execute("INSERT INTO replies SELECT 'large', hex(zeroblob(10000000)), '', ''")
@@ -252,7 +252,7 @@ def wait_for_claim(ledger, limit_s):
     return False
 
 
-def test_a_living_owner_keeps_its_keys_and_a_killed_one_loses_them(tmp_path):
+def test_a_killed_owner_loses_its_leases(tmp_path):
     holder = start(**settings_for(tmp_path, task="hold", count=3, hold_s=60, lease_s=LEASE_S))
     try:
         wait_ready(holder)

@@ -79,7 +79,7 @@ def test_slots_are_given_in_order_within_the_limits(clock):
     assert min(later - start for start, later in pairwise(starts)) >= 0.5 - 1e-9
 
 
-def test_crowded_servers_halve_the_limit_once_for_those_in_flight_together(clock):
+def test_a_crowded_server_halves_the_limit_once(clock):
     limiter = limiter_of(32)
     together = [clock.slot(0.0) for _ in range(32)]
     clock.now += 1
@@ -93,7 +93,7 @@ def test_crowded_servers_halve_the_limit_once_for_those_in_flight_together(clock
         assert limiter.pace.limit == expected
 
 
-def test_a_limits_worth_of_successes_raises_it_by_about_one(clock):
+def test_successes_raise_the_limit_one_by_one(clock):
     limiter = limiter_of(32)
     limiter.failed(clock.slot(), crowded=True)
     for window in range(1, 16):

@@ -178,7 +178,7 @@ def test_the_upper_bound_is_bytes_and_the_bodys_limit(change, completion):
         assert PRICES.charge(request, (150, 10)) == pytest.approx(380 / 1e6)
 
 
-def test_a_prompt_has_a_token_for_eight_bytes_of_its_texts_at_least():
+def test_a_prompt_has_a_least_number_of_tokens():
     assert BOUNDS.fewest_prompt == FEWEST > 100
     for body in ({"prompt": "x" * 80}, {"messages": [{"role": "user", "content": "x" * 80}, {"role": "tool"}]}):
         assert request_of(body).bounds.fewest_prompt == 10
@@ -191,7 +191,7 @@ PROMPTS = ODD | st.integers(1, FEWEST + 1) | st.integers(FEWEST, BYTES + 1)
 
 
 @given(PROMPTS, ODD | st.integers(0, 101))
-def test_any_usage_is_charged_between_the_floor_and_the_bound(prompt, completion):
+def test_usage_is_charged_between_floor_and_bound(prompt, completion):
     """What can be is charged as it is, a prompt by its bytes at least; else the bound."""
     believed = type(prompt) is int and 1 <= prompt <= BYTES and type(completion) is int and 0 <= completion <= 100
     charge = PRICES.charge(REQUEST, (prompt, completion))

@@ -57,7 +57,7 @@ for url in sys.argv[2:]:
 """
 
 
-def test_a_body_without_an_end_is_not_read_to_its_end():
+def test_an_endless_body_is_not_read_on():
     """By a process of its own, whose address space is limited."""
     responses = [endless, lambda: bomb("gzip"), lambda: bomb("gzip", "gzip")]
     servers = [WireServer(lambda seen, number, response=response: response()) for response in responses]
@@ -70,7 +70,7 @@ def test_a_body_without_an_end_is_not_read_to_its_end():
     assert max(int(grown) for _, grown in told) < MOST_KB
 
 
-def test_a_reply_that_is_too_long_counts_at_its_reserve_and_is_no_answer(ledger):
+def test_a_reply_too_long_counts_at_its_reserve(ledger):
     def reply(seen, number):
         return endless() if seen.body["messages"][0]["content"] == "Question 1?" else ok()
 
@@ -83,7 +83,7 @@ def test_a_reply_that_is_too_long_counts_at_its_reserve_and_is_no_answer(ledger)
 
 
 @pytest.mark.parametrize("response", [lambda: endless(401), lambda: http(401, b"none", content_encoding="br")])
-def test_an_error_without_an_end_is_told_by_its_status(response):
+def test_an_endless_error_is_known_by_its_status(response):
     with WireServer(lambda seen, number: response()) as server:
         assert isinstance(first(server), PermanentAPIError)
     assert len(server.seen) == 1
@@ -108,7 +108,7 @@ def test_redirects_to_another_host_are_not_followed():
     assert isinstance(error, PermanentAPIError)
 
 
-def test_other_machines_are_asked_through_the_proxy_and_local_servers_without(monkeypatch):
+def test_the_proxy_is_for_other_machines_alone(monkeypatch):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with WireServer() as proxy, WireServer(lambda seen, n: ok("Local.")) as server:

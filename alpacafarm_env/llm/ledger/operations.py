@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a call may do about its questions."""
+    """A call's questions: answered, or its own to ask; others belong to other calls."""
 
     stored: dict[str, Stored]  # the answers of those that have one
     mine: list[str]  # those that this call is to ask about
@@ -86,7 +86,7 @@ class AttemptTotals:
 
 @dataclass(frozen=True)
 class Spending:
-    """What was asked and paid: `total`, and `groups` by (host, model, label), sorted."""
+    """Requests and their cost: `total`, and `groups` by (host, model, label), sorted."""
 
     total: AttemptTotals
     groups: dict[tuple[str, str, str], AttemptTotals]
@@ -219,7 +219,7 @@ def fail(
 
 
 def spending(conn: Connection) -> Spending:
-    """What was asked and paid, from the attempts themselves; running attempts of dead owners count as unknown."""
+    """Requests and their cost, from the attempts themselves; running attempts of dead owners count as unknown."""
     rows = conn.execute(
         f"""SELECT host, model, label,
             iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen,
