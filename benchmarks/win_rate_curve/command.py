@@ -4,13 +4,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..experiment.own_judge import judge_name
-from ..harness.report import Provenance, settings_table, text_table, write_report
+from ..harness.page import publish
+from ..harness.report import Provenance
 from ..harness.runner import Cell, follow, run_cells
-from ..harness.study import Row, Study, run_command, versions, write_csv
-from . import report
+from ..harness.study import Row, Study, run_command, write_csv
+from .page import page, samples, stored_curves, unscored
 from .plan import NAME, SPLITS, RunPlan, WinRateCurveOptions, make_plans
 from .runs import check_inputs, run_seed
 from .summary import COLUMNS
@@ -41,30 +41,23 @@ def run(options: WinRateCurveOptions) -> int:
 
 
 def write_results(study: Study, plans: Sequence[RunPlan], rows: Sequence[Row]) -> None:
-    """Tables, figures, report.html and manifest, and the summary on stdout; `plans` are the finished ones."""
+    """Tables, the page and the manifest's facts; `plans` are the finished ones."""
     by_split = {split: [row for row in rows if row["split"] == split] for split in SPLITS}
-    plan, columns = plans[0], COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
+    columns = COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
     study.write_table(by_split["eval"], columns)
     write_csv(study.out / "val.csv", by_split["val"], columns)
-    where, steps = provenance(plans), report.stored_curves(study.out)[2].steps
-    study.note(provenance=vars(where), unscored=report.unscored(plans, where.level))
-    found = report.page(study.out)
-    figures = found.write_figures(study.out).values()
-    values: dict[str, Any] = {
-        "page": found,
-        "figures": figures,
-        "samples": report.samples_table(plan, steps[plan.seed]),
-        "where": where,
-        "sample_seed": plan.seed,
-    }
-    names = {"dataset": where.dataset, "policy": where.policy, "reward_model": plan.reward_model}
-    values["settings"] = settings_table({**names, **study.config, "seeds": list(steps), **versions()})
-    study.note(level=where.level, judges=where.judges(), reference=where.reference, label=where.label())
-    study.note(chosen_steps={str(seed): step for seed, step in steps.items()}, findings=found.findings)
-    write_report(study.out / "report.html", "PPO and its win-rate curve", template=f"{NAME}/report.html.j2", **values)
-    print(text_table(found.tables["summary"]), *found.findings, where.label(), where.judges(), sep="\n")
-    count = len(figures)
-    print(f"Written to {study.out}: report.html, table.csv, val.csv, manifest.json and {count} figures (PNG).")
+    steps = stored_curves(study.out)[2].steps
+    write_csv(study.out / "samples.csv", samples(plans[0], steps[plans[0].seed]))
+    where = provenance(plans)
+    study.note(
+        provenance=vars(where),
+        unscored=unscored(plans, where.level),
+        level=where.level,
+        judges=where.judges(),
+        reference=where.reference,
+        chosen_steps={str(seed): step for seed, step in steps.items()},
+    )
+    publish(study, page(study.out))
 
 
 def provenance(plans: Sequence[RunPlan]) -> Provenance:

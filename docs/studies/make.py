@@ -50,7 +50,7 @@ PAGES = {
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.command", "table.csv", "roots.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
-    "win_rate_curve": ("win_rate_curve.report", "table.csv", "val.csv"),
+    "win_rate_curve": ("win_rate_curve.page", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
 START = re.compile(r"<!-- (table|figure|findings|measured|headline|value)(?:: ([\w.-]+))? -->")

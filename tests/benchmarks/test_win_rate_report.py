@@ -2,14 +2,12 @@
 
 import json
 import math
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks.harness.report import Provenance
 from alpacafarm_env.benchmarks.methods.job import Job
-from alpacafarm_env.benchmarks.win_rate_curve import report
+from alpacafarm_env.benchmarks.win_rate_curve import page
 from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan
 from alpacafarm_env.benchmarks.win_rate_curve.summary import (
     Choice,
@@ -20,7 +18,6 @@ from alpacafarm_env.benchmarks.win_rate_curve.summary import (
     over_optimization,
 )
 from alpacafarm_env.errors import DataError
-from alpacafarm_env.oracles.base import Verdicts
 
 WHERE = Provenance("sandbox", "sandbox", "sandbox", "surrogate", 200, 805, 2, 0.7)
 STEPS = (0, 5, 10)
@@ -42,7 +39,7 @@ def told(table):
     """What is said of rows that are those of val and of eval."""
     curves = curves_of(table)
     choice = choose(curves)
-    return " ".join(report.findings(compare(curves, choice), curves, choice, WHERE, {"win_rate_human": 24}))
+    return " ".join(page.findings(compare(curves, choice), curves, choice, WHERE, {"win_rate_human": 24}))
 
 
 def test_the_step_is_the_best_on_val_the_earliest_of_equals_and_never_sft():
@@ -137,27 +134,13 @@ def test_rows_may_come_in_any_order():
 def test_the_tables_name_units_seeds_and_steps():
     curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0]], length=[[100.0, 230.0, 250.0]] * 2))
     choice = choose(curves)
-    cells = {row[0]: row[1:] for row in report.summary_table(compare(curves, choice)).rows}
+    cells = {row[0]: row[1:] for row in page.summary_table(compare(curves, choice)).rows}
     means = ("35.0 [3.2, 89.8]", "47.0 [16.1, 80.4]", "43.0 [21.1, 68.0]")
     assert cells["win rate by p_sim^eval"] == ("%", *means, "+12.0", "2.00", "2")
     assert cells["length"][-3] == "+130"
-    table = report.run_table(curves, curves, choice)
+    table = page.run_table(curves, curves, choice)
     assert table.header[:3] == ("seed", "chosen step", "val: win rate by p_sim^eval")
     assert [tuple(row[:3]) for row in table.rows] == [("0", "5", "50.0"), ("1", "5", "44.0")]
-
-
-@dataclass(frozen=True)
-class FakeGold:
-    """A gold oracle that has parts."""
-
-    name: str = "gold"
-
-    def score(self, instructions, responses):
-        return self.judge(instructions, responses).scores
-
-    def judge(self, instructions, responses):
-        false = np.array([response.count("!") for response in responses])
-        return Verdicts(1.0 - false, {"false": false, "word": np.array(["x"] * len(responses))})
 
 
 @pytest.fixture
@@ -177,32 +160,27 @@ def plan(tmp_path, tiny_dataset, monkeypatch):
     return plan
 
 
-def test_samples_are_the_same_instructions_with_scores_parts_and_reference(plan, tiny_dataset, monkeypatch):
-    monkeypatch.setattr(report, "make_oracle", lambda name, dataset: FakeGold())
-    tiny_dataset.level = "sandbox"
-    table = report.samples_table(plan, 4)
-    assert table.header == ("instruction", "SFT (step 0)", "PPO (step 4)", "reference")
-    assert [row[0] for row in table.rows] == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
-    assert table.rows[0][1] == "at 0\n\ngold 1.00; proxy 0.00; win by p_sim^eval 0.25\n\nfalse 0"
-    assert table.rows[0][2] == "at 4!!!!\n\ngold -3.00; proxy 0.50; win by p_sim^eval 0.25\n\nfalse 4"
-    assert table.rows[1][3] == "Reference for 102."
+def test_samples_are_the_same_instructions_with_scores_and_reference(plan, tiny_dataset):
+    rows = page.samples(plan, 4)
+    assert list(rows[0]) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)", "reference"]
+    assert [row["instruction"] for row in rows] == [
+        str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)
+    ]
+    assert rows[0]["SFT (step 0)"] == "at 0\n\ngold 1.00; proxy 0.00; win by p_sim^eval 0.25"
+    assert rows[0]["PPO (step 4, seed 3)"] == "at 4!!!!\n\ngold -3.00; proxy 0.50; win by p_sim^eval 0.25"
+    assert rows[1]["reference"] == "Reference for 102."
+    cut = page.describe_response(page.read_evaluation(plan, 0)["eval"], 11)
+    assert cut.startswith("at 0 [cut at the length limit]\n")
 
 
-def test_without_gold_and_references_there_is_less_to_show(plan, tiny_dataset, monkeypatch):
+def test_without_references_samples_have_none(plan, tiny_dataset, monkeypatch):
     def none(split):
         raise DataError("none")
 
     monkeypatch.setattr(tiny_dataset, "references", none)
-    table = report.samples_table(plan, 4)
-    assert table.header == ("instruction", "SFT (step 0)", "PPO (step 4)")
-    assert table.rows[0][1].endswith("p_sim^eval 0.25")
-
-
-def test_a_response_cut_at_the_limit_says_so(plan, tiny_dataset):
-    texts = report.describe_responses(tiny_dataset, report.read_evaluation(plan, 0)["eval"], [0, 11])
-    assert [text.split("\n")[0] for text in texts] == ["at 0", "at 0 [cut at the length limit]"]
+    assert list(page.samples(plan, 4)[0]) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)"]
 
 
 def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan):
-    assert report.unscored([plan], "sandbox") == {"win_rate_human": 24}
-    assert report.unscored([plan], "live") == {}
+    assert page.unscored([plan], "sandbox") == {"win_rate_human": 24}
+    assert page.unscored([plan], "live") == {}

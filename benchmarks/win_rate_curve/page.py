@@ -1,4 +1,4 @@
-"""The win-rate curve for people: tables, sample responses, findings and figures; the words are templates."""
+"""The page of the win-rate curve: tables, sample responses, findings and figures; the words are templates."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...data import Dataset
-from ...oracles.base import judge
-from ...oracles.registry import make_oracle
 from ...statistics import UNBOUNDED
 from ..experiment.evaluation import missing_at, subset
 from ..experiment.own_judge import has_references
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import Curve, Panel, draw
 from ..harness.report import Provenance, Table, interval_text, number, sentences, signed
+from ..harness.study import Row
 from .plan import RunPlan
 from .runs import read_evaluation
 from .summary import (
@@ -48,14 +46,25 @@ NUM_SAMPLES = 6
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The result that the study's files hold."""
     curves, val, choice = stored_curves(folder)
     facts = read_manifest(folder)["facts"]
     where, comparisons = Provenance(**facts["provenance"]), compare(curves, choice)
     told = findings(comparisons, curves, choice, where, facts["unscored"])
     caption = f"Mean over seeds [95 % interval]; differences are paired by seed. {where.label()} {where.judges()}"
     tables = {"summary": replace(summary_table(comparisons), caption=caption), "seeds": run_table(curves, val, choice)}
-    return Page(tables, told, draw_figures(curves, val, choice, where), headline(comparisons))
+    if (file := folder / "samples.csv").exists():
+        tables["samples"] = samples_table(read_table(file), where)
+    return Page(
+        "PPO and its win-rate curve",
+        tables,
+        told,
+        draw_figures(curves, val, choice, where),
+        headline(comparisons),
+        method=sentences("win_rate_curve/method.txt.j2", where=where),
+        simulated=where.sandbox,
+        printed=("summary",),
+    )
 
 
 def stored_curves(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Choice]:
@@ -93,40 +102,38 @@ def run_table(curves: pd.DataFrame, val: pd.DataFrame, choice: Choice) -> Table:
     return Table(tuple(map(str, table)), table.to_numpy().tolist())
 
 
-def samples_table(plan: RunPlan, step: int) -> Table:
-    """Some eval instructions of one run with the responses at step 0 and at `step`, and the reference if there is one.
+def samples(plan: RunPlan, step: int) -> list[Row]:
+    """Some eval instructions of a run with the responses at step 0 and at `step`, and the reference if there is one.
 
     They are spread evenly over those evaluated, whatever the result.
     """
-    dataset, evaluations = plan.job.data, [read_evaluation(plan, number)["eval"] for number in (0, step)]
-    rows = subset(len(evaluations[0]["instructions"]), NUM_SAMPLES)
-    instructions = [evaluations[0]["instructions"][row] for row in rows]
-    columns = {
-        "instruction": instructions,
-        "SFT (step 0)": describe_responses(dataset, evaluations[0], rows),
-        f"PPO (step {step})": describe_responses(dataset, evaluations[1], rows),
-    }
+    dataset, before, after = plan.job.data, *(read_evaluation(plan, number)["eval"] for number in (0, step))
+    to_beat: dict[str, str] = {}
     if has_references(dataset, "eval"):
         to_beat = dict(zip(map(str, dataset.instructions("eval")), dataset.references("eval"), strict=True))
-        columns["reference"] = [to_beat[instruction] for instruction in instructions]
-    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
+    rows = []
+    for place in subset(len(before["instructions"]), NUM_SAMPLES):
+        row = {"instruction": before["instructions"][place], "SFT (step 0)": describe_response(before, place)}
+        row[f"PPO (step {step}, seed {plan.seed})"] = describe_response(after, place)
+        rows.append(row | ({"reference": to_beat[row["instruction"]]} if to_beat else {}))
+    return rows
 
 
-def describe_responses(dataset: Dataset, found: Mapping[str, Any], rows: Sequence[int]) -> list[str]:
-    """The chosen responses of an evaluation file's "eval" part, each with its scores and what gold is made of."""
-    instructions, responses = ([found[key][row] for row in rows] for key in ("instructions", "responses"))
-    parts: dict[str, Any] = {}
-    if "gold" not in missing_at(dataset.level):
-        details = judge(make_oracle("gold", dataset=dataset), instructions, responses).details
-        parts = {name: values for name, values in details.items() if np.issubdtype(values.dtype, np.number)}
-    texts = []
-    for place, (row, response) in enumerate(zip(rows, responses, strict=True)):
-        ending = "" if found["finished"][row] else " [cut at the length limit]"
-        said = {text: found[name][row] for name, text in VERDICTS.items() if name in found}
-        scores = "; ".join(text.format(value) for text, value in said.items() if value is not None)
-        gold = ", ".join(f"{name} {values[place]:.2g}" for name, values in parts.items())
-        texts.append("\n\n".join(text for text in (response + ending, scores, gold) if text))
-    return texts
+def describe_response(evaluation: Mapping[str, Any], place: int) -> str:
+    """A response of an evaluation file's "eval" part with its scores."""
+    ending = "" if evaluation["finished"][place] else " [cut at the length limit]"
+    verdicts = {text: evaluation[name][place] for name, text in VERDICTS.items() if name in evaluation}
+    scores = "; ".join(text.format(value) for text, value in verdicts.items() if value is not None)
+    return f"{evaluation['responses'][place]}{ending}\n\n{scores}"
+
+
+def samples_table(rows: pd.DataFrame, where: Provenance) -> Table:
+    """The rows of `samples`."""
+    caption = (
+        f"{len(rows)} instructions spread evenly over those evaluated, whatever the result. A win is a judge's verdict "
+        f"on this response: 1 over the reference, 0 below it, else between. {where.label()} {where.judges()}"
+    )
+    return Table(tuple(rows), rows.astype(str).to_numpy().tolist(), caption, "Responses before and after")
 
 
 def unscored(plans: Sequence[RunPlan], level: str) -> dict[str, int]:
@@ -146,7 +153,7 @@ def findings(
     where: Provenance,
     unscored: Mapping[str, int],
 ) -> list[str]:
-    """What the numbers say, in the sentences of findings.txt.j2."""
+    """The sentences of findings.txt.j2."""
     return sentences(
         "win_rate_curve/findings.txt.j2",
         choice=choice,
