@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,24 +25,18 @@ from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..experiment.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
 from ..harness.estimates import frame_of
-from ..harness.page import Page, read_manifest, read_table
-from ..harness.report import Provenance, settings_table, text_table, write_report
+from ..harness.page import publish
+from ..harness.report import Provenance
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file, read_stored
-from ..harness.study import Row, Study, StudyOptions, run_command, versions
+from ..harness.study import Row, Study, StudyOptions, run_command
 from ..methods.job import FEEDBACK_OF, Feedback, Labellers, check_positive
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
-from .figures import draw_figures
-from .report import report_values
+from .page import page
 from .summary import BASELINE, JUDGED_BY, Credits, Summary
 
 NAME = "method_ranking"
-QUICK = (
-    "Quick run: to see that everything works, not to compare methods. PPO and Quark make 6 steps, best-of-n has 8 "
-    "samples, expert iteration 400 instructions, the others learn from 2,000 of the 10,000 pairs in one epoch. The "
-    "reward model of simulated feedback is the shipped one; that of human feedback is trained on 2,000 pairs."
-)
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ def run(options: MethodRankingOptions) -> int:
         rows = run_cells(study, cells, processes=at_a_time)
         if rows:
             store_results(study, options, [plan for plan in plans if plan.cell in study.done], rows)
-            write_results(study)
+            publish(study, page(study.out))
         return study.finish() if rows else study.exit_status
 
 
@@ -193,40 +186,7 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[M
     summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **asked)
     specs = list(options.specs.values())
     study.note(provenance=vars(where), methods=specs, feedback=options.feedbacks, agreements=summary.agreements)
-
-
-def write_results(study: Study) -> None:
-    """Figures, report.html and manifest, and the table on stdout."""
-    values = stored_values(study.out)
-    found, where = page_of(values), values["where"]
-    values |= {"figures": found.write_figures(study.out).values(), "findings": found.findings}
-    values["settings"] = settings_table({**study.config["presets"], **versions()})
-    study.note(level=where.level, judges=where.judges(), reference=where.reference, findings=found.findings)
-    title = "The methods of AlpacaFarm, ranked"
-    write_report(study.out / "report.html", title, template=f"{NAME}/report.html.j2", **values)
-    print(text_table(values["ranking"]), *found.findings, where.label(), where.judges(), sep="\n")
-    print(f"Written to {study.out}: report.html, table.csv, manifest.json, figures (PNG) and evaluations.")
-
-
-def page(folder: Path) -> Page:
-    """What the study's stored files say."""
-    return page_of(stored_values(folder))
-
-
-def stored_values(folder: Path) -> dict[str, Any]:
-    """`report_values` of the study's stored files."""
-    manifest = read_manifest(folder)
-    facts, quick = manifest["facts"], manifest["quick"]
-    asked: dict[str, Any] = {"feedbacks": facts["feedback"], "num_seeds": len(manifest["seeds"])}
-    methods = [find_method(spec) for spec in facts["methods"]]
-    summary = Summary(read_table(folder / "table.csv"), None, methods, stored=facts["agreements"], **asked)
-    return report_values(summary, Provenance(**facts["provenance"]), QUICK if quick else "")
-
-
-def page_of(values: dict[str, Any]) -> Page:
-    """The page of `report_values`."""
-    tables = {name: values[name] for name in ("ranking", "differences", "reversals", "crossed")}
-    return Page(tables, values["findings"], draw_figures(values["summary"], values["where"]), values["headline"])
+    study.note(level=where.level, judges=where.judges(), reference=where.reference)
 
 
 def main() -> int:

@@ -21,16 +21,18 @@ WORDS = {
 
 
 def draw_figures(summary: Summary, where: Provenance) -> dict[str, Drawn]:
-    """win_rates and, for three methods or more that have both win rates, human_against_simulated, with captions."""
+    """human_against_simulated, for three methods or more that have both win rates, and win_rates, with captions."""
     best = f"Win rate of every method, best {summary.feedbacks[0]} one on top"
     diamonds = "Hollow diamonds: the paper's win rates, of LLaMA 7B against Davinci003; other models and judges"
-    figures = {"win_rates": (draw_win_rates, f"{best}, {_bars(summary, 'with 95 % t-intervals')}. {diamonds}.")}
+    rates = f"{best}, {_bars(summary, 'with 95 % t-intervals')}. {diamonds}."
+    figures = {}
     if len(summary.with_both()) >= FEWEST:
         what, bars = (
             "Human against simulated win rate, one point a method",
             _bars(summary, "bars are one standard error"),
         )
         figures["human_against_simulated"] = (draw_scatter, f"{what}; {bars}, the dashed line is equality.")
+    figures["win_rates"] = (draw_win_rates, rates)
     errors = "bars: one standard error" if len(summary.seeds) > 1 else ""
     labels = dict.fromkeys(figures, where.label()) | {"human_against_simulated": where.label(interval=errors)}
     return {

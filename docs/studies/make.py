@@ -46,7 +46,7 @@ HERE = Path(__file__).parent
 PAGES = {
     "annotators": ("annotators.command", "table.csv"),
     "leaderboard": ("leaderboard", "table.csv"),
-    "method_ranking": ("method_ranking.command", "table.csv"),
+    "method_ranking": ("method_ranking.page", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.command", "table.csv", "roots.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),

@@ -47,7 +47,6 @@ def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "GPT-4 stand-in" in shown
     assert shown.count("Quick run: to see that everything works") == 1
-    assert "Quick run: to see that everything works" in (tmp_path / "report.html").read_text()
     assert "Spearman" in shown
     for name in ("report.html", "win_rates.png", "human_against_simulated.png", "manifest.json"):
         assert (tmp_path / name).stat().st_size > 1000

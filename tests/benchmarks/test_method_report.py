@@ -2,19 +2,14 @@
 
 import json
 import math
-from html import unescape
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from method_worlds import Facts, study, summarize
 
 from alpacafarm_env.benchmarks.harness.estimates import Estimate, frame_of
-from alpacafarm_env.benchmarks.harness.page import Page
-from alpacafarm_env.benchmarks.harness.plots import write_png
-from alpacafarm_env.benchmarks.harness.report import Provenance, render, text_table
-from alpacafarm_env.benchmarks.method_ranking.figures import draw_figures
-from alpacafarm_env.benchmarks.method_ranking.report import report_values
+from alpacafarm_env.benchmarks.harness.report import Provenance, text_table
+from alpacafarm_env.benchmarks.method_ranking.page import page_of
 from alpacafarm_env.benchmarks.method_ranking.summary import Summary
 
 WINS = {
@@ -36,15 +31,7 @@ WHERE = Provenance("sandbox", "sandbox", "sandbox", "surrogate", 200, 805, 3, 0.
 
 
 def told(wins=WINS, methods=METHODS, **options):
-    return " ".join(report_values(summarize(wins, methods, **options), WHERE)["findings"])
-
-
-def page_of(summary, folder, where=WHERE):
-    """The tables and findings of a study, and the page that they fill."""
-    values = report_values(summary, where)
-    values["figures"] = [*Page({}, [], draw_figures(summary, where)).write_figures(folder).values()]
-    shown = {**values, "settings": values["ranking"], "title": "Ranking"}
-    return values, unescape(render("method_ranking/report.html.j2", **shown))
+    return " ".join(page_of(summarize(wins, methods, **options), WHERE).findings)
 
 
 def of(feedback):
@@ -175,34 +162,32 @@ def test_a_column_without_trained_methods_is_not_ranked():
 # ---------------------------------------------------------------------------------------------------- tables and words
 
 
-def test_the_tables_stand_beside_the_papers(tmp_path):
-    values, page = page_of(summarize(WINS, METHODS, lengths=LENGTHS), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["human_against_simulated.png", "win_rates.png"]
-    assert page.count("data:image/png;base64,") == 2
-    cells = {row[0]: row[1:] for row in values["ranking"].rows}
+def test_the_tables_stand_beside_the_papers():
+    page = page_of(summarize(WINS, METHODS, lengths=LENGTHS), WHERE)
+    assert list(page.figures) == ["human_against_simulated", "win_rates"]
+    cells = {row[0]: row[1:] for row in page.tables["ranking"].rows}
     assert list(cells) == ["GPT4", "PPO", "DPO", "SFT", "QUARK"]
     # sd(60, 66, 60) / sqrt(3) = 2; sd(55, 59, 57) / sqrt(3) = 1.15.
     assert cells["PPO"] == ("62.0 ± 2.0", "46.8", "57.0 ± 1.2", "55.1", "5.70", "230", "12", "1000", "3")
     assert cells["DPO"][2:4] == ("41.0 ± 1.0", "–")
     facts = "simulation", "n = 805", "3 seeds", "0.7", "p_sim^eval", "human raters", "Davinci003", "GPT4: stand-in"
-    assert [fact for fact in facts if fact not in page] == []
-    assert text_table(values["ranking"]).splitlines()[0].split() == (
+    assert [fact for fact in facts if fact not in page.tables["ranking"].caption] == []
+    assert text_table(page.tables["ranking"]).splitlines()[0].split() == (
         ["method", "simulated,", "%", "paper", "human,", "%", "paper", "gold", "length", "seconds", "tokens", "n"]
     )
-    differences = {row[:2]: row[2:] for row in values["differences"].rows}
+    differences = {row[:2]: row[2:] for row in page.tables["differences"].rows}
     assert differences["PPO", "simulated"] == ("+22.0", "1.15", "+19.1", "+1.50", "0.23", "2.30 [2.05, 2.55]", "3")
     assert ("SFT", "human") not in differences
-    assert values["reversals"].rows == [("human", "SFT", "QUARK", "+34.3", "-8.0", "1.15", "yes", "3")]
-    kinds = columns(values["crossed"], 0, 1)
+    assert page.tables["reversals"].rows == [("human", "SFT", "QUARK", "+34.3", "-8.0", "1.15", "yes", "3")]
+    kinds = columns(page.tables["crossed"], 0, 1)
     assert [kind for kind in kinds if kind[0] in ("GPT4", "PPO")] == (
         [("GPT4", "none"), ("PPO", "simulated"), ("PPO", "human")]
     )
-    assert all(sentence in page for sentence in values["findings"])
-    assert "PPO 2.30 [2.05, 2.55] and 2.30 [2.05, 2.55] (the paper's PPO: 2.3)" in " ".join(values["findings"])
+    assert "PPO 2.30 [2.05, 2.55] and 2.30 [2.05, 2.55] (the paper's PPO: 2.3)" in " ".join(page.findings)
 
 
 def test_methods_are_sorted_by_how_clearly_they_differ_from_sft():
-    sentences = report_values(summarize(WINS, METHODS), WHERE)["findings"]
+    sentences = page_of(summarize(WINS, METHODS), WHERE).findings
     simulated, human = (line for line in sentences if line.startswith("Win rate in points over SFT"))
     # PPO +22 ± 1.2; DPO +5 ± 2.5 (10, 2, 3); QUARK -19 ± 0.6 (-20, -20, -17: ± 1.0).
     above = "clearly above (by the 95 % t-interval):"
@@ -246,32 +231,39 @@ def test_failed_cells_are_named():
 
 
 @pytest.mark.parametrize(("here", "other"), [("simulated", "human"), ("human", "simulated")])
-def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(tmp_path, here, other):
-    write_png(tmp_path / "human_against_simulated.png", Figure())  # of an earlier call
+def test_of_a_feedback_that_was_not_asked_for_nothing_is_told(here, other):
     chatgpt = Facts("chatgpt", (61.4, 52.9), "nothing", trained=False)
     wins = {**WINS, "chatgpt": [(70, 60)] * 3}
-    values, page = page_of(summarize(wins, [*METHODS, chatgpt], only=of(here), feedbacks=(here,)), tmp_path)
-    text = " ".join(values["findings"])
+    page = page_of(summarize(wins, [*METHODS, chatgpt], only=of(here), feedbacks=(here,)), WHERE)
+    text = " ".join(page.findings)
     for absent in ("Not all cells", "failed", "simulated and human, here", f"{other} column", "nan"):
         assert absent not in text
     for told_of in ("Order in the", "First among the trained methods in the"):
         assert f"{told_of} {here} column" in text
     assert f"There are {here} labels only" in text
-    assert values["ranking"].header == ("method", f"{here}, %", "paper", "gold", "length", "seconds", "tokens", "n")
-    assert "nan" not in text_table(values["ranking"])
-    assert list(values["agreements"]) == [f"{here}, here and in the paper"]
-    assert set(columns(values["differences"], 1)) == {(here,)}
-    assert set(columns(values["crossed"], 1)) == {(here,), ("none",)}
-    assert [path.name for path in tmp_path.iterdir()] == ["win_rates.png"]
-    assert f"best {here} one on top" in values["figures"][0].caption
-    assert page.count("data:image/png;base64,") == 1
+    assert page.tables["ranking"].header == (
+        "method",
+        f"{here}, %",
+        "paper",
+        "gold",
+        "length",
+        "seconds",
+        "tokens",
+        "n",
+    )
+    assert "nan" not in text_table(page.tables["ranking"])
+    assert columns(page.tables["agreement"], 0) == [(f"{here}, here and in the paper",)]
+    assert set(columns(page.tables["differences"], 1)) == {(here,)}
+    assert set(columns(page.tables["crossed"], 1)) == {(here,), ("none",)}
+    assert list(page.figures) == ["win_rates"]
+    assert f"best {here} one on top" in page.figures["win_rates"].caption
 
 
 def test_columns_and_seeds_that_failed_are_told_and_not_ranked():
-    values = report_values(summarize(WINS, METHODS, only=of("simulated")), WHERE)
-    assert "Every cell trained on human feedback failed." in values["findings"]
-    assert "human, %" not in values["ranking"].header
-    assert "Not all cells" not in " ".join(values["findings"])
+    page = page_of(summarize(WINS, METHODS, only=of("simulated")), WHERE)
+    assert "Every cell trained on human feedback failed." in page.findings
+    assert "human, %" not in page.tables["ranking"].header
+    assert "Not all cells" not in " ".join(page.findings)
     assert "Every cell trained on simulated or human feedback failed." in told(only=of(""))
     wins = {name: [None, *seeds[:2], None] for name, seeds in WINS.items()}
     text = told({**wins, "ppo": [None, (60, 55), None, None]})
@@ -280,40 +272,40 @@ def test_columns_and_seeds_that_failed_are_told_and_not_ranked():
     assert "Not all cells are there; seeds found: PPO (simulated) 1 of 4, PPO (human) 1 of 4." in text
 
 
-def test_two_methods_are_not_drawn_against_each_other(tmp_path):
-    values, page = page_of(summarize({name: WINS[name] for name in ("ppo", "sft")}), tmp_path)
-    assert "Human is not drawn against simulated: 2 methods have both win rates, fewer than 3." in page
-    assert not values["agreements"]
-    assert "Agreement of the rankings" not in page
-    assert [path.name for path in tmp_path.iterdir()] == ["win_rates.png"]
+def test_two_methods_are_not_drawn_against_each_other():
+    page = page_of(summarize({name: WINS[name] for name in ("ppo", "sft")}), WHERE)
+    text = "Human is not drawn against simulated: 2 methods have both win rates, fewer than 3."
+    assert text in page.findings
+    assert not page.tables["agreement"].rows
+    assert list(page.figures) == ["win_rates"]
 
 
-def test_one_seed_has_no_errors_and_nothing_is_clear(tmp_path):
-    values, _ = page_of(summarize({name: seeds[:1] for name, seeds in WINS.items()}, METHODS), tmp_path)
-    text = " ".join(values["findings"])
+def test_one_seed_has_no_errors_and_nothing_is_clear():
+    page = page_of(summarize({name: seeds[:1] for name, seeds in WINS.items()}, METHODS), WHERE)
+    text = " ".join(page.findings)
     assert "PPO (60.0 %), before DPO (50.0 %), by one seed." in text
     assert "PPO (+20.0), DPO (+10.0), QUARK (-20.0)." in text
     assert "Order in the human column: 1 of 6 pairs of methods differ from the paper; with one seed there is no" in text
     for wrong in ("nan", "clearly", "0 ±"):
         assert wrong not in text
-    assert values["reversals"].rows[0][5:] == ("–", "–", "1")
-    assert all("one seed, no bars" in figure.caption for figure in values["figures"])
+    assert page.tables["reversals"].rows[0][5:] == ("–", "–", "1")
+    assert all("one seed, no bars" in figure.caption for figure in page.figures.values())
     # Nor has a method of one seed among others of more.
     text = told({**WINS, "dpo": [(50, 43), None, None]})
     assert "with one seed, so without an error: DPO (+10.0)." in text
     assert "not clearly apart: DPO" not in text
 
 
-def test_without_sft_nothing_is_compared_with_it(tmp_path):
+def test_without_sft_nothing_is_compared_with_it():
     wins = {name: seeds for name, seeds in WINS.items() if name != "sft"}
-    values, page = page_of(summarize(wins, [method for method in METHODS if method.name != "sft"]), tmp_path)
-    assert not values["differences"].rows
-    assert "over SFT" not in " ".join(values["findings"])
-    assert "Difference to SFT" not in page
+    page = page_of(summarize(wins, [method for method in METHODS if method.name != "sft"]), WHERE)
+    assert not page.tables["differences"].rows
+    assert "over SFT" not in " ".join(page.findings)
 
 
-def test_only_the_sandbox_is_called_a_simulation(tmp_path):
+def test_only_the_sandbox_is_called_a_simulation():
     where = Provenance("recorded", "mine", "policy", "rm", 200, 805, 3, 0.7)
-    _, page = page_of(summarize(WINS, METHODS), tmp_path, where)
-    assert "simulation" not in page
-    assert "Level: recorded" in page
+    page = page_of(summarize(WINS, METHODS), where)
+    text = " ".join([*page.findings, *(table.caption for table in page.tables.values())])
+    assert "simulation" not in text
+    assert "Level: recorded" in text

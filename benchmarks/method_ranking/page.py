@@ -1,13 +1,16 @@
-"""The ranking of methods for people: tables and findings; their words are templates."""
+"""The page of the ranking of methods: tables and findings; their words are templates."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ...statistics import Interval
 from ..experiment.runs import FEEDBACKS
-from ..harness.estimates import FEWEST, RESAMPLES, Estimate
+from ..harness.estimates import FEWEST, RESAMPLES, Agreement, Estimate
+from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import (
     Provenance,
     Table,
@@ -18,7 +21,8 @@ from ..harness.report import (
     sentences,
     signed,
 )
-from ..methods.methods import Method
+from ..methods.methods import Method, find_method
+from .figures import draw_figures
 from .summary import BASELINE, JUDGED_BY, Summary
 
 COLUMN_WORDS = {
@@ -32,36 +36,63 @@ COSTS = {"gold": "", "length": "characters", "seconds": "characters", "tokens": 
 """Measures of the summary table besides the win rates -> a unit with as many decimals (`decimals`)."""
 
 
-def report_values(summary: Summary, where: Provenance, quick: str = "") -> dict[str, Any]:
-    """What findings.txt.j2 and report.html.j2 show, except figures and settings; `quick` is said of a quick run."""
+def page(folder: Path) -> Page:
+    """The result that the study's files hold."""
+    manifest = read_manifest(folder)
+    facts = manifest["facts"]
+    asked: dict[str, Any] = {"feedbacks": facts["feedback"], "num_seeds": len(manifest["seeds"])}
+    methods = [find_method(spec) for spec in facts["methods"]]
+    summary = Summary(read_table(folder / "table.csv"), None, methods, stored=facts["agreements"], **asked)
+    return page_of(summary, Provenance(**facts["provenance"]))
+
+
+def page_of(summary: Summary, where: Provenance) -> Page:
+    """The result in a summary."""
     agreements = {
         "simulated and human, here": summary.agreement,
         **{f"{feedback}, here and in the paper": found for feedback, found in summary.with_paper.items()},
         "simulated and human, in the paper (its numbers, of the methods here)": summary.in_paper,
     }
+    known = {name: found for name, found in agreements.items() if found is not None}
     values: dict[str, Any] = {
         "summary": summary,
         "where": where,
-        "quick": quick,
         "columns": COLUMN_WORDS,
         "fewest": FEWEST,
         "resamples": f"{RESAMPLES:,}",
-        "agreements": {name: found for name, found in agreements.items() if found is not None},
+        "agreements": known,
         "missing": missing(summary),
         "gains": {feedback: gains(summary, feedback) for feedback in summary.feedbacks if summary.has_baseline},
         "best": {feedback: best_trained(summary, feedback) for feedback in summary.feedbacks},
         "lengths": lengths(summary) if summary.has_baseline else [],
-        "headline": headline(summary),
     }
     tables = {
         "ranking": summary_table(summary),
-        "differences": difference_table(summary),
-        "reversals": reversal_table(summary),
-        "crossed": cross_table(summary),
+        "differences": replace(difference_table(summary), title="Difference to SFT"),
+        "reversals": replace(reversal_table(summary), title="Order other than the paper's"),
+        "crossed": replace(cross_table(summary), title="Each feedback and judge"),
+        "agreement": replace(agreement_table(known), title="Agreement of the rankings"),
     }
     captions = sentences("method_ranking/captions.txt.j2", **values)
-    values |= {key: replace(tables[key], caption=caption) for key, caption in zip(tables, captions, strict=True)}
-    return {**values, "findings": sentences("method_ranking/findings.txt.j2", **values)}
+    return Page(
+        "The methods of AlpacaFarm, ranked",
+        {key: replace(tables[key], caption=caption) for key, caption in zip(tables, captions, strict=True)},
+        sentences("method_ranking/findings.txt.j2", **values),
+        draw_figures(summary, where),
+        headline(summary),
+        method=sentences("method_ranking/method.txt.j2", where=where),
+        simulated=where.sandbox,
+        printed=("ranking",),
+    )
+
+
+def agreement_table(agreements: Mapping[str, Agreement]) -> Table:
+    """A row for each two rankings."""
+    rows = [
+        (name, coefficient_text(each.spearman), coefficient_text(each.kendall), str(len(each.methods)))
+        for name, each in agreements.items()
+    ]
+    return Table(("rankings", "Spearman", "Kendall tau-b", "methods"), rows)
 
 
 def headline(summary: Summary) -> str:
