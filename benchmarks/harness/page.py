@@ -96,7 +96,8 @@ def html(
     """One self-contained HTML document: the first figure, at most `MOST_SENTENCES`, tables; the rest is folded."""
     result = f"{page.headline[:1].upper()}{page.headline[1:]}." if page.headline else ""
     lead, rest = _lead([result, *(text for text in page.findings if text not in notes)])
-    made = settings(manifest["config"]) | {"seeds": str(len(manifest["seeds"]))} | settings(manifest["versions"])
+    facts = {name: value for name, value in manifest["facts"].items() if not isinstance(value, list)}
+    parts = (manifest["config"], {"seeds": len(manifest["seeds"])}, facts, manifest["versions"])
     return render(
         "harness/page.html.j2",
         page=page,
@@ -105,7 +106,7 @@ def html(
         failures=failures,
         lead=lead,
         rest=rest,
-        settings=Table(("setting", "value"), list(made.items())),
+        settings=Table(("setting", "value"), [pair for part in parts for pair in settings(part).items()]),
     )
 
 

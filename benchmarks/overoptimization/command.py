@@ -15,7 +15,7 @@ AlpacaFarm (arXiv 2305.14387), section 4.3.
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
@@ -26,9 +26,10 @@ from ...errors import UnknownNameError
 from ...plugins import check_unchanged
 from ..harness.runner import Cell, ProgressFn, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.study import Row, StudyOptions, run_command
-from .plans import Method, Plan, Sizes, make_plans, refuse_changed
-from .treatments import TREATMENTS, find_treatment
+from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
+from .curves import COLUMNS, position
+from .plans import PARTS, Method, Plan, Sizes, make_plans, refuse_changed
+from .treatments import TREATMENTS, Labels, find_treatment
 
 NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")  # treatments of --quick
@@ -116,12 +117,46 @@ def run(options: OveroptimizationOptions) -> int:
             why = f"no run was finished, why is above. No report is written; one in {out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)
             return study.exit_status
-        from .report import write_results
-
-        write_results(study, plans, rows, quick=options.quick)
+        write_results(study, plans, rows)
         if study.failed:
             print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
         return study.finish()
+
+
+def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[str, list[Row]]) -> None:
+    """The tables and the page: of each part of the study its cells, and the rows of the finished ones."""
+    from ..harness.page import publish
+    from .analyse import Results
+    from .page import page_of
+
+    models, _, curves = (rows[part] for part in PARTS)
+    *_, runs = (plans[part] for part in PARTS)
+    sizes, places = runs[0].sizes, {run.treatment.name: place for place, run in enumerate(runs)}
+    curves = sorted(
+        curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[position(row["method"])])
+    )
+    study.write_table(curves, COLUMNS)
+    used, file = reward_models_of(runs, models), study.out / "reward_models.csv"
+    if used:
+        write_csv(file, used)
+    else:
+        file.unlink(missing_ok=True)  # an earlier call's, of other treatments
+    # With the number of labels that they really have.
+    treatments = [replace(run.treatment, num_labels=run.treatment.labels(sizes.num_labels).num_labels) for run in runs]
+    study.note(level="sandbox", treatments={each.name: each.settings() for each in treatments})
+    publish(study, page_of(Results(curves, treatments), used, sizes))
+
+
+def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:
+    """A row a treatment, seed and member: reward models that several treatments share stand in each of them."""
+    names = [*(field.name for field in fields(Labels)), "member", "seed"]
+    by_model = {tuple(row[name] for name in names): row for row in models}
+    wanted = dict.fromkeys(
+        (run.treatment.name, (*vars(model.labels).values(), model.member, model.seed))
+        for run in runs
+        for model in run.reward_models()
+    )
+    return [{"treatment": name, **by_model[model]} for name, model in wanted if model in by_model]
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:

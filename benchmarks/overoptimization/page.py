@@ -71,14 +71,14 @@ def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measure
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The result that the study's files hold."""
     rows: Any = read_table(folder / "table.csv").to_dict("records")
     trained: Any = read_table(folder / "reward_models.csv").to_dict("records")
     return page_of(Results(rows, TREATMENTS), trained, Sizes(**read_manifest(folder)["config"]["sizes"]))
 
 
 def page_of(results: Results, trained: Sequence[Row], sizes: Sizes) -> Page:
-    """What the curves say, and the rows of reward_models.csv."""
+    """The result in the curves and the rows of reward_models.csv."""
     spans: dict[str, tuple[int, int]] = {}
     for (_, kind), each in results.curves.items():
         low, high = spans.get(kind, (len(each.seeds),) * 2)
@@ -98,8 +98,15 @@ def page_of(results: Results, trained: Sequence[Row], sizes: Sizes) -> Page:
         "fits": fits_table(results, label),
         "reward_models": reward_models_table(results, models),
     }
-    told = findings(results, models, sizes)
-    return Page(tables, told, drawn, headline(results), values(results, models, trained))
+    return Page(
+        "Over-optimization of a noisy reward",
+        tables,
+        findings(results, models, sizes),
+        drawn,
+        headline(results),
+        values(results, models, trained),
+        printed=("falls",),
+    )
 
 
 def clean_labels(results: Results) -> str:

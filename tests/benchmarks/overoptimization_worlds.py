@@ -99,9 +99,3 @@ def reward_models(seeds=5):
                     }
                 )
     return rows
-
-
-def evaluation(responses, proxy, gold):
-    """A stored evaluation of four instructions."""
-    asked = [f"Do <i>{i}</i>." for i in range(4)]
-    return {"instructions": asked, "responses": responses, "proxy": proxy, "gold": gold}

@@ -1,18 +1,10 @@
-"""The report and its figures hold what the rows say, and escape all that they print.
+"""The page and its figures hold what the rows say."""
 
-Two tests look at the report in a real browser: Chromium or Chrome, skipped where there is none.
-"""
-
-import html
 import json
-import math
-import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
-from overoptimization_worlds import FACTS, START, TRUTH, evaluation, reward_models, study, true_gain
+from overoptimization_worlds import FACTS, START, TRUTH, reward_models, study, true_gain
 
 from alpacafarm_env.benchmarks.harness.study import write_csv
 from alpacafarm_env.benchmarks.overoptimization import figures
@@ -21,22 +13,6 @@ from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS, gain_at
 from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, UNJUDGED, page, page_of, under
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
 from alpacafarm_env.benchmarks.overoptimization.ranges import Along, cost
-from alpacafarm_env.benchmarks.overoptimization.report import gallery_table, remove_earlier, write_page
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
-PROBE = """<script>window.onload = () => {
-  const found = {
-    images: [...document.images].map(i => {
-      const r = i.getBoundingClientRect();
-      return {loaded: i.complete && i.naturalWidth > 0, width: r.width, height: r.height, left: r.left, right: r.right};
-    }),
-    width: document.documentElement.clientWidth,
-    cells: [...document.querySelectorAll('td')].map(cell => cell.innerText),
-  };
-  document.body.innerText = 'PROBE' + JSON.stringify(found) + 'END';
-};</script>"""
-PLACES = ("step 0", "step 6", "step 40")
 
 
 @pytest.fixture(scope="module")
@@ -44,43 +20,15 @@ def results():
     return Results(study(), FACTS)
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """A report of everything: its HTML, how many PNG files, the page."""
-    folder = tmp_path_factory.mktemp("report")
+def test_the_tables_of_everything():
     shown = {name: TRUTH[name] for name in ("none", "ann", "gpt4", "mean_3", "mine")}
-    found = page_of(Results(study(shown), FACTS), reward_models(), Sizes())
-    write_page(folder, found, found.findings, {"one run": gallery()}, {"kl_coef": 0.02})
-    return (folder / "report.html").read_text(encoding="utf-8"), len(list(folder.glob("*.png"))), found
-
-
-def gallery(proxy_end=(2.0, 3.0, 0.5, 4.0), gold_end=(4.0, 3.0, 2.0, 6.0)):
-    texts = ["<script>alert(1)</script>", "b", "c", "d"]
-    ends = [([0.0] * 4, [4.0] * 4), ([1.0] * 4, [5.0] * 4), (proxy_end, gold_end)]
-    return gallery_table("25 % flips, PPO, seed 0", PLACES, [evaluation(texts, *end) for end in ends])
-
-
-def test_the_gallery_shows_where_the_proxy_rose_most_while_gold_fell():
-    # 2: the proxy fell; 3: gold rose.
-    table = gallery()
-    assert [row[0] for row in table.rows] == ["Do <i>1</i>.", "Do <i>0</i>."]
-    for number in ("3.00", "+2.00", "-2.00"):
-        assert number in table.rows[0][3]
-    without_verdicts = gallery(proxy_end=(None, 3.0, math.nan, 4.0))
-    assert [row[0] for row in without_verdicts.rows] == ["Do <i>1</i>."]
-
-
-def test_a_report_of_everything(report):
-    page, num_figures, found = report
-    assert "<script>" not in page
-    assert "&lt;script&gt;alert(1)" in page
-    assert "my <b>own" not in page
-    assert "my &lt;b&gt;own&lt;/b&gt; wrapper" in page
+    made = page_of(Results(study(shown), FACTS), reward_models(), Sizes())
     # Reward models stand with the labels that they learn from.
-    for number in ("9,200", "81.8 [80.7, 82.8]", "1.8 [1.0, 3.2]", "9,201"):
-        assert f'<td class="number">{number}</td>' in page
-    assert page.count("data:image/png;base64,") == num_figures > 5
-    assert "nan" not in " ".join(found.findings)
+    cells = {cell for row in made.tables["reward_models"].rows for cell in row}
+    assert {"9,200", "81.8 [80.7, 82.8]", "1.8 [1.0, 3.2]", "9,201"} <= cells
+    assert len(made.figures) > 5
+    assert next(iter(made.figures)) == figures.NOISE
+    assert "nan" not in " ".join(made.findings)
 
 
 def test_one_treatment_and_one_seed_have_a_page_without_intervals(tmp_path):
@@ -109,57 +57,6 @@ def test_clean_labels_that_fall_are_named_under_the_figure():
     results = Results(rows, FACTS)
     assert (under(results, "none", fallen=True), under(results, "none", fallen=False)) == ("PPO", "best-of-n")
     assert "PPO" in page_of(results, (), Sizes()).figures[figures.NOISE].caption
-
-
-def browse(page, folder):
-    """The page as it stands in the browser in the end, and what stands on the console."""
-    place = folder / "report.html"
-    place.write_text(page, encoding="utf-8")
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--enable-logging=stderr",
-        f"--user-data-dir={folder / 'profile'}", "--dump-dom", place.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-def look(page, folder):
-    """What a script finds on the page; the page itself allows none."""
-    shown, _ = browse(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page) + PROBE, folder)
-    return json.loads(html.unescape(re.search("PROBE(.*)END", shown, re.DOTALL)[1]))
-
-
-@needs_browser
-def test_a_browser_draws_every_figure_and_shows_the_tables_numbers(report, tmp_path):
-    page, num_figures, made = report
-    assert browse(page, tmp_path)[1] == []
-    found = look(page, tmp_path)
-    assert len(found["images"]) == num_figures
-    for image in found["images"]:
-        assert image["loaded"]
-        assert image["width"] > 300
-        assert image["height"] > 100
-        assert image["left"] >= 0
-        assert image["right"] <= found["width"]
-    shown = " ".join(" ".join(found["cells"]).split())
-    assert all(" ".join(" ".join(row).split()) in shown for table in made.tables.values() for row in table.rows)
-
-
-@needs_browser
-def test_a_broken_figure_and_a_blocked_script_are_seen(report, tmp_path):
-    page = report[0].replace("base64,iVBOR", "base64,AAAA", 1) + "<script>nothing.here()</script>"
-    assert [image["loaded"] for image in look(page, tmp_path)["images"]].count(False) == 1
-    assert "Content Security Policy" in " ".join(browse(page, tmp_path)[1])
-
-
-def test_results_of_an_earlier_call_do_not_stay(tmp_path):
-    """Once there is a report; before that a table of that name is somebody else's."""
-    (tmp_path / "reward_models.csv").touch()
-    remove_earlier(tmp_path)
-    assert (tmp_path / "reward_models.csv").exists()
-    (tmp_path / "report.html").touch()
-    remove_earlier(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"report.html"}
 
 
 def test_ranges_begin_where_it_was_measured():
