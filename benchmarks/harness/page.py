@@ -4,6 +4,7 @@ Each study has a function `page(folder)` that makes a `Page` of table.csv and ma
 output: docs/studies/make.py shows it as Markdown, `publish` as one HTML file and on the terminal.
 """
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pandas.api.types import is_numeric_dtype
 
 from ...data.files import write_atomic
 from .plots import remove_drawn, write_png
-from .report import SIMULATION, Figure, Table, render, text_table
+from .report import SIMULATION, Table, render, text_table
 from .stored import MANIFEST, read_stored
 from .study import Study
 
@@ -63,6 +64,19 @@ class Page:
     def headed(self) -> dict[str, Table]:
         """Heading -> table."""
         return {table.title or name.replace("_", " ").capitalize(): table for name, table in self.tables.items()}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A PNG image with its caption."""
+
+    png: bytes
+    caption: str
+
+    @property
+    def base64(self) -> str:
+        """The image as text."""
+        return base64.b64encode(self.png).decode("ascii")
 
 
 def publish(study: Study, page: Page) -> None:

@@ -1,12 +1,10 @@
-"""Self-contained HTML reports and the sentences of a study: templates, filled with tables, figures and numbers.
+"""The words of a study: numbers as text, sentences of Jinja2 templates, tables, and where the numbers come from.
 
-A study keeps what it says in `report.html.j2`, which extends `harness/report.html.j2`, and in `findings.txt.j2`, a
-sentence a line. Everything that comes in is escaped: a response that contains markup is shown, never run.
+A study keeps what it says in `findings.txt.j2`, and how it measures in `method.txt.j2`, a sentence or paragraph a line.
+Everything that comes into HTML is escaped: a response that contains markup is shown, never run.
 """
 
-import base64
 import html
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from ...data.files import write_atomic
 from ...statistics import Interval
 from .estimates import Coefficient
 
@@ -158,29 +155,6 @@ class Table:
         ]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A PNG image with its caption; the caption is also the text that stands for the image."""
-
-    png: bytes
-    caption: str
-
-    @property
-    def base64(self) -> str:
-        """The image as text."""
-        return base64.b64encode(self.png).decode("ascii")
-
-
-@dataclass(frozen=True)
-class Section:
-    """One section of a report: a heading, then its paragraphs, its table and its figures, in this order."""
-
-    heading: str
-    paragraphs: Sequence[str] = ()
-    table: Table | None = None
-    figures: Sequence[Figure] = ()
-
-
 def text_table(table: Table) -> str:
     """The table for a terminal: columns of equal width."""
     rows = [table.header, *table.rows]
@@ -200,28 +174,6 @@ def markdown_text(text: str) -> str:
     """Plain text for a line of Markdown: what would be markup there is shown as it is."""
     marked = re.sub(r"[\\`*|]|(?<!\w)_|_(?!\w)|(?<=\])\(", r"\\\g<0>", html.escape(text, quote=False))
     return marked.replace("\n", "<br>")
-
-
-def settings_table(settings: Mapping[str, Any]) -> Table:
-    """Names and values, nested ones as JSON."""
-    texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in settings.values()]
-    return Table(("name", "value"), list(zip(settings, texts, strict=True)))
-
-
-def write_report(
-    path: Path, title: str, sections: Sequence[Section] = (), template: str = "harness/report.html.j2", **values: Any
-) -> Path:
-    """Writes one HTML file (UTF-8, atomically) and returns its path.
-
-    Args:
-        path: The file.
-        title: Of the page.
-        sections: What the page consists of, for the template of the harness.
-        template: A study's own, such as "protocol/report.html.j2".
-        values: What that is filled with. Texts are plain and are escaped.
-    """
-    write_atomic(path, render(template, title=title, sections=sections, **values))
-    return path
 
 
 def sentences(template: str, **values: Any) -> list[str]:

@@ -29,14 +29,13 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest, read_table
+from alpacafarm_env.benchmarks.harness.page import Drawn, Page, read_manifest, read_table, settings
 from alpacafarm_env.benchmarks.harness.plots import png
 from alpacafarm_env.benchmarks.harness.report import markdown_table, markdown_text, seeds_text
 from alpacafarm_env.benchmarks.harness.stored import MANIFEST, differences
@@ -159,17 +158,6 @@ def write(name: str, docs: Path) -> None:
 def image(page: Page, figure: str, place: str) -> str:
     """A figure of a page, which lies at `place`."""
     return f"\n![{markdown_text(page.figures[figure].caption)}]({place})\n"
-
-
-def settings(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Of a manifest, nested ones as "sizes.num_eval"."""
-    known: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            known |= settings(value, f"{before}{key}.")
-        else:
-            known[before + key] = f"{value:,}" if isinstance(value, int) else str(value)
-    return known
 
 
 def place_of(name: str, figure: str) -> str:

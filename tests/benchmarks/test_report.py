@@ -1,21 +1,46 @@
-"""The HTML report: whole, escaped, without anything from outside."""
+"""The HTML page: whole, escaped, without anything from outside; figure, few sentences, tables, the rest folded.
+
+Some tests look at it in a real browser: Chromium or Chrome, skipped where there is none.
+"""
 
 import base64
+import html as markup
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Drawing
 
-from alpacafarm_env.benchmarks.harness.report import Figure, Section, Table, number, render, write_report
+from alpacafarm_env.benchmarks.harness.page import MOST_SENTENCES, Drawn, Figure, Page, html, publish
+from alpacafarm_env.benchmarks.harness.plots import png
+from alpacafarm_env.benchmarks.harness.report import SIMULATION, Table, number
+from alpacafarm_env.benchmarks.harness.study import Study
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 EVIL = '<script src="http://example.org/x.js">alert(1)</script> & "quotes" \'single\''
 VOID = {"meta", "img", "br"}
+MANIFEST = {
+    "config": {"sizes": {"num": 2000}},
+    "seeds": [0, 1],
+    "facts": {"findings": ["x"]},
+    "versions": {"torch": "2"},
+}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+PROBE = """<script>window.onload = () => {
+  const found = {
+    images: [...document.images].map(i => i.complete && i.naturalWidth > 0 && i.getBoundingClientRect().width),
+    wide: document.documentElement.scrollWidth, width: document.documentElement.clientWidth,
+  };
+  document.body.innerText = 'PROBE' + JSON.stringify(found) + 'END';
+};</script>"""
 
 
-def page_of(title, sections):
-    return render("harness/report.html.j2", title=title, sections=sections)
+def html_of(page, *figures, **texts):
+    return html(page, figures, MANIFEST, **texts)
 
 
 class Outline(HTMLParser):
@@ -41,11 +66,11 @@ class Outline(HTMLParser):
 
 
 def test_everything_is_escaped_and_read_back_as_it_was():
-    table = Table((EVIL, "n"), [("<b>bold</b>", "1"), ("line one\nline two", "2")], caption=EVIL)
-    page = page_of(EVIL, [Section(EVIL, [EVIL], table, [Figure(PNG, EVIL)])])
-    outline = Outline(page)
+    table = Table((EVIL, "n"), [("<b>bold</b>", "1"), ("line one\nline two", "2")], caption=EVIL, title=EVIL)
+    page = Page(EVIL, {"table": table}, [EVIL], method=[EVIL])
+    outline = Outline(html_of(page, Figure(PNG, EVIL), notes=[EVIL + "."], failures=[EVIL]))
     assert {"script", "b", "link", "iframe"}.isdisjoint(outline.tags)
-    assert outline.text.count(EVIL) == 7  # title, h1, h2, p, th, caption, figcaption
+    assert outline.text.count(EVIL) == 9  # title, h1, h2, th, two captions, finding, method, failure
     assert "<b>bold</b>" in outline.text
     assert "line one\nline two" in outline.text
     (image,) = [attributes for tag, attributes in outline.attributes if tag == "img"]
@@ -53,10 +78,24 @@ def test_everything_is_escaped_and_read_back_as_it_was():
 
 
 def test_figures_are_embedded_and_nothing_is_fetched():
-    page = page_of("t", [Section("h", figures=[Figure(PNG, "c")])])
+    page = html_of(Page("t", {}, []), Figure(PNG, "c"))
     (data,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert base64.b64decode(data) == PNG
     assert not re.search(r"https?:|url\(|@import|<link|<script|\son\w+=", page)
+
+
+def test_the_answer_comes_first_and_the_rest_is_folded():
+    table = Table(("a", "b"), [("1", "2")], caption="A caption.")
+    told = [f"Finding {place}. More of it." for place in "abcd"]
+    page = html_of(Page("t", {"all": table}, told, headline="up by 2", method=["How."]), *[Figure(PNG, "c")] * 2)
+    shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
+    order = [shown.index(part) for part in ("<img", "Up by 2.", "Finding a", "Finding b", "<table", "<img", "</body>")]
+    assert order[:5] == sorted(order[:5])
+    assert shown.rindex("<img") > shown.index("<table")
+    assert "Finding c" not in shown  # the headline and two findings of two sentences are five
+    assert all(text in page for text in ("Finding c", "Finding d", "A caption.", "How.", "sizes.num", "2,000"))
+    assert not any(text in shown for text in ("A caption.", "How.", "sizes.num"))
+    assert MOST_SENTENCES == 5
 
 
 def test_columns_of_numbers_are_right_aligned_and_text_is_not():
@@ -64,16 +103,34 @@ def test_columns_of_numbers_are_right_aligned_and_text_is_not():
         ("name", "value", "empty"),
         [("7 dwarfs and a great deal more text about them", "1.5 [1, 2]", ""), ("x", "–", "")],
     )
-    assert (
-        re.findall(r"<(?:td|th)( class=\"number\")?>", page_of("t", [Section("h", table=table)]))
-        == ["", ' class="number"', ""] * 3
-    )
+    page = html_of(Page("t", {"h": table}, [])).partition("<details>")[0]
+    assert re.findall(r"<(?:td|th)( class=\"number\")?>", page) == ["", ' class="number"', ""] * 3
 
 
-def test_what_utf8_cannot_hold_is_replaced(tmp_path):
-    path = write_report(tmp_path / "report.html", "lone \ud800 surrogate, 日本 🙂", [])
-    assert "<h1>lone ? surrogate, 日本 🙂</h1>" in path.read_text(encoding="utf-8")
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+def drawn(width):
+    figure = Drawing(figsize=(width, 4))
+    figure.subplots().plot([1, 2])
+    return figure
+
+
+def test_a_study_publishes_figures_page_and_findings(tmp_path, capsys):
+    tables = {
+        "one": Table(("name", "value"), [("x", "2")], "Level: sandbox.", "Heading"),
+        "two": Table(("name",), [("lone \ud800 surrogate, 日本 🙂",)]),
+    }
+    told, figures = [SIMULATION, "So it is."], {"new": Drawn(drawn(6), "c")}
+    with Study(tmp_path, "demo", {}, quick=True) as study:
+        publish(study, Page("", {}, [], {"old": Drawn(drawn(4), "c")}))
+        study.failed["bad"] = "no\nluck"
+        capsys.readouterr()
+        publish(study, Page("Title", tables, told, figures, printed=("one",)))
+    printed, shown = capsys.readouterr().out, (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "lone ? surrogate, 日本 🙂" in shown
+    assert [path.name for path in tmp_path.glob("*.png")] == ["new.png"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"] == told
+    for text in (printed, shown):
+        assert text.count(SIMULATION) == 1
+        assert all(part in text for part in ("Heading", "So it is.", "Level: sandbox.", "bad: FAILED: no luck"))
 
 
 @pytest.mark.parametrize("kind", [float, np.float64])
@@ -86,3 +143,32 @@ def test_numbers_are_rounded_alike_whatever_they_are_of(kind):
 def test_a_ragged_table_is_refused():
     with pytest.raises(ValueError, match="row 1: expected 2 cells"):
         Table(("a", "b"), [("1", "2"), ("1",)])
+
+
+def browse(page, folder, width):
+    """The page as it stands in the browser in the end, and the lines on the console."""
+    place = folder / "report.html"
+    place.write_text(page, encoding="utf-8")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr",
+        f"--user-data-dir={folder / 'profile'}", "--dump-dom", place.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+@pytest.mark.parametrize("width", [1280, 500])  # Chromium has no narrower window
+def test_a_browser_draws_every_figure_and_nothing_overflows(tmp_path, width):
+    cells = ["a-long-name" * 4] * 12
+    page = Page("t" * 80, {"wide": Table(tuple(cells), [cells] * 3, "long " * 200)}, ["word " * 100])
+    image, broken = (Figure(data, "c") for data in (png(drawn(14)), PNG))
+    content = html_of(page, image, broken)
+    assert browse(content, tmp_path, width)[1] == []
+    open_to_scripts = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", content)
+    shown, _ = browse(open_to_scripts + PROBE, tmp_path, width)
+    found = json.loads(markup.unescape(re.search("PROBE(.*)END", shown, re.DOTALL)[1]))
+    assert found["images"][0] > 600
+    assert found["images"][1] is False
+    assert found["wide"] <= found["width"]
+    assert "Content Security Policy" in " ".join(browse(content + "<script>nothing()</script>", tmp_path, width)[1])
