@@ -1,4 +1,4 @@
-"""Runs the cells of a study, in one process or several, with one progress report.
+"""Runs the cells of a study, here, in several processes of this machine or on a Ray cluster, with one progress report.
 
 Each of several processes has one torch thread: two processes of one thread finish sooner than one process of two, and
 a run's numbers do not depend on how many processes there are.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from ...errors import AlpacaFarmError, CheckpointError
 from ...progress import make_bar
@@ -75,26 +75,45 @@ class CellError(Exception):
 
 ProgressFn = Callable[[ProgressUpdate], None]
 Work = Callable[[ProgressFn], Sequence[Row]]
-"""What a cell does. For several processes it is picklable: a module's function, or a `functools.partial` of one."""
+"""What a cell does: a module's function, or a `functools.partial` of one, so that another process can be sent it."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a study: the name it is stored under, what it does, and its units of work."""
+    """One cell of a study: it carries its own settings, so that any process that sees the study's folder can run it.
+
+    Attributes:
+        key: The name it is stored under.
+        work: What it does.
+        weight: Its units of work.
+        cpus, gpus: What it takes of a Ray cluster's; gpus may be a share of one.
+    """
 
     key: str
     work: Work
     weight: int = 1
+    cpus: float = 1
+    gpus: float = 0
 
     @classmethod
     def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
         """A cell whose work reports no progress."""
+        return cls(key, partial(_silent, key, work))
 
-        def silent(on_progress: ProgressFn) -> Sequence[Row]:
-            on_progress(ProgressUpdate(key, 0))  # its time is counted from here on
-            return work()
 
-        return cls(key, silent)
+def _silent(key: str, work: Callable[[], Sequence[Row]], on_progress: ProgressFn) -> Sequence[Row]:
+    on_progress(ProgressUpdate(key, 0))  # its time is counted from here on
+    return work()
+
+
+class Runner(Protocol):
+    """Runs cells elsewhere, several at a time: each call of `run` is in a thread of its own."""
+
+    def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
+        """The cell's rows; CellError if it fails, CancelledError if `stop` has ended it."""
+
+    def stop(self) -> None:
+        """Ends all cells that run."""
 
 
 class Progress:
@@ -149,7 +168,8 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
     Args:
         study: Where they are stored.
         cells: The cells.
-        processes: How many run at a time. A single one is this process, in its main thread: Ctrl-C reaches no other.
+        processes: How many run at a time, unless the study is on Ray. A single one is this process, in its main
+            thread: Ctrl-C reaches no other.
         world: Processes that `follow` and do each cell together with this one. A cell that fails ends the command,
             and with it the world: the others may be waiting within that cell.
 
@@ -162,16 +182,15 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
     # Stored ones first, so that the bar shows what is left of the others.
     own = sorted(heaviest_first, key=lambda cell: cell.key not in stored)
     joined = world if world is not None and world.count > 1 else None
-    processes = 1 if joined else max(1, min(processes, len(own)))
+    elsewhere, at_a_time = (None, 1) if joined else _runner(study, min(processes, len(own)), len(own))
     progress = Progress({cell.key: cell.weight for cell in own})
-    running: set[BaseProcess] = set()
     rows: dict[str, list[Row]] = {}
     reporting = threading.Lock()
 
     def work(cell: Cell) -> Sequence[Row]:
         if joined:
             joined.from_main(cell.key)
-        return cell.work(progress.update) if processes == 1 else _run_in_process(cell.work, progress.update, running)
+        return elsewhere.run(cell, progress.update) if elsewhere else cell.work(progress.update)
 
     def settle(cell: Cell) -> None:
         try:
@@ -184,17 +203,26 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
                 _report(study, cell.key, CellError.of(error), progress)
 
     try:
-        if processes == 1:
+        if elsewhere:
+            _in_threads(settle, own, at_a_time, elsewhere)
+        else:
             for cell in own:
                 settle(cell)
-        else:
-            _in_threads(settle, own, processes, running)
     finally:
         progress.end()
     if joined:
         joined.from_main("")
     study.write_manifest()
     return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
+
+
+def _runner(study: Study, processes: int, num_cells: int) -> tuple[Runner | None, int]:
+    """Who runs the cells, and how many at a time; None for this process, one after the other."""
+    if study.ray is not None:
+        from .on_ray import OnRay
+
+        return OnRay(study.ray), max(1, num_cells)  # the cluster decides how many really run
+    return (OwnProcesses(), processes) if processes > 1 else (None, 1)
 
 
 def follow(world: Processes, cells: Iterable[Cell]) -> int:
@@ -215,8 +243,8 @@ def _report(study: Study, key: str, error: CellError, progress: Progress) -> Non
     study.write_manifest()
 
 
-def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int, running: set[BaseProcess]) -> None:
-    """Settles the cells, `num` at a time: each thread looks after one process, and stores its cell at once."""
+def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int, runner: Runner) -> None:
+    """Settles the cells, `num` at a time: each thread looks after one cell, and stores it at once."""
     with ThreadPoolExecutor(num) as threads:
         futures = [threads.submit(settle, cell) for cell in cells]
         try:
@@ -224,41 +252,46 @@ def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int,
                 future.result()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
-            for process in list(running):
-                process.terminate()
-            running.clear()
+            runner.stop()
             raise
 
 
-def _run_in_process(work: Work, on_progress: ProgressFn, running: set[BaseProcess]) -> list[Row]:
-    """Does the work in a process of its own.
+class OwnProcesses:
+    """A process of this machine for each cell: one that is killed is reported, and the others go on."""
 
-    Each process has its own pipe: a queue that several share has a lock, and a process that is killed while it holds
-    the lock would silence all others for good.
-    """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work_in_process, args=(work, sender), daemon=True)
-    process.start()
-    running.add(process)
-    sender.close()  # the child's end is then the only one: its death ends the pipe
-    try:
-        while isinstance(message := receiver.recv(), ProgressUpdate):
-            on_progress(message)
-    except EOFError:
+    def __init__(self) -> None:
+        self._running: set[BaseProcess] = set()
+
+    def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
+        """See `Runner`.
+
+        Each process has its own pipe: a queue that several share has a lock, and a process that is killed while it
+        holds the lock would silence all others for good.
+        """
+        context = multiprocessing.get_context("spawn")
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work_in_process, args=(cell.work, sender), daemon=True)
+        process.start()
+        self._running.add(process)
+        sender.close()  # the child's end is then the only one: its death ends the pipe
+        try:
+            while isinstance(message := receiver.recv(), ProgressUpdate):
+                on_progress(message)
+        except EOFError:
+            process.join()
+            if process not in self._running:
+                raise CancelledError from None  # it was ended with the command: no failure of the cell
+            raise CellError(f"its process died without an answer, exit status {process.exitcode}") from None
+        finally:
+            self._running.discard(process)
         process.join()
-        if process not in running:
-            raise CancelledError from None  # it was ended with the command: no failure of the cell
-        raise CellError(f"its process died without an answer, exit status {process.exitcode}") from None
-    finally:
-        running.discard(process)
-    process.join()
-    if isinstance(message, CellError):
-        if message.full:
-            raise CheckpointError(f"{message.summary}. What is stored is kept: make room, and call again.")
-        raise message
-    rows: list[Row] = message
-    return rows
+        return rows_of(message)
+
+    def stop(self) -> None:
+        """See `Runner`."""
+        for process in list(self._running):
+            self._running.discard(process)
+            process.terminate()
 
 
 def _work_in_process(work: Work, sender: Connection) -> None:
@@ -266,13 +299,27 @@ def _work_in_process(work: Work, sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # A parent that was killed cannot stop us; going on would write beside the run that takes over.
     threading.Thread(target=_die_with_the_parent, daemon=True).start()
-    try:
-        sender.send(list(work(sender.send)))
-    except Exception as error:  # noqa: BLE001 - the parent reports it
-        sender.send(CellError.of(error))
+    sender.send(attempt(work, sender.send))
 
 
 def _die_with_the_parent() -> None:
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)
+
+
+def attempt(work: Work, on_progress: ProgressFn) -> list[Row] | CellError:
+    """A cell's rows, or what failed in it, to be sent to the process that stores them."""
+    try:
+        return list(work(on_progress))
+    except Exception as error:  # noqa: BLE001 - the other process reports it
+        return CellError.of(error)
+
+
+def rows_of(answer: list[Row] | CellError) -> list[Row]:
+    """The rows of an `attempt`; raises what failed, a CheckpointError where no other cell could be stored either."""
+    if not isinstance(answer, CellError):
+        return answer
+    if answer.full:
+        raise CheckpointError(f"{answer.summary}. What is stored is kept: make room, and call again.")
+    raise answer

@@ -18,7 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
+
+import tyro
 
 from ... import __version__
 from ...arguments import environment_number
@@ -53,9 +55,14 @@ class StudyOptions(Options):
     """Number of independent repetitions: seeds 0 .. N-1."""
     data: str | None = None
     """Data folder (or dataset name) to use instead of the command's own."""
+    ray: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[ADDRESS]")] = None
+    """Run the cells on the Ray cluster of this address (default: the one that RAY_ADDRESS names or that runs here, else
+    a new one on this machine). Its nodes have this package, and see --out under the same path."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.ray is not None and len(self.ray) > 1:
+            raise ValueError(f"--ray: expected one address or none, got {' '.join(self.ray)}")
         if self.seeds < 1:
             raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
         if not self.repeats and self.seeds != 1:
@@ -74,8 +81,8 @@ class StudyOptions(Options):
 
     def study(self, name: str, config: Mapping[str, Any], *, sources: Sources | None = None) -> Study:
         """The study that the options ask for: see `Study`."""
-        folder = self.folder(name)
-        study = Study(folder, name, config, seeds=range(self.seeds), sources=sources, quick=self.quick)
+        folder, ray = self.folder(name), None if self.ray is None else "".join(self.ray)
+        study = Study(folder, name, config, seeds=range(self.seeds), sources=sources, quick=self.quick, ray=ray)
         self.write(folder)
         return study
 
@@ -91,6 +98,7 @@ class Study:
         sources: The models and data that cells are made from. A folder made from other content is refused, wherever
             that lies; so is a cell during which the content changes.
         quick: Recorded in the manifest: a smaller study, whose numbers are no results.
+        ray: The Ray cluster whose tasks the cells are; None for none, "" for the usual one.
 
     Attributes:
         failed: Cell of this call -> why it failed.
@@ -109,9 +117,10 @@ class Study:
         seeds: Sequence[int] = (),
         sources: Sources | None = None,
         quick: bool = False,
+        ray: str | None = None,
     ) -> None:
         self.out = Path(out)
-        self.quick = quick
+        self.quick, self.ray = quick, ray
         stored.refuse_taken(self.out)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))

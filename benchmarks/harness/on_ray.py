@@ -1,0 +1,73 @@
+"""Runs cells as tasks of a Ray cluster: a study outgrows its machine.
+
+Every node needs the package as the driver has it, and sees the study's folder under the same path. The driver alone
+stores rows. A task whose worker or node is lost is run again, by Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from .runner import Cell, CellError, ProgressFn, ProgressUpdate, Work, attempt, rows_of
+from .study import Row
+
+RETRIES = 3
+"""Workers that a cell may lose before it has failed: one that takes too much memory would lose all of them."""
+
+
+class OnRay:
+    """A `runner.Runner`, connected to a cluster.
+
+    Args:
+        address: As of `ray.init`; "" for the one that RAY_ADDRESS names or that runs on this machine, else a new one.
+
+    Raises:
+        DataError: Ray is not installed, or no cluster answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise DataError(f"--ray: {error}. Install it (pip install 'alpacafarm-env[ray]').") from error
+        if not ray.is_initialized():
+            try:
+                ray.init(address or None, log_to_driver=False, logging_level="ERROR")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise DataError(f"--ray {address}: expected the address of a Ray cluster, got {error}") from error
+        self._ray, self._running = ray, set[Any]()
+
+    def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
+        """See `Runner`; progress is told of whole cells."""
+        on_progress(ProgressUpdate(cell.key, 0))
+        task = self._ray.remote(_attempt_there).options(
+            name=cell.key, num_cpus=cell.cpus, num_gpus=cell.gpus, max_retries=RETRIES
+        )
+        answer = task.remote(cell.work, str(Path.cwd()))
+        self._running.add(answer)
+        try:
+            return rows_of(self._ray.get(answer))
+        except self._ray.exceptions.RayError as error:
+            if answer not in self._running:
+                raise CancelledError from None  # it was ended with the command: no failure of the cell
+            raise CellError(f"its workers were lost, {RETRIES + 1} of them: {error}") from None
+        finally:
+            self._running.discard(answer)
+
+    def stop(self) -> None:
+        """See `Runner`."""
+        for answer in list(self._running):
+            self._running.discard(answer)
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(answer, force=True)
+
+
+def _attempt_there(work: Work, folder: str) -> list[Row] | CellError:
+    os.chdir(folder)  # a study's own paths may be relative
+    return attempt(work, lambda update: None)
