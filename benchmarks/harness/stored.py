@@ -61,7 +61,6 @@ def take_folder(out: Path, name: str) -> ExitStack:
 
 def _mark(out: Path, name: str) -> None:
     manifest = out / MANIFEST
-    refuse_old_names(out)
     found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
     files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
     if files and not manifest.is_file():
@@ -76,15 +75,6 @@ def _mark(out: Path, name: str) -> None:
         write_atomic(manifest, json.dumps({"name": name}) + "\n")
     elif other != name:
         raise CheckpointError(f"--out: expected a folder of {name!r}, got {str(out)!r} of {other!r}. {ANOTHER_OUT}")
-
-
-def refuse_old_names(out: Path) -> None:
-    """Raises CheckpointError for a folder of version 0.2.0 or before, whose cells would be missed by their names."""
-    if old := next((path for part in ("cells", "runs") for path in (out / part).glob("*[ ,]*")), None):
-        raise CheckpointError(
-            f"{out}: expected results whose names have neither commas nor spaces, got {old.name!r}, as versions up to "
-            "0.2.0 named them. Go on with that version, or choose another folder."
-        )
 
 
 def make_folder(folder: Path) -> None:

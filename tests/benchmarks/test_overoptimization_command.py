@@ -15,11 +15,10 @@ from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
 from alpacafarm_env.benchmarks.overoptimization import plans as overoptimization_plans
-from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
+from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions, reward_models_of
 from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization.page import measured_by
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes, make_plans
-from alpacafarm_env.benchmarks.overoptimization.report import reward_models_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 

@@ -61,18 +61,6 @@ def test_a_measure_without_values_is_said_to_be_missing():
     assert not axis.lines
 
 
-def test_x_may_differ_between_seeds():
-    x = np.array([[0.0, 1.0, 3.0], [0.0, 3.0, 1.0]])
-    (axis,) = draw([Panel("√KL (√nats)", "gold", [Curve("gold", x, VALUES[:2])])], "t").axes
-    bold = next(line for line in axis.lines if line.get_label() == "gold")
-    assert bold.get_xdata().tolist() == [0, 2, 2]
-
-
-def test_png_is_reproducible(tmp_path):
-    first, second = (png(draw([panel()], "t", "n")) for _ in range(2))
-    assert first == second
-
-
 def test_only_what_was_drawn_there_is_removed(tmp_path):
     assert write_png(tmp_path / "a.png", draw([panel()], "t")) == (tmp_path / "a.png").read_bytes()
     (tmp_path / "kept.png").write_bytes((tmp_path / "a.png").read_bytes())
@@ -80,16 +68,6 @@ def test_only_what_was_drawn_there_is_removed(tmp_path):
     (tmp_path / "odd.png").write_bytes(b"no image")
     remove_drawn(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"kept.png", "mine.png", "odd.png"}
-
-
-@pytest.mark.parametrize("every", [5, 1])
-def test_ticks_of_what_counts_stand_at_evaluated_steps(every):
-    x = np.arange(0.0, 31, every) * np.ones((2, 1))
-    figure = draw([Panel("PPO step", "y", [Curve("c", x, x)], whole_x=True)], "t")
-    figure.canvas.draw()
-    ticks = figure.axes[0].get_xticks()
-    assert set(ticks) <= set(x[0])
-    assert 5 < len(ticks) < 13
 
 
 @pytest.mark.parametrize("values", [np.ones((2, 3)), np.array([[1.0, 0.9, 0.0], [1.0, 0.8, 0.1]])])
