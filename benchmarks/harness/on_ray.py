@@ -7,6 +7,7 @@ stores rows. A task whose worker or node is lost is run again, by Ray.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -49,7 +50,7 @@ class OnRay:
         task = self._ray.remote(_attempt_there).options(
             name=cell.key, num_cpus=cell.cpus, num_gpus=cell.gpus, max_retries=RETRIES
         )
-        answer = task.remote(cell.work, str(Path.cwd()))
+        answer = task.remote(self._ray.cloudpickle.dumps(cell.work), str(Path.cwd()), sys.path)
         self._running.add(answer)
         try:
             return rows_of(self._ray.get(answer))
@@ -68,6 +69,11 @@ class OnRay:
                 self._ray.cancel(answer, force=True)
 
 
-def _attempt_there(work: Work, folder: str) -> list[Row] | CellError:
-    os.chdir(folder)  # a study's own paths may be relative
+def _attempt_there(pickled: bytes, folder: str, path: list[str]) -> list[Row] | CellError:
+    """On a node: in the driver's folder, as paths may be relative, and with its modules, one's own among them."""
+    from ray import cloudpickle
+
+    os.chdir(folder)
+    sys.path += [entry for entry in path if entry not in sys.path]
+    work: Work = cloudpickle.loads(pickled)
     return attempt(work, lambda update: None)
