@@ -61,9 +61,9 @@ class Page:
     printed: Sequence[str] = ()
 
     @property
-    def headed(self) -> dict[str, Table]:
-        """Heading -> table."""
-        return {table.title or name.replace("_", " ").capitalize(): table for name, table in self.tables.items()}
+    def headings(self) -> dict[str, str]:
+        """Name of a table -> its heading."""
+        return {name: table.title or name.replace("_", " ").capitalize() for name, table in self.tables.items()}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def publish(study: Study, page: Page) -> None:
     content = html(page, figures, read_manifest(study.out), notes=notes, failures=failures)
     write_atomic(study.out / "report.html", content)
     shown = {name: page.tables[name] for name in page.printed or page.tables if page.tables[name].rows}
-    print("\n\n".join(text_table(table) for table in shown.values()), end="\n\n")
+    for name, table in shown.items():
+        print(f"{page.headings[name]}\n{text_table(table)}\n")
     captions = dict.fromkeys(table.caption for table in shown.values() if table.caption)
     print(*notes, *failures, *(text for text in page.findings if text not in notes), *captions, sep="\n")
     files = ", ".join(["report.html", MANIFEST, *(path.name for path in sorted(study.out.glob("*.csv")))])
