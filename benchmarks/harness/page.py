@@ -95,9 +95,9 @@ def publish(study: Study, page: Page) -> None:
     for name, table in shown.items():
         print(f"{page.headings[name]}\n{text_table(table)}\n")
     captions = dict.fromkeys(table.caption for table in shown.values() if table.caption)
-    print(*notes, *failures, *(text for text in page.findings if text not in notes), *captions, sep="\n")
+    print(*notes, *(text for text in page.findings if text not in notes), *captions, sep="\n")
     files = ", ".join(["report.html", MANIFEST, *(path.name for path in sorted(study.out.glob("*.csv")))])
-    print(f"Written to {study.out}: {files} and {len(figures)} figures (PNG).")
+    print(f"Written to {study.out}: {files} and {len(figures)} figures (PNG).", *failures, sep="\n")
 
 
 def html(
