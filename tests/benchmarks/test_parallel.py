@@ -53,7 +53,7 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
     assert "[100%" in told
 
 
-def test_what_is_stored_counts_before_the_first_cell_begins(tmp_path, capsys):
+def test_stored_cells_count_before_the_first_begins(tmp_path, capsys):
     study = Study(tmp_path, "s", {})
     run_cells(study, work(small=10))
     capsys.readouterr()
@@ -63,7 +63,7 @@ def test_what_is_stored_counts_before_the_first_cell_begins(tmp_path, capsys):
     assert line.startswith("[ 25%, 00:00 passed")
 
 
-def test_a_killed_process_and_an_error_that_cannot_travel_are_reported_and_silence_no_other(tmp_path, capsys):
+def test_a_killed_cell_silences_no_other(tmp_path, capsys):
     study = Study(tmp_path, "s", {})
     rows = run_cells(study, [Cell("bad", die), Cell("worse", refuse), *work(good=200)], processes=2)
     assert len(rows) == 200
@@ -119,7 +119,7 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
     assert time.monotonic() - start < 2
 
 
-def test_what_an_earlier_call_left_done_does_not_count_as_speed(capsys, monkeypatch):
+def test_earlier_calls_do_not_count_as_speed(capsys, monkeypatch):
     now = [100.0]
     for name in ("time.time", "tqdm.std.time"):
         monkeypatch.setattr(name, lambda: now[0])
@@ -135,7 +135,7 @@ def test_what_an_earlier_call_left_done_does_not_count_as_speed(capsys, monkeypa
     assert not any("\r" in line for line in lines)  # no terminal
 
 
-def test_a_long_run_tells_a_log_where_it_is_at_every_step(capsys, monkeypatch):
+def test_a_log_shows_every_step(capsys, monkeypatch):
     now = [100.0]
     for name in ("time.time", "tqdm.std.time"):
         monkeypatch.setattr(name, lambda: now[0])
