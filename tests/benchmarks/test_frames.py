@@ -16,12 +16,12 @@ def test_a_pivot_keeps_the_order_of_the_rows():
 
 
 @pytest.mark.parametrize("rows", [ROWS[:-1], [*ROWS, ROWS[0]]], ids=["missing", "twice"])
-def test_a_pivot_refuses_a_combination_that_is_not_there_once(rows):
+def test_a_pivot_refuses_missing_and_double_rows(rows):
     with pytest.raises(ValueError, match="seed, method"):
         pivot(frame_of(rows), "seed", "method", "gold")
 
 
-def test_an_estimate_counts_the_seeds_that_have_a_value():
+def test_an_estimate_counts_seeds_with_a_value():
     rows = [*ROWS, {"seed": 2, "method": "a", "gold": None}]
     found = estimates(frame_of(rows), ["method"], "gold")
     assert {key: (value.mean, value.num) for key, value in found.items()} == {("b",): (5, 2), ("a",): (5, 2)}

@@ -185,7 +185,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert table.who.tolist() == ["", "x"]
 
 
-def test_markup_in_a_table_is_shown_as_it_is():
+def test_markup_in_a_table_is_shown():
     markdown = pytest.importorskip("markdown")
     cells = ("a_b _c_ *d*", "x | y", "<b>`e`</b> [f](g)", "h\ni")
     text = markdown.markdown(markdown_table(Table(cells, [cells])), extensions=["tables"])

@@ -55,7 +55,7 @@ def test_axes_carry_labels_marks_and_level():
     assert len(axis.collections) == 1
 
 
-def test_a_measure_without_values_is_said_to_be_missing():
+def test_a_measure_without_values_is_missing():
     (axis,) = draw([panel(np.full((2, 3), np.nan))], "t").axes
     assert axis.get_title() == "no value at this level: simulated"
     assert not axis.lines
@@ -71,7 +71,7 @@ def test_only_what_was_drawn_there_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("values", [np.ones((2, 3)), np.array([[1.0, 0.9, 0.0], [1.0, 0.8, 0.1]])])
-def test_the_axis_of_a_share_ends_where_shares_end(values):
+def test_the_axis_ends_where_shares_end(values):
     (axis,) = draw([Panel("x", "y", [Curve("c", STEPS[:2], values, bounds=(0.0, 1.0))])], "t").axes
     low, high = axis.get_ylim()
     assert 0 <= low < high == 1

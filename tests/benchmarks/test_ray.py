@@ -57,7 +57,7 @@ def cluster():
     cluster.shutdown()
 
 
-def test_a_killed_node_changes_no_table_and_nothing_runs_twice(tmp_path, cluster, marks):
+def test_a_killed_node_changes_no_table(tmp_path, cluster, marks):
     (second,) = cluster.worker_nodes
 
     def kill():

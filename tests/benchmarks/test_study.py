@@ -63,7 +63,7 @@ def test_finished_cells_are_not_run_again(tmp_path):
     assert manifest(tmp_path)["seeds"] == [0, 1, 2]
 
 
-def test_a_failing_cell_leaves_the_others_and_status_1(tmp_path, capsys):
+def test_a_failing_cell_leaves_the_others(tmp_path, capsys):
     def fail():
         raise ZeroDivisionError("a reason")
 
