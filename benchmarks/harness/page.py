@@ -18,7 +18,7 @@ from pandas.api.types import is_numeric_dtype
 from ...data.files import write_atomic
 from .plots import remove_drawn, write_png
 from .report import SIMULATION, Table, render, text_table
-from .stored import MANIFEST, read_stored
+from .stored import MANIFEST, flatten, read_stored
 from .study import Study
 
 MOST_SENTENCES = 5
@@ -125,16 +125,9 @@ def html(
     )
 
 
-def settings(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Names and values as text, nested ones as "sizes.num_eval"."""
-    texts: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            texts |= settings(value, f"{before}{key}.")
-        else:
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            texts[before + key] = f"{value:,}" if whole else str(value)
-    return texts
+    return {name: f"{value:,}" if type(value) is int else str(value) for name, value in flatten(config).items()}
 
 
 def _lead(texts: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -103,19 +103,24 @@ def file_name(text: str) -> str:
     return name if plain else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
-    """A sentence for each value that differs; inside nested settings, named "outer.inner"."""
-    found = []
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{within}{key}.")
-        elif old != new and str(old or new).startswith("sha256:"):
-            what = "has changed" if old and new else "is gone" if old else "is new"
-            found.append(f"{within}{key} {what}")
+def flatten(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested values by one name each, "outer.inner"."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return flat
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A sentence for each value that differs, nested ones by their names as of `flatten`."""
+    olds, news, sentences = flatten(before), flatten(now), []
+    for key in {**olds, **news}:
+        old, new = olds.get(key), news.get(key)
+        if old != new and str(old or new).startswith("sha256:"):
+            sentences.append(f"{key} {'has changed' if old and new else 'is gone' if old else 'is new'}")
         elif old != new:
-            found.append(f"{within}{key} was {old!r}, is {new!r}")
-    return found
+            sentences.append(f"{key} was {old!r}, is {new!r}")
+    return sentences
 
 
 def read_stored(
