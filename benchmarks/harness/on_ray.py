@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .runner import Cell, CellError, ProgressFn, ProgressUpdate, Work, attempt, rows_of
+from .cells import Cell, CellError, ProgressFn, ProgressUpdate, Work, attempt, rows_of
 from .study import Row
 
 RETRIES = 3
@@ -23,7 +23,7 @@ RETRIES = 3
 
 
 class OnRay:
-    """A `runner.Runner`, connected to a cluster.
+    """A `cells.Runner`, connected to a cluster.
 
     Args:
         address: As of `ray.init`; "" for the one that RAY_ADDRESS names or that runs on this machine, else a new one.
