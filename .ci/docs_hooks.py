@@ -17,9 +17,8 @@ from mkdocs.plugins import event_priority
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.py")) + [
-    each.stem for each in sorted(ROOT.glob("benchmarks/*.py")) if each.stem != "__init__"
+    each.stem for each in sorted(ROOT.glob("benchmarks/[!_]*.py")) if each.stem != "train"
 ]
-COMMANDS = ("show", "annotate", "evaluate", "annotate-human", "ledger", "export", "merge", "serve", "judge-server")
 
 
 @event_priority(100)  # before mkdocstrings reads its configuration
@@ -39,9 +38,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     sys.path.insert(0, str(ROOT))
     os.environ["COLUMNS"] = "110"
-    told = [("python -m alpacafarm_env " + name, _help("alpacafarm_env.__main__", name)) for name in COMMANDS]
-    told += [(f"python -m alpacafarm_env.benchmarks.{name}", _help(_main_of(name))) for name in STUDIES]
-    return markdown + "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in told)
+    from alpacafarm_env.__main__ import COMMANDS
+
+    commands = [name for name in COMMANDS if name not in ("study", "leaderboard")]
+    texts = [(f"alpacafarm {name}", _help("alpacafarm_env.__main__", *name.split())) for name in commands]
+    texts += [(f"alpacafarm study {name}", _help(_main_of(name))) for name in STUDIES]
+    return markdown + "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in texts)
 
 
 def _main_of(study: str) -> str:

@@ -29,7 +29,7 @@ def merge_folder(folder: str | Path, out: str | Path) -> None:
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         raise CheckpointError(f"{out}: expected a new or empty folder to write the whole model to, found files.")
     dtype = load_config(adapter_base(folder)).dtype or torch.float32
-    facts = {"adapter": Path(folder).resolve().name, "merged": "in float32 by python -m alpacafarm_env merge"}
+    facts = {"adapter": Path(folder).resolve().name, "merged": "in float32 by alpacafarm merge"}
     if adapter_task(folder) != "SEQ_CLS":
         LanguageModel.from_pretrained(folder, dtype=dtype).save(out, merged=True, facts=facts)
         return

@@ -158,7 +158,7 @@ class RewardModeling(Trainer):
         if is_adapter(init) and lora is not None:
             raise CheckpointError(
                 f"{init}: expected a whole model to start an adapter from, got an adapter. Merge it into one first: "
-                "python -m alpacafarm_env merge FOLDER OUT."
+                "alpacafarm merge FOLDER OUT."
             )
         self.tokenizer: Any = load_tokenizer(init)
         with reading(init, "a language model's tokenizer"):

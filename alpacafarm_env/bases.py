@@ -37,7 +37,7 @@ def adapter_base(folder: str | PathLike[str]) -> str:
         raise CheckpointError(
             f"{folder}: expected the base of this adapter at {places}, found no folder there. Move the base there, or "
             f"write its place into {root / ADAPTER_CONFIG} (base_model_name_or_path). An adapter that shall travel "
-            "without its base is merged with it first: python -m alpacafarm_env merge FOLDER OUT."
+            "without its base is merged with it first: alpacafarm merge FOLDER OUT."
         )
     return name
 

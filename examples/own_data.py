@@ -96,7 +96,7 @@ def make_judge(seed: int) -> PreferenceOracle:
 
 
 def evaluate(when: str, agent: SFT | DPO, data: Dataset, options: Options) -> None:
-    """Prints the win rate against the references, and writes the answers for `python -m alpacafarm_env evaluate`."""
+    """Prints the win rate against the references, and writes the answers for `alpacafarm judge evaluate`."""
     asked = data.instructions("eval")
     answers = agent.act(asked)
     found = win_rate(make_oracle({"judge": make_judge(options.seed)}, dataset=data).score(asked, answers))

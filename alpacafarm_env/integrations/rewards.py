@@ -29,6 +29,6 @@ def instruction_of(row: Mapping[str, Any] | None) -> str:
     """What a row's `extra_info` holds for the reward; DataError if it holds no instruction."""
     found = None if row is None else row.get("instruction")
     if not isinstance(found, str):
-        told = "as `python -m alpacafarm_env export --format verl` writes it"
+        told = "as `alpacafarm export --format verl` writes it"
         raise DataError(f"extra_info: expected the text `instruction`, {told}, got {shorten(str(row))}.")
     return found

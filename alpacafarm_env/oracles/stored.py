@@ -1,7 +1,7 @@
 """What is stored and replayed: real judges' judgements, people's labels and ratings, and the references.
 
 A response or a pair that nobody has judged gets no guess: it has no verdict, and the detail `unscored_reason` says so.
-People's labels and ratings are what `python -m alpacafarm_env annotate-human` collects.
+People's labels and ratings are what `alpacafarm annotate-human` collects.
 """
 
 from __future__ import annotations

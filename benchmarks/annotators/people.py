@@ -1,4 +1,4 @@
-"""People's labels, as `python -m alpacafarm_env annotate-human` collects them, by the figures of the simulated judges.
+"""People's labels, as `alpacafarm annotate-human` collects them, by the figures of the simulated judges.
 
 They are about pairs of one's own, so the paper's values stand beside them without a tolerance.
 """
