@@ -1,35 +1,17 @@
-"""For mkdocs: where the API is read from, and the page of all commands.
-
-The mapping of setup.cfg (alpacafarm_env.agents = agents ...) is not seen in a checkout, so mkdocstrings reads a
-throw-away tree of links that has the installed shape.
-"""
+"""For mkdocs: the page of all commands."""
 
 import io
 import os
 import sys
-import tempfile
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mkdocs.plugins import event_priority
-
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(each.parent.name for each in ROOT.glob("benchmarks/*/__main__.py")) + [
     each.stem for each in sorted(ROOT.glob("benchmarks/[!_]*.py")) if each.stem != "train"
 ]
-
-
-@event_priority(100)  # before mkdocstrings reads its configuration
-def on_config(config: Any) -> Any:
-    """Makes the tree, and has mkdocstrings read it."""
-    tree = Path(tempfile.mkdtemp(prefix="alpacafarm-docs-")) / "alpacafarm_env"
-    tree.mkdir()
-    for each in (*(ROOT / "alpacafarm_env").iterdir(), *(ROOT / name for name in ("agents", "wrappers", "benchmarks"))):
-        (tree / each.name).symlink_to(each)
-    config.plugins["mkdocstrings"].config["handlers"]["python"]["paths"] = [str(tree.parent)]
-    return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

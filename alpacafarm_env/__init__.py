@@ -4,16 +4,10 @@ Importing registers the environments' ids and loads neither torch nor transforme
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# In a checkout, agents/, wrappers/ and benchmarks/ are next to this folder; installed, they are in it.
-_root = Path(__file__).resolve().parent.parent
-if (_root / "setup.cfg").is_file() and (_root / "agents" / "__init__.py").is_file():
-    __path__.append(str(_root))
-
-from .envs.registration import register_envs  # noqa: E402  # the path comes first
-from .errors import (  # noqa: E402
+from .envs.registration import register_envs
+from .errors import (
     AlpacaFarmError,
     CheckpointError,
     DataError,
@@ -23,8 +17,8 @@ from .errors import (  # noqa: E402
     UnknownNameError,
     UnscoredError,
 )
-from .instructions import Critique, Demonstration, Instruction, Preference, Rating  # noqa: E402
-from .spaces import UnicodeText  # noqa: E402
+from .instructions import Critique, Demonstration, Instruction, Preference, Rating
+from .spaces import UnicodeText
 
 if TYPE_CHECKING:
     from .data import Dataset, load_dataset
