@@ -140,18 +140,6 @@ SHARED = PoolConfig(
 """The same annotator, drawn alike, but five pairs a request."""
 
 
-def test_a_pair_read_from_the_ledger_was_not_asked(make, pairs):
-    """One pair alone is the same request, whatever number could share it."""
-    rows = cut(pairs, 1)
-    with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
-        first = make(server, SINGLE, prices=PRICES).judge(*rows)
-        verdicts = make(server, SHARED, prices=PRICES).judge(*rows)
-        assert server.stats()["requests"] == 3
-    assert np.isnan(verdicts.scores).all()
-    assert (first.details["cached"].item(), verdicts.details["cached"].item()) == (False, True)
-    assert first.details["cost_usd"].item() > verdicts.details["cost_usd"].item() == 0
-
-
 def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):
     with JudgeServer() as server:
         pool, operations = make(server, SINGLE), []

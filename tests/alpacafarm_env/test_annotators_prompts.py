@@ -127,20 +127,6 @@ def test_any_text_comes_back_and_changes_nothing_around_it(prompt, examples):
     run()
 
 
-@each_prompt
-def test_no_attack_breaks_out_and_none_touches_its_neighbours(prompt):
-    """Each in both positions; and a whole request of each prompt, with its true fences, which is the hardest text."""
-    inner = [render(other, [shown(other, "Say a.", "a", "b")], "completion") for other in PROMPTS]
-    for attack in (*ATTACKS, *inner):
-        rows = [("Name a city.", attack, "Lisbon."), ("Name a city.", "Lisbon.", attack), (attack, "", "x")]
-        items = [shown(prompt, *row) for row in rows]
-        for batch in [items] if prompt.batched else [[item] for item in items]:
-            request = render(prompt, batch, prompt.layout)
-            clean = render(prompt, [shown(prompt, "", "", "")] * len(batch), prompt.layout)
-            assert dissect(request) == (dissect(clean)[0], [*sum(batch, ())])
-            assert read(request, [prompt]) == (prompt.name, batch)
-
-
 def test_a_text_that_holds_the_code_gets_another(monkeypatch):
     """Nobody can find such a text (it would hold its own hash), so the hash is replaced by a count."""
     monkeypatch.setattr(prompts, "_hash", lambda digest, texts, counter: f"{counter:032x}")
