@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, RootModel, model_validator
 
-from ..errors import PoolError
-from .strict_yaml import Strict, check, hint, mistakes_error, read_yaml
+from ..errors import PoolError, did_you_mean
+from .strict_yaml import Strict, check, mistakes_error, read_yaml
 
 Format = Literal["lines", "json", "label", "logprobs", "rating"]
 Layout = Literal["chat", "completion"]
@@ -329,7 +329,7 @@ def load_models(
     if missing := [role for role in wanted if role not in models]:  # a file may hold roles of other pools too
         needed, given = f"the pool's roles are {', '.join(wanted)}", f"given are: {', '.join(models) or 'none'}"
         unknown = [name for name in models if name not in {*wanted, *ROLES}]
-        mistakes = [f"{name}: unknown role.{hint(name, wanted)}" for name in unknown]
+        mistakes = [str(did_you_mean("role", name, wanted)) for name in unknown]
         raise mistakes_error(where, mistakes + [f"{role}: missing; {needed}, {given}." for role in missing])
     return {role: models[role] for role in wanted}
 
@@ -357,6 +357,6 @@ def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Pat
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return (relative_to / Path(text).expanduser()).resolve()
     if text not in names(folder):
-        options = hint(text, names(folder))
-        raise PoolError(f"Unknown name {text!r} in {folder}.{options} Or give the path of a .yaml file.")
+        unknown = did_you_mean(folder.removesuffix("s"), text, names(folder))
+        raise PoolError(f"{unknown} Or give the path of a .yaml file.")
     return _FOLDER / folder / f"{text}.yaml"

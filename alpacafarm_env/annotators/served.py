@@ -339,8 +339,8 @@ class ServedPool(NoDeepCopy):
         )
         self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
         self.prices = Prices.load({**prices_in(roles.values()), **(prices or {})})
-        self._budget_usd, self._client_config = budget_usd, client_config or ClientConfig()
-        self._pace = Pace(float(self._client_config.max_concurrency))
+        self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
+        self._pace = Pace(float(self.client_config.max_concurrency))
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """The answer to each question, one call for all.
@@ -374,10 +374,10 @@ class ServedPool(NoDeepCopy):
         """A client for one call, which goes on at the pace that those before it have found."""
         return Client(
             self.endpoint,
-            config=self._client_config,
+            config=self.client_config,
             ledger=self.ledger,
             prices=self.prices,
-            budget_usd=self._budget_usd,
+            budget_usd=self.budget_usd,
             pace=self._pace,
         )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..errors import PoolError
+from ..errors import PoolError, did_you_mean
 
 MAX_BYTES = 1 << 16
 """A file of annotators is a few kilobytes. The limit bounds the time to read one, too."""
@@ -90,13 +89,6 @@ def mistakes_error(where: object, mistakes: Sequence[str]) -> PoolError:
     return PoolError(f"{where}: {count}:" + "".join(f"\n  {mistake}" for mistake in mistakes))
 
 
-def hint(name: object, options: Iterable[str]) -> str:
-    """To follow an unknown name: " Did you mean 'x'? There are: ..."."""
-    names = list(options)
-    close = get_close_matches(str(name)[:100], names, n=1)
-    return (f" Did you mean {close[0]!r}?" if close else "") + f" There are: {', '.join(names)}."
-
-
 def _mistake(model: type[BaseModel], details: Any) -> str:
     *_, last = place = tuple(details["loc"]) or ("",)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")[:200]
@@ -105,9 +97,8 @@ def _mistake(model: type[BaseModel], details: Any) -> str:
         case "extra_forbidden":
             schema = model.model_json_schema()
             parts = [schema, *schema.get("$defs", {}).values()]
-            return (
-                f"{field}: unknown field.{hint(last, dict.fromkeys(n for p in parts for n in p.get('properties', ())))}"
-            )
+            names = dict.fromkeys(name for part in parts for name in part.get("properties", ()))
+            return f"{field}: {did_you_mean('field', str(last)[:100], names)}"
         case "missing":
             return f"{field}: missing."
         case "value_error":

@@ -146,7 +146,7 @@ NO_POOL = {  # a part of what is said -> files
     "flip: .*True": ["name: mine\nannotators_of: eval\nflip: yes"],
     "got 1": ["name: mine\n1: 2\nannotators_of: eval"],
     "mapping": ["- 1\n" * 16_000],
-    "unknown field": ["? " + "x" * 60_000 + "\n: 1\nname: mine\nannotators_of: eval"],
+    "Unknown field": ["? " + "x" * 60_000 + "\n: 1\nname: mine\nannotators_of: eval"],
     "65536 bytes": ["#" * (strict_yaml.MAX_BYTES + 1)],
     "quick": [f"name: mine\nannotators: [{json.dumps(GOOD)}, {json.dumps(GOOD)}]"],
 }
@@ -167,7 +167,7 @@ def test_files_that_are_no_text(tmp_path):
     path.write_bytes(b"name: \xff\xfe")
     assert "expected YAML" in _error(load_pool, path)
     assert "cannot be read (Is a directory)" in _error(load_pool, tmp_path)
-    assert "Unknown name 'alpaca_frm' in pools. Did you mean 'alpaca_farm'?" in _error(load_pool, "alpaca_frm")
+    assert "Unknown pool 'alpaca_frm'. Did you mean 'alpaca_farm'?" in _error(load_pool, "alpaca_frm")
 
 
 NO_PROMPT = {  # the same, of prompts that do not hold together

@@ -129,9 +129,9 @@ def test_what_changes_the_answers_is_another_study(tmp_path):
 @pytest.mark.parametrize(
     ("url", "more", "said"),
     [
-        ("http://127.0.0.1:9/v1", ("--pool", "evl"), "Unknown name 'evl'"),
+        ("http://127.0.0.1:9/v1", ("--pool", "evl"), "Unknown pool 'evl'"),
         ("http://127.0.0.1:9/v1", ("--models", "sandbx"), "Did you mean 'sandbox'?"),
-        ("http://127.0.0.1:9/v1", ("--models", "MODELS"), "chatgtp: unknown role. Did you mean 'chatgpt'?"),
+        ("http://127.0.0.1:9/v1", ("--models", "MODELS"), "Unknown role 'chatgtp'. Did you mean 'chatgpt'?"),
         ("http://127.0.0.1:9/v1", ("--models", "openai", "--model", "m"), "Give models or model, not both"),
         ("http://127.0.0.1:9/v1", ("--model", "m", "--budget-usd", "1"), "got 'm', which has none. A --models file"),
         ("http://127.0.0.1:9/v1", ("--ledger", "."), "ledger"),
