@@ -91,7 +91,7 @@ class LivePool:
         return make_pool(self.pool, **{name: getattr(self, name) for name in PASSED}, seed=seed, **more)
 
     @cached_property
-    def config(self) -> PoolConfig:
+    def pool_config(self) -> PoolConfig:
         """The pool as in its file; PoolError if that is missing or malformed."""
         from ...annotators.config import load_pool
 
@@ -103,20 +103,20 @@ class LivePool:
         from ...annotators.config import load_models
         from ...annotators.pool import model_spec
 
-        return load_models(model_spec(self.models, self.model), self.config.roles)
+        return load_models(model_spec(self.models, self.model), self.pool_config.roles)
 
     @property
     def name(self) -> str:
         """The pool's name in the table, which none of its annotators has there."""
-        taken = {member.name for member in self.config.annotators}
-        return f"{LEVEL} {self.config.name}{' (pool)' if self.config.name in taken and len(taken) > 1 else ''}"
+        taken = {member.name for member in self.pool_config.annotators}
+        return f"{LEVEL} {self.pool_config.name}{' (pool)' if self.pool_config.name in taken and len(taken) > 1 else ''}"
 
     @property
     def like(self) -> str:
         """The judge of the paper that has the pool's structure, "" for none."""
-        if len(self.config.annotators) > 1:
-            return PAPERS_POOLS.get(self.config.flip, "")
-        return "sim_gpt4" if self.config.annotators[0].temperature == 0 and self.config.flip == 0 else ""
+        if len(self.pool_config.annotators) > 1:
+            return PAPERS_POOLS.get(self.pool_config.flip, "")
+        return "sim_gpt4" if self.pool_config.annotators[0].temperature == 0 and self.pool_config.flip == 0 else ""
 
     @property
     def host(self) -> str:
@@ -128,7 +128,7 @@ class LivePool:
         from ...annotators.config import load_prompt
         from ...llm.requests import content_key
 
-        pool = self.config
+        pool = self.pool_config
         members = [
             {**member.model_dump(mode="json", exclude={"prompt"}), "prompt": load_prompt(member.prompt).digest}
             for member in pool.annotators
