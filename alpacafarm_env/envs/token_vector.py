@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from .infos import Columns, merge, scatter
 from .rendering import Episode, Frame
 from .scoring import instruction_columns
-from .token import TokenEnv
-from .token_text import Observation, Tokens
+from .token import Observation, TokenEnv, Tokens
 from .vector import InstructionVectorEnv, Seeds, Slots
 
 if TYPE_CHECKING:

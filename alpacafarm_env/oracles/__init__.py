@@ -3,7 +3,7 @@
 from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
-from .judges import BothOrders, Flip, HigherReward, Pool, WinRate
+from .judges import BothOrders, Flip, HigherReward, WinRate
 from .registry import make_judge, make_oracle
 from .reward_model import RewardModel
 from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References, rated
@@ -20,7 +20,6 @@ __all__ = [
     "HumanRatings",
     "MicroBatched",
     "OracleError",
-    "Pool",
     "PreferenceOracle",
     "Recorded",
     "RecordedJudge",

@@ -1,6 +1,6 @@
-"""Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders, joins a pool.
+"""Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders.
 
-They nest: `WinRate(Flip(Pool(annotators), p=0.25), references)` is AlpacaFarm's training reward.
+They nest: `WinRate(Flip(judge, p=0.25), references)` of a pool of annotators is AlpacaFarm's training reward.
 
 Randomness is keyed on (seed, instruction, unordered pair of responses): a noisy judge that is asked again answers the
 same; asked with the pair swapped, P becomes 1 - P exactly. (The released AlpacaFarm keys its noise on the instruction
@@ -174,41 +174,6 @@ def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
     if key == UNSCORED_REASON:
         return np.where(forth == "", back, forth)
     return np.logical_and(forth, back) if forth.dtype == np.bool_ else forth
-
-
-class Pool(DetailedJudge):
-    """A pool of annotators: each pair goes to one of them, drawn uniformly by (seed, instruction, unordered pair).
-
-    Each is asked at most once a batch, and only about its own rows. Adds the detail `annotator`.
-    """
-
-    def __init__(self, annotators: Sequence[PreferenceOracle], *, name: str = "pool", seed: int = 0) -> None:
-        names = [annotator.name for annotator in annotators]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"A pool needs one or more annotators with different names, got {names!r}.")
-        self.annotators = tuple(annotators)
-        self.paid = is_paid(*annotators)
-        self.name = name
-        self.seed = seed
-        self.blank: dict[str, Any] = {}
-        for annotator in annotators:
-            self.blank |= blank_of(annotator)
-        self.blank["annotator"] = ""
-
-    def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
-        """P(b preferred) by the annotator drawn for each pair, [B]."""
-        drawn = keyed_uniforms(self.seed, "annotator", _unordered(instructions, a, b))
-        member = np.floor(drawn * len(self.annotators)).astype(np.int64)
-        scores = np.full(len(instructions), np.nan)
-        details: dict[str, NDArray[Any]] = {}
-        for index, annotator in enumerate(self.annotators):
-            rows = member == index
-            verdicts = compare(annotator, *_take((instructions, a, b), rows))
-            scores[rows] = verdicts.scores
-            for key, values in place(verdicts.details, rows, self.blank).items():
-                details[key] = np.where(rows, values, details[key]) if key in details else values
-        names = np.array([annotator.name for annotator in self.annotators])
-        return Verdicts(scores, details).with_detail("annotator", names[member])
 
 
 def _ask_some(judge: PreferenceOracle, batch: Batch, rows: NDArray[np.bool_], otherwise: ArrayLike) -> Verdicts:

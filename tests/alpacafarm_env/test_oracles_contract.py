@@ -13,7 +13,6 @@ from alpacafarm_env.oracles import (
     Ensemble,
     Flip,
     OracleError,
-    Pool,
     PreferenceOracle,
     Recorded,
     RecordedJudge,
@@ -77,8 +76,7 @@ JUDGES = {
     "plain": Plain,
     "flip": lambda: Flip(LongerWins(), 0.25, seed=3),
     "both_orders": lambda: BothOrders(LongerWins()),
-    "pool": lambda: Pool([LongerWins("one"), Plain(), LongerWins("two")], seed=1),
-    "nested": lambda: Flip(BothOrders(Pool([LongerWins("one"), LongerWins("two")])), 0.1),
+    "nested": lambda: Flip(BothOrders(LongerWins()), 0.1),
     "recorded": lambda: RecordedJudge(Stored()),
 }
 ORACLES = {

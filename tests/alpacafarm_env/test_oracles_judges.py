@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.oracles import BothOrders, Flip, Pool, Recorded, RecordedJudge, Verdicts, WinRate, compare, judge
+from alpacafarm_env.oracles import BothOrders, Flip, Recorded, RecordedJudge, Verdicts, WinRate, compare, judge
 from alpacafarm_env.oracles.stored import NEVER_JUDGED, NO_CLEAR_VERDICT, NO_REFERENCE_IN_PAIR
 
 N = 20_000
@@ -110,23 +110,6 @@ def test_both_orders_cancel_a_liking_for_one_position_in_one_call(p, score):
     assert verdicts.details["cost_usd"].tolist() == [1.0, 1.0, 1.0]
     (rows,) = referee.rows
     assert rows[3:] == [(i, b, a) for i, a, b in rows[:3]]
-
-
-def test_a_pool_spreads_pairs_evenly_and_asks_each_member_once():
-    members = [Costly(0.0, "no"), Costly(0.5, "perhaps"), Judge(1.0, "yes")]
-    verdicts = compare(Pool(members, seed=2), INSTRUCTIONS, A, B)
-    for member, p, cost in zip(members, (0.0, 0.5, 1.0), (0.5, 0.5, 0.0), strict=True):
-        own = verdicts.details["annotator"] == member.name
-        assert close(own.mean(), 1 / 3)
-        assert (verdicts.scores[own] == p).all()
-        assert (verdicts.details["cost_usd"][own] == cost).all()
-        assert len(member.rows) == 1
-
-
-@pytest.mark.parametrize("members", [[], [Judge(), Judge()]])
-def test_a_pool_needs_members_with_names_of_their_own(members):
-    with pytest.raises(ValueError, match="different names"):
-        Pool(members)
 
 
 @pytest.mark.parametrize("name", ["sim_eval", "sim_ann", "human"])
