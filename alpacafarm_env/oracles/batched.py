@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from ..errors import BudgetExceededError, OutageError
@@ -36,24 +37,27 @@ class MicroBatched(DetailedOracle):
         self.calls = 0
         """Calls of the oracle so far."""
         self._changed = threading.Condition()
-        self._waiting: list[_Asked] = []  # the first of them asks next, unless `_busy`
+        self._waiting: list[_Query] = []  # the first of them asks next, unless `_busy`
         self._busy = False
         self._last = 1
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """The oracle's answer to these rows, whatever else it is asked in the same call."""
-        mine = _Asked(instructions, responses)
+        mine = _Query(instructions, responses)
         with self._changed:
             self._waiting.append(mine)
             self._changed.notify_all()
-            leads, self._busy = not self._busy, True
         try:
-            if not leads:
-                mine.turn.wait()
-            if mine.answer is None:
+            with self._changed:
+                self._changed.wait_for(lambda: mine.answer or (not self._busy and self._waiting[0] is mine))
+                leads = mine.answer is None
+                self._busy |= leads
+            if leads:
                 self._lead()
-        except BaseException:
-            self._leave(mine, leads or mine.turn.is_set())
+        except BaseException:  # a thread that was interrupted asks no more
+            with self._changed:
+                self._waiting = [query for query in self._waiting if query is not mine]
+                self._changed.notify_all()
             raise
         assert mine.answer is not None
         if isinstance(mine.answer, Exception):
@@ -61,87 +65,63 @@ class MicroBatched(DetailedOracle):
         return mine.answer
 
     def _lead(self) -> None:
-        """Asks for the first who wait, then hands over to the first of the others."""
-        taken: list[_Asked] = []
+        """Asks for the first who wait, and answers each as soon as that can be done."""
+        batch: list[_Query] = []
         try:
-            taken = self._take()
-            self._ask(taken)
+            with self._changed:
+                self._changed.wait_for(self._enough, self.wait_s)
+                batch = self._take()
+            error = self._ask(batch)
+            for query in batch if error else ():
+                alone = error if len(batch) == 1 or isinstance(error, _DOWN) else self._ask([query])
+                if alone is not None:
+                    self._answer(query, alone)
         except BaseException as error:
-            for asked in taken:
-                asked.end(OracleError(f"A call of oracle {self.name!r} was ended by {type(error).__name__}."))
+            for query in batch:
+                self._answer(query, OracleError(f"A call of oracle {self.name!r} was ended by {type(error).__name__}."))
             raise
         finally:
-            self._last = len(taken)
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        with self._changed:
-            self._busy = bool(self._waiting)
-            if self._waiting:
-                self._waiting[0].turn.set()
-
-    def _leave(self, mine: _Asked, leads: bool) -> None:
-        """A thread that was interrupted asks no more; if it was its turn, it is the next one's."""
-        with self._changed:
-            left = mine in self._waiting
-            if left:
-                self._waiting.remove(mine)
-        if left and leads:
-            self._hand_over()
-
-    def _take(self) -> list[_Asked]:
-        with self._changed:
-            self._changed.wait_for(self._enough, self.wait_s)
-            rows, count = 0, 0
-            for asked in self._waiting:
-                rows += asked.rows
-                if count and rows > self.max_rows:
-                    break
-                count += 1
-            taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        return taken
+            with self._changed:
+                self._last, self._busy = len(batch), False
+                self._changed.notify_all()
 
     def _enough(self) -> bool:
-        return len(self._waiting) >= self._last or sum(asked.rows for asked in self._waiting) >= self.max_rows
+        return len(self._waiting) >= self._last or sum(query.rows for query in self._waiting) >= self.max_rows
 
-    def _ask(self, taken: Sequence[_Asked]) -> None:
-        """Answers each, as soon as that can be done."""
-        failed = self._try(taken)
-        if failed is None:
-            return
-        for asked in taken:
-            error = failed if len(taken) == 1 or isinstance(failed, _DOWN) else self._try([asked])
-            if error is not None:
-                asked.end(error)
+    def _take(self) -> list[_Query]:
+        """The first who wait, with at most `max_rows` together, or one with more."""
+        totals = list(accumulate(query.rows for query in self._waiting))
+        count = max(1, sum(total <= self.max_rows for total in totals))
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
-    def _try(self, taken: Sequence[_Asked]) -> Exception | None:
+    def _ask(self, batch: Sequence[_Query]) -> Exception | None:
         """Asks once for all of them; the error if that fails, which they are not told yet."""
         self.calls += 1
         try:
-            instructions, responses = ([text for asked in taken for text in asked.batch[side]] for side in (0, 1))
-            verdicts, start = judge(self.oracle, instructions, responses), 0
+            columns = ([text for query in batch for text in query.batch[side]] for side in (0, 1))
+            verdicts, start = judge(self.oracle, *columns), 0
         except Exception as error:  # noqa: BLE001 -- raised again by the threads that asked
             return error
-        for asked in taken:
-            part = slice(start, start + asked.rows)
+        for query in batch:
+            part = slice(start, start + query.rows)
             details = {key: values[part] for key, values in verdicts.details.items()}
-            asked.end(Verdicts(verdicts.scores[part], details))
+            self._answer(query, Verdicts(verdicts.scores[part], details))
             start = part.stop
         return None
 
+    def _answer(self, query: _Query, answer: Verdicts | Exception) -> None:
+        """Gives the answer, unless there is one."""
+        with self._changed:
+            query.answer = query.answer or answer
+            self._changed.notify_all()
 
-class _Asked:
-    """What one thread asks, and the answer or error; `turn` is set when it has that or may ask."""
+
+class _Query:
+    """What one thread asks, and the answer or error."""
 
     def __init__(self, instructions: Sequence[str], responses: Sequence[str]) -> None:
         if len(instructions) != len(responses):
             raise ValueError(f"Expected as many instructions as responses, got {len(instructions)}, {len(responses)}.")
         self.batch, self.rows = (tuple(instructions), tuple(responses)), len(responses)
         self.answer: Verdicts | Exception | None = None
-        self.turn = threading.Event()
-
-    def end(self, answer: Verdicts | Exception) -> None:
-        """Gives the answer, unless there is one."""
-        if self.answer is None:
-            self.answer = answer
-            self.turn.set()

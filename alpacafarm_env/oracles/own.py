@@ -67,41 +67,38 @@ class Own(Spec):
     _value: Any = None
 
     @model_validator(mode="after")
-    def _check_it(self) -> Self:
-        value, options = self._look_up()
+    def _look_up(self) -> Self:
+        value = self._value = find_attribute(self.kind.capitalize(), self.name)
         if is_object(value, self.kind):
-            if options:
-                raise TypeError(f"{self.name!r} is an object and takes no keywords, got {', '.join(options)}.")
-        elif not callable(value) or (
-            isinstance(value, type) and not callable(getattr(value, METHODS[self.kind], None))
-        ):
+            if self.model_extra:
+                raise TypeError(f"{self.name!r} is an object and takes no keywords, got {', '.join(self.model_extra)}.")
+            return self
+        if not callable(value) or (isinstance(value, type) and not hasattr(value, METHODS[self.kind])):
             raise self._no_such(value)
-        else:
-            place = dict.fromkeys(inspect.signature(value).parameters.keys() & {"dataset", "seed"}, 0)
-            keywords_of(value, *self._batch(value)).model_validate(place | options)
+        keywords_of(value, *self._batch()).model_validate(self._arguments(None, 0))
         return self
-
-    def _look_up(self) -> tuple[Any, dict[str, Any]]:
-        self._value = find_attribute(self.kind.capitalize(), self.name)
-        return self._value, self.model_extra or {}
 
     def _state(self) -> list[Any]:
         return [id(self._value)]
 
-    def _batch(self, value: Any) -> list[str]:
+    def _batch(self) -> list[str]:
         """The parameters of a function that scores, [] for what makes an oracle."""
-        names = [*inspect.signature(value).parameters][:2]
+        names = [*inspect.signature(self._value).parameters][:2]
         return names if self.kind == "oracle" and names == ["instructions", "responses"] else []
 
-    def _make(self, dataset: Dataset, seed: int) -> Any:
-        value, options = self._look_up()
-        if is_object(value, self.kind):
-            return value
-        if self._batch(value):
-            return FunctionOracle(partial(value, **options), name=self.name.partition(":")[2])
+    def _arguments(self, dataset: Any, seed: int) -> dict[str, Any]:
         place = {"dataset": dataset, "seed": seed}
+        wanted = place.keys() & inspect.signature(self._value).parameters
+        return {key: place[key] for key in wanted} | (self.model_extra or {})
+
+    def _make(self, dataset: Dataset, seed: int) -> Any:
+        if is_object(self._value, self.kind):
+            return self._value
+        arguments = self._arguments(dataset, seed)
+        if self._batch():
+            return FunctionOracle(partial(self._value, **arguments), name=self.name.partition(":")[2])
         try:
-            made = value(**{key: place[key] for key in place.keys() & inspect.signature(value).parameters} | options)
+            made = self._value(**arguments)
         except AlpacaFarmError:
             raise
         except Exception as error:
