@@ -8,15 +8,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..instructions import Instruction
-from ..pretrained import cache_keyword, load_model, load_tokenizer
+from ..oracles.policies import LANGUAGE_MODEL
+from ..plugins import find_attribute
 from ..seeding import keyed_rng
 from . import gold
 from .dataset import ASSETS, Sandbox
@@ -87,33 +86,14 @@ def sample(folder: Path, instructions: Sequence[str], *, temperature: float, see
             "python -m alpacafarm_env.benchmarks.build_sandbox --install."
         )
     import torch
-    from transformers import DynamicCache
 
-    tokenizer = load_tokenizer(folder, local_files_only=True)
-    model, _ = load_model("AutoModelForCausalLM", folder, dtype=torch.float32, local_files_only=True)
-    template = load_template(folder, tokenizer)
-    responses = []
-    for instruction in instructions:
-        rng, tokens = keyed_rng(seed, "show response", str(instruction)), list[int]()
-        cache: Any = {cache_keyword(model): DynamicCache()}
-        (unread,) = template.encode_prompts(tokenizer, [instruction])
-        while len(tokens) < MAX_TOKENS:
-            with torch.inference_mode():
-                output = model(torch.tensor([unread]), use_cache=True, **cache)
-            token = _draw(output.logits[0, -1].double().numpy(), temperature, rng)
-            if token == tokenizer.eos_token_id:
-                break
-            tokens.append(token)
-            unread = [token]
-        responses.append(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    return tuple(responses)
-
-
-def _draw(logits: NDArray[np.float64], temperature: float, rng: np.random.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    shares = np.exp((logits - logits.max()) / temperature).cumsum()
-    return int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+    # Each instruction has numbers of its own, so that a larger `num` only adds pages.
+    draws = [keyed_rng(seed, "show response", str(instruction)).random(MAX_TOKENS) for instruction in instructions]
+    model = find_attribute("Policy", LANGUAGE_MODEL).from_pretrained(folder, device="cpu")
+    uniforms = torch.from_numpy(np.array(draws))
+    sampled = model.generate(instructions, generator=uniforms, temperature=temperature, max_new_tokens=MAX_TOKENS)
+    texts: tuple[str, ...] = sampled.texts
+    return texts
 
 
 def check_temperature(temperature: float) -> float:
