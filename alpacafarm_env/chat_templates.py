@@ -290,14 +290,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]])
     return encoded
 
 
-def _parsed(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts in which special tokens count, with nothing added."""
-    if not texts:
-        return []
-    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=False, verbose=False)[
-        "input_ids"
-    ]
-    return rows
+_parsed = partial(tokens_of, special=True)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -127,16 +127,18 @@ def warn_no_place() -> None:
     )
 
 
-def tokens_of(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False) -> list[list[int]]:
+def tokens_of(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, around: bool = False, special: bool = False
+) -> list[list[int]]:
     """Token ids of texts in which special tokens are letters: "</s>" in somebody's text ends nothing.
 
-    With `around`, the tokenizer adds what it puts around every text (BOS, EOS).
+    With `special` they count, as in a template's own text; with `around`, the tokenizer adds what it puts around every
+    text (BOS, EOS).
     """
     if not texts:
         return []
-    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=around, split_special_tokens=True, verbose=False)[
-        "input_ids"
-    ]
+    options = {"add_special_tokens": around, "split_special_tokens": not special, "verbose": False}
+    rows: list[list[int]] = tokenizer(list(texts), **options)["input_ids"]
     return rows
 
 

@@ -12,7 +12,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -326,9 +325,3 @@ def test_stable_baselines3_makes_it_by_its_id_and_checks_it_without_a_warning():
     assert all_differ(env.get_images()[:2])
     made = gym.make("AlpacaFarm-Token-v0", oracle="constant", render_mode="rgb_array", disable_env_checker=True)
     sb3_check_env(made.unwrapped, skip_render_check=False)
-
-
-def test_stable_baselines3_takes_the_id_and_its_frames():
-    agent = PPO("MultiInputPolicy", "AlpacaFarm-Token-v0", n_steps=4, batch_size=4, n_epochs=1, device="cpu", seed=0)
-    agent.learn(4)
-    assert is_frame(agent.get_env().get_images()[0])
