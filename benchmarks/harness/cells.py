@@ -58,7 +58,7 @@ class Cell:
         key: The name it is stored under.
         work: What it does.
         weight: Its units of work.
-        cpus, gpus: What it takes of a Ray cluster's; gpus may be a share of one.
+        cpus, gpus: What it takes of a Ray cluster's; gpus may be a share of one, and are 0 where a cluster has none.
     """
 
     key: str

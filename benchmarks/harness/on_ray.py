@@ -43,12 +43,14 @@ class OnRay:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise DataError(f"--ray {address}: expected the address of a Ray cluster, got {error}") from error
         self._ray, self._running = ray, set[Any]()
+        self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
 
     def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
         """See `Runner`; progress is told of whole cells."""
         on_progress(ProgressUpdate(cell.key, 0))
+        gpus = cell.gpus if self._has_gpus else 0  # without any it would wait for ever; on CPUs it takes longer
         task = self._ray.remote(_attempt_there).options(
-            name=cell.key, num_cpus=cell.cpus, num_gpus=cell.gpus, max_retries=RETRIES
+            name=cell.key, num_cpus=cell.cpus, num_gpus=gpus, max_retries=RETRIES
         )
         answer = task.remote(self._ray.cloudpickle.dumps(cell.work), str(Path.cwd()), sys.path)
         self._running.add(answer)

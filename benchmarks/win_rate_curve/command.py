@@ -26,7 +26,8 @@ def run(options: WinRateCurveOptions) -> int:
     from ...agents.processes import Processes
 
     world = Processes()
-    cells = [Cell(plan.cell, partial(run_seed, plan), plan.units_done(plan.steps)) for plan in plans]
+    gpus = 0 if options.policy == "sandbox" else 1
+    cells = [Cell(plan.cell, partial(run_seed, plan), plan.units_done(plan.steps), gpus=gpus) for plan in plans]
     if not world.is_main:
         return follow(world, cells)
     check_inputs(plans[0])
