@@ -1,1 +1,1 @@
-"""What every study shares: cells and their storage, one runner, options, statistics, plots, report."""
+"""The ground of every study: cells and their storage, one runner, options, statistics, plots, the page."""

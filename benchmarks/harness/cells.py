@@ -24,7 +24,7 @@ class ProgressUpdate:
 
 
 class CellError(Exception):
-    """What failed in a cell, as text: errors themselves cannot always travel between processes.
+    """A failure in a cell, as text: errors themselves cannot always travel between processes.
 
     Attributes:
         trace: The traceback, of an unexpected error.
@@ -37,7 +37,7 @@ class CellError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> CellError:
-        """What the error says."""
+        """The text of an error."""
         if isinstance(error, CellError):
             return error
         if isinstance(error, AlpacaFarmError):
@@ -47,7 +47,7 @@ class CellError(Exception):
 
 ProgressFn = Callable[[ProgressUpdate], None]
 Work = Callable[[ProgressFn], Sequence[Row]]
-"""What a cell does: a module's function, or a `functools.partial` of one, so that another process can be sent it."""
+"""The work of a cell: a module's function, or a `functools.partial` of one, so that another process can be sent it."""
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ class Estimate:
     @classmethod
     def of(cls, values: Array, bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
         """Of values [S], one a seed, NaN where a seed failed; for `bounds` see `statistics.interval`."""
-        known = values[np.isfinite(values)]
-        if not len(known):
+        finite = values[np.isfinite(values)]
+        if not len(finite):
             return cls(Interval(math.nan, math.nan, math.nan, 0), math.nan)
         error = math.nan
-        if len(known) > 1:
+        if len(finite) > 1:
             # The computed mean of equal values may be off by a rounding, which would give them a spread.
-            error = float(known.std(ddof=1) / math.sqrt(len(known))) if np.ptp(known) > 0 else 0.0
-        return cls(interval(known, bounds=bounds), error)
+            error = float(finite.std(ddof=1) / math.sqrt(len(finite))) if np.ptp(finite) > 0 else 0.0
+        return cls(interval(finite, bounds=bounds), error)
 
     @property
     def mean(self) -> float:
@@ -80,8 +80,8 @@ def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values:
     counts = frame.groupby(keys, sort=False).size().unstack()
     if len(frame) and (wrong := counts[counts.ne(1).any(axis=1)]).size:
         raise ValueError(f"expected one row for each {', '.join(keys)}, got these numbers of rows:\n{wrong}")
-    found = frame.pivot(index=keys[:-1], columns=columns, values=values)
-    return found.reindex(index=counts.index, columns=frame[columns].unique())
+    table = frame.pivot(index=keys[:-1], columns=columns, values=values)
+    return table.reindex(index=counts.index, columns=frame[columns].unique())
 
 
 def estimates(
@@ -123,9 +123,9 @@ def holm(values: Sequence[Array], level: float = 0.05) -> list[bool]:
     """
     from scipy import stats
 
-    found = [Estimate.of(each) for each in values]
+    means = [Estimate.of(each) for each in values]
     chances = np.array(
-        [2 * stats.t.sf(abs(each.ratio), each.num - 1) if each.standard_error > 0 else each.mean == 0 for each in found]
+        [2 * stats.t.sf(abs(each.ratio), each.num - 1) if each.standard_error > 0 else each.mean == 0 for each in means]
     )
     order = np.argsort(chances)
     passed = chances[order] <= level / np.arange(len(order), 0, -1)
@@ -197,15 +197,15 @@ class Bootstrap:
         # How often each instruction was drawn: with resamples as rows of weights, all means are one matrix product.
         places = (drawn + size * np.arange(num)[:, None]).ravel()
         counts = np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
-        found = {}
+        rates = {}
         for name, seeds in credits.items():
             table = np.stack(seeds, axis=1)
-            known = ~np.isnan(table)
+            judged = ~np.isnan(table)
             with np.errstate(invalid="ignore"):
-                means = (counts @ np.where(known, table, 0)) / (counts @ known.astype(np.float64))
+                means = (counts @ np.where(judged, table, 0)) / (counts @ judged.astype(np.float64))
             chosen = keyed_rng(seed, "method ranking", "seeds", name).integers(0, len(seeds), (num, len(seeds)))
-            found[name] = 100 * np.take_along_axis(means, chosen, axis=1).mean(axis=1)
-        return cls(found)
+            rates[name] = 100 * np.take_along_axis(means, chosen, axis=1).mean(axis=1)
+        return cls(rates)
 
 
 def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap) -> Agreement | None:
@@ -267,16 +267,16 @@ def kendall_rows(x: Array, y: Array) -> Array:
 
 
 def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
-    """Percentiles, NaN left out: of the ends of the middle 95 %, or others in [0, 100]; NaN where nothing is known."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    """Percentiles, NaN left out: of the ends of the middle 95 %, or others in [0, 100]; NaN where nothing is left."""
+    finite = values[~np.isnan(values)]
+    if not len(finite):
         return [math.nan] * len(at)
-    return [float(value) for value in np.percentile(known, at)]
+    return [float(value) for value in np.percentile(finite, at)]
 
 
 def _cosine(one: Array, two: Array) -> Array:
     """Cosine of the angle between rows; NaN where a row is zero."""
     squares = (one**2).sum(axis=1) * (two**2).sum(axis=1)
-    found = np.full(len(one), np.nan)
-    np.divide((one * two).sum(axis=1), np.sqrt(squares), out=found, where=squares > 0)
-    return found
+    cosines = np.full(len(one), np.nan)
+    np.divide((one * two).sum(axis=1), np.sqrt(squares), out=cosines, where=squares > 0)
+    return cosines

@@ -48,8 +48,10 @@ def coefficient_text(value: Coefficient) -> str:
 
 def seeds_text(numbers: Iterable[int]) -> str:
     """For instance "3 to 5 seeds"."""
-    found = sorted(set(numbers))
-    return f"{found[0]} to {found[-1]} seeds" if len(found) > 1 else f"{found[0]} seed{'s' if found[0] != 1 else ''}"
+    counts = sorted(set(numbers))
+    return (
+        f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' if counts[0] != 1 else ''}"
+    )
 
 
 _TEMPLATES = Environment(

@@ -1,4 +1,4 @@
-"""What a study is made from, known by its content: other weights or data in the same folder are another study."""
+"""The sources of a study, known by their content: other weights or data in the same folder are another study."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from ...folders import Content, hash_folder, hash_model
 from ...sandbox.dataset import ASSETS
 
 Sources = Mapping[str, Callable[[], Content]]
-"""What users call a source ("--policy") -> its present content."""
+"""The name of a source ("--policy") -> its present content."""
 
 
 def data_content(name: str, *, allow_overlap: bool = False) -> Content:
@@ -42,8 +42,8 @@ def judgements_digest(dataset: RecordedDataset) -> str:
 
 def extras_digest(folder: Path, before: str, prefixes: tuple[str, ...]) -> str:
     """Hash of a digest and of the files in the subfolder `extras` whose names begin so, hexadecimal."""
-    found = hashlib.sha256(before.encode())
+    digest = hashlib.sha256(before.encode())
     for file in sorted((folder / "extras").glob("*")):
         if file.name.startswith(prefixes):
-            found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()
+            digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What commands keep in their output folders: who may write there, and JSON that is read back."""
+"""The output folders of commands: who may write there, and JSON that is read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = "settings.json"
 ANOTHER_OUT = "Choose another --out, or remove that folder."
 
 Shape = Any
-"""What a stored value must look like: a type; a list of one shape; or a mapping of names that an object must have."""
+"""The form of a stored value: a type; a list of one shape; or a mapping of names that an object must have."""
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -61,8 +61,8 @@ def take_folder(out: Path, name: str) -> ExitStack:
 
 def _mark(out: Path, name: str) -> None:
     manifest = out / MANIFEST
-    found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    files = [name for name in found if ".sqlite" not in name]  # a ledger may lie here: it is opened before
+    names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    files = [name for name in names if ".sqlite" not in name]  # a ledger may lie here: it is opened before
     if files and not manifest.is_file():
         shown = ", ".join(files[:3]) + ", ..." * (len(files) > 3)
         raise CheckpointError(

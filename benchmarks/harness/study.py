@@ -1,4 +1,4 @@
-"""What every benchmark command shares: its options, resumable cells, the table, a manifest and the exit status.
+"""The ground of every benchmark command: its options, resumable cells, the table, a manifest and the exit status.
 
 A study is a set of cells (one seed of one method, one generator ...), each a function that returns rows of the table.
 `runner.run_cells` runs them. A finished cell is stored at once: a command that was interrupted continues there.
@@ -228,12 +228,12 @@ class Study:
         if "config" not in before or not any(made):
             return  # a call that ended before it did anything
         old, new, package = before.get("versions", {}), versions(), PACKAGE
-        found = differences(
+        changes = differences(
             {**before["config"], package: old.get(package), **_flat(before.get("contents", {}))},
             {**self.config, package: new.get(package), **_flat(self._contents)},
         )
-        if found:
-            text = f"{self.out} holds a study made with other settings: {'; '.join(found)}."
+        if changes:
+            text = f"{self.out} holds a study made with other settings: {'; '.join(changes)}."
             raise CheckpointError(f"{text} {ANOTHER_OUT}")
         if others := differences(old, new):
             text = "was begun with other versions, so that digits may differ between its cells"
@@ -243,9 +243,9 @@ class Study:
         return {name: content() for name, content in self._sources.items()}
 
     def _refuse_changed(self) -> None:
-        if found := differences(_flat(self._contents), _flat(self._current_contents())):
+        if changes := differences(_flat(self._contents), _flat(self._current_contents())):
             raise CheckpointError(
-                f"expected the models and data that the study began with, but {'; '.join(found)}. Put back what was "
+                f"expected the models and data that the study began with, but {'; '.join(changes)}. Put back what was "
                 "there and call again, or choose another --out."
             )
 
@@ -286,11 +286,11 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the installed packages that matter to a result."""
     # The package by itself: run from a checkout it need not be installed.
-    found = {"python": platform.python_version(), "platform": platform.platform(), PACKAGE: __version__}
+    by_name = {"python": platform.python_version(), "platform": platform.platform(), PACKAGE: __version__}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            by_name[package] = importlib.metadata.version(package)
+    return by_name
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> Path:

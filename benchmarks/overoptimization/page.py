@@ -1,4 +1,4 @@
-"""What the stored table of the over-optimization study says: within which KL gold falls, and what noise costs there."""
+"""The page of the over-optimization study: within which KL gold falls, and what noise costs there."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,7 +65,7 @@ class Measured:
 
 
 def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measured:
-    """What methods are meant to measure; there may be fewer instructions than were asked for."""
+    """The extent that methods are meant to measure; there may be fewer instructions than were asked for."""
     wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
     return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}, num_seeds)
 

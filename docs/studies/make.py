@@ -58,7 +58,7 @@ PART = re.compile(f"({START.pattern})(.*?)({END})", re.DOTALL)
 INLINE = ("headline", "value")
 """Parts within a line."""
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
-"""Of a manifest."""
+"""Parts of a manifest that are stored."""
 SHOWN_BY_README = ("overoptimization",)
 """Figures that lie in docs/ itself."""
 DPI = 110
@@ -68,7 +68,7 @@ APART = 8
 
 
 def page_of(name: str, docs: Path) -> Page:
-    """What a study says of the files stored in `docs`/NAME."""
+    """The page of a study, of the files stored in `docs`/NAME."""
     page: Callable[[Path], Page] = import_module(f"alpacafarm_env.benchmarks.{PAGES[name][0]}").page
     return page(docs / name)
 

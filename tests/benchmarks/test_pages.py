@@ -25,7 +25,7 @@ STORED = sorted(MAKE["PAGES"])
 
 
 def page(folder):
-    """What the study `demo` says of its table."""
+    """The page of the study `demo`."""
     rows = read_table(folder / "table.csv")
     gain = interval_text(Estimate.of(rows.gain.to_numpy()).interval, "%")
     drawing = draw([Panel("n", "gain", [Curve("gain", rows[["n"]].to_numpy(), rows[["gain"]].to_numpy())])], "Gains")
