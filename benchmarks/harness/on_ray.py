@@ -6,6 +6,7 @@ stores rows. A task whose worker or node is lost is run again, by Ray.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,9 @@ class OnRay:
         except ImportError as error:
             raise DataError(f"--ray: {error}. Install it (pip install 'alpacafarm-env[ray]').") from error
         if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here reports to nobody
             try:
-                ray.init(address or None, log_to_driver=False, logging_level="ERROR")
+                ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise DataError(f"--ray {address}: expected the address of a Ray cluster, got {error}") from error
         self._ray, self._running = ray, set[Any]()
