@@ -109,8 +109,8 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
     # Stored ones first, so that the bar shows what is left of the others.
     own = sorted(heaviest_first, key=lambda cell: cell.key not in stored)
     joined = world if world is not None and world.count > 1 else None
-    num_new = len(own) - len(stored.intersection(cell.key for cell in own))
-    elsewhere, at_a_time = (None, 1) if joined or not num_new else _runner(study, min(processes, num_new), num_new)
+    alone = joined or stored.issuperset(cell.key for cell in own)
+    elsewhere, at_a_time = (None, 1) if alone else _runner(study, min(processes, len(own)), len(own))
     progress = Progress({cell.key: cell.weight for cell in own})
     rows: dict[str, list[Row]] = {}
     reporting = threading.Lock()
@@ -144,12 +144,12 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
     return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
 
 
-def _runner(study: Study, processes: int, num_new: int) -> tuple[Runner | None, int]:
+def _runner(study: Study, processes: int, num_cells: int) -> tuple[Runner | None, int]:
     """Who runs the cells, and how many at a time; None for this process, one after the other."""
     if study.ray is not None:
         from .on_ray import OnRay
 
-        return OnRay(study.ray), num_new  # the cluster decides how many really run
+        return OnRay(study.ray), num_cells  # the cluster decides how many really run
     return (OwnProcesses(), processes) if processes > 1 else (None, 1)
 
 
