@@ -109,7 +109,9 @@ class LivePool:
     def name(self) -> str:
         """The pool's name in the table, which none of its annotators has there."""
         taken = {member.name for member in self.pool_config.annotators}
-        return f"{LEVEL} {self.pool_config.name}{' (pool)' if self.pool_config.name in taken and len(taken) > 1 else ''}"
+        return (
+            f"{LEVEL} {self.pool_config.name}{' (pool)' if self.pool_config.name in taken and len(taken) > 1 else ''}"
+        )
 
     @property
     def like(self) -> str:

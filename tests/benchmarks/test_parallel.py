@@ -135,24 +135,6 @@ def test_earlier_calls_do_not_count_as_speed(capsys, monkeypatch):
     assert not any("\r" in line for line in lines)  # no terminal
 
 
-def test_a_log_shows_every_step(capsys, monkeypatch):
-    now = [100.0]
-    for name in ("time.time", "tqdm.std.time"):
-        monkeypatch.setattr(name, lambda: now[0])
-    progress = Progress({"a": 1})
-    for step in range(4):  # each a small part of a unit, and longer than a log waits for between two lines
-        progress.update(ProgressUpdate("a", step / 400, state=f"step {step}/400, loss={step}"))
-        now[0] += 75.0
-    progress.end()
-    lines = [line for line in capsys.readouterr().err.split("\n") if "step" in line]
-    assert "\r" not in "".join(lines)
-    assert [line.split(", ", 1)[1] for line in lines[:3]] == [
-        "01:15 passed, 8:18:45 left, step 1/400, loss=1]",
-        "02:30 passed, 8:17:30 left, step 2/400, loss=2]",
-        "03:45 passed, 8:16:15 left, step 3/400, loss=3]",
-    ]
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (75, "1:15"), (3661, "1:01:01")])
 def test_clock(seconds, text):
     assert clock_text(seconds) == text
