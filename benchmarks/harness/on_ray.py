@@ -35,9 +35,10 @@ class OnRay:
 
     def __init__(self, address: str) -> None:
         try:
-            import ray
+            import ray as installed
         except ImportError as error:
             raise DataError(f"--ray: {error}. Install it (pip install 'alpacafarm-env[ray]').") from error
+        ray: Any = installed  # parts of it have no types
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here reports to nobody
             try:
@@ -77,7 +78,8 @@ def _attempt_there(pickled: bytes, folder: str, path: list[str]) -> list[Row] | 
     """On a node: in the driver's folder, as paths may be relative, and with its modules, one's own among them."""
     from ray import cloudpickle
 
+    loads: Any = cloudpickle.loads
     os.chdir(folder)
     sys.path += [entry for entry in path if entry not in sys.path]
-    work: Work = cloudpickle.loads(pickled)
+    work: Work = loads(pickled)
     return attempt(work, lambda update: None)

@@ -133,7 +133,7 @@ def samples_table(rows: pd.DataFrame, where: Provenance) -> Table:
         f"{len(rows)} instructions spread evenly over those evaluated, whatever the result. A win is a judge's verdict "
         f"on this response: 1 over the reference, 0 below it, else between. {where.label()} {where.judges()}"
     )
-    return Table(tuple(rows), rows.astype(str).to_numpy().tolist(), caption, "Responses before and after")
+    return Table(tuple(map(str, rows)), rows.astype(str).to_numpy().tolist(), caption, "Responses before and after")
 
 
 def unscored(plans: Sequence[RunPlan], level: str) -> dict[str, int]:
