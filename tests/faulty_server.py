@@ -1,7 +1,7 @@
 """A judge server on which things go wrong, seeded: how often, and whether the answer was billed."""
 
+import asyncio
 import math
-import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -10,8 +10,10 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, Final, NamedTuple
 
-from alpacafarm_env.judge_server.http import _Handler
-from alpacafarm_env.judge_server.replies import HttpReply, JudgeAnswer, as_error, as_json
+from starlette.responses import Response
+
+from alpacafarm_env.judge_server.http import as_error, as_json
+from alpacafarm_env.judge_server.sandbox_judge import JudgeAnswer
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.seeding import keyed_uniforms
 
@@ -107,41 +109,35 @@ class Faults:
         return Draw(None, detail)
 
 
-@dataclass(frozen=True)
-class Spoiled(HttpReply):
+class Spoiled(Response):
     """A reply that is not sent whole.
 
-    Attributes:
-        manner: "reset": headers and half of the body, then the connection is reset. "drip": headers at once, then a
-            byte every `pause_s` seconds. "hang": nothing for `pause_s`, then the connection ends.
+    `manner` is "reset": headers and half of the body, then the connection is reset; "drip": headers at once, then a
+    byte every `pause_s` seconds; or "hang": nothing for `pause_s`, then the connection ends.
     """
 
-    manner: str = "reset"
-    pause_s: float = 0.0
+    def __init__(self, reply, manner, pause_s, server):
+        super().__init__(reply.body, media_type="application/json")
+        self.manner, self.pause_s, self.server = manner, pause_s, server
 
-
-class SpoilingHandler(_Handler):
-    def _send(self, reply: HttpReply) -> None:
-        if not isinstance(reply, Spoiled):
-            return super()._send(reply)
-        self.server.answers(self.connection)
-        if reply.manner == "hang":
-            self.server.closing.wait(reply.pause_s)
-            self.close_connection = True
-        elif reply.manner == "reset":
-            self.wfile.write(self._head(reply) + reply.body[: len(reply.body) // 2])
-            self.close_connection = True
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            # Closed for good here: the base class would say goodbye first, and the client see an orderly end.
-            os.close(self.connection.detach())
+    async def __call__(self, scope, receive, send):
+        connections = self.server._server.server_state.connections
+        transport = next(each.transport for each in connections if each.client == scope["client"])
+        if self.manner == "hang":
+            await asyncio.sleep(self.pause_s)
         else:
-            self.wfile.write(self._head(reply))
-            for byte in reply.body:
-                self.wfile.write(bytes([byte]))
-                if self.server.closing.wait(reply.pause_s):
-                    self.close_connection = True
-                    return None
-        return None
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if self.manner == "drip":
+            for byte in self.body:
+                await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+                await asyncio.sleep(self.pause_s)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if self.manner == "reset":
+            await send({"type": "http.response.body", "body": self.body[: len(self.body) // 2], "more_body": True})
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        transport.abort()
+        await asyncio.sleep(0)  # uvicorn notices, and sends no answer of its own
 
 
 class FaultyJudgeServer(JudgeServer):
@@ -152,43 +148,48 @@ class FaultyJudgeServer(JudgeServer):
 
     def __init__(self, faults: Faults | None = None, *, seed: int = 0, **options: Any) -> None:
         self.seed, self.faults = seed, faults or Faults()
-        self._arrived, self._faulted = Counter[str](), Counter[str]()
+        self._arrived, self._faulted, self._useless = Counter[str](), Counter[str](), 0
         super().__init__(seed=seed, **options)
-        self._listener.RequestHandlerClass = SpoilingHandler
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "by_fault": dict(sorted(self._faulted.items()))}
+        stats = super().stats()
+        answered = stats["answered"] - self._useless
+        return {**stats, "answered": answered, "by_fault": dict(sorted(self._faulted.items()))}
 
-    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> HttpReply:
+    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> Response:
         with self._lock:
             draw = self.faults.draw(self.seed, digest, self._arrived[digest])
             self._arrived[digest] += 1
-            if draw.fault is None:
-                self._count(answer, "200")
-                return as_json(answer.completion())
-            reply, kind = spoiled(answer, draw, self.faults, key), FAULTS[draw.fault]
-            self._faulted[draw.fault] += 1
-            status = "none" if draw.fault == "hang" else str(reply.status)
-            self._count(answer, status, answered=kind.usable, billed=kind.billed)
+            self._faulted.update([draw.fault] if draw.fault else [])
+        if draw.fault is None:
+            return super()._deliver(answer, digest, key)
+        reply, kind = self._spoiled(answer, draw, key), FAULTS[draw.fault]
+        status = "none" if draw.fault == "hang" else str(reply.status_code)
+        self._useless += status == "200" and not kind.usable
+        self._count(status, answer if kind.billed else None)
         return reply
 
-
-def spoiled(answer: JudgeAnswer, draw: Draw, faults: Faults, key: str) -> HttpReply:
-    """The reply to a request on which the fault `draw.fault` falls; `key` came with the request."""
-    if draw.fault == "html":
-        return HttpReply(200, _PAGE, (("Content-Type", "text/html; charset=utf-8"),))
-    if draw.fault not in _REFUSALS:
-        return _changed(answer, draw, faults)
-    status, message, code = _REFUSALS[draw.fault]
-    headers = {
-        "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
-        "retry_after_date": ("Retry-After", _date(faults.retry_s)),
-        "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
-        "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
-        "redirect": ("Location", faults.redirect_to),
-    }
-    reply = as_error(status, message.replace("{key}", key), code)
-    return replace(reply, headers=(*reply.headers, headers[draw.fault])) if draw.fault in headers else reply
+    def _spoiled(self, answer: JudgeAnswer, draw: Draw, key: str) -> Response:
+        """The reply to a request on which the fault `draw.fault` falls; `key` came with the request."""
+        faults, fault = self.faults, str(draw.fault)
+        if fault == "html":
+            return Response(_PAGE, media_type="text/html")
+        if fault not in _REFUSALS:
+            reply = _changed(answer, draw)
+            pauses = {"drip": faults.drip_s, "hang": faults.hang_s, "reset": 0.0}
+            return Spoiled(reply, fault, pauses[fault], self) if fault in pauses else reply
+        status, message, code = _REFUSALS[fault]
+        headers = {
+            "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
+            "retry_after_date": ("Retry-After", _date(faults.retry_s)),
+            "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
+            "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
+            "redirect": ("Location", faults.redirect_to),
+        }
+        reply = as_error(status, message.replace("{key}", key), code)
+        if fault in headers:
+            reply.headers.append(*headers[fault])
+        return reply
 
 
 def _date(seconds: float) -> str:
@@ -197,7 +198,7 @@ def _date(seconds: float) -> str:
     return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
 
 
-def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
+def _changed(answer: JudgeAnswer, draw: Draw) -> Response:
     """A reply that begins as the answer."""
     fault, first = str(draw.fault), draw.detail < 0.5
     if fault == "wrong_count":
@@ -220,12 +221,7 @@ def _changed(answer: JudgeAnswer, draw: Draw, faults: Faults) -> HttpReply:
     elif fault == "no_usage":
         del content["usage"]
     reply = as_json(content)
-    if fault == "cut_json":
-        return replace(reply, body=reply.body[: len(reply.body) // 2])
-    pauses = {"drip": faults.drip_s, "hang": faults.hang_s}
-    if fault in ("reset", "drip", "hang"):
-        return Spoiled(reply.status, reply.body, reply.headers, fault, pauses.get(fault, 0.0))
-    return reply
+    return Response(reply.body[: len(reply.body) // 2], media_type="application/json") if fault == "cut_json" else reply
 
 
 def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:

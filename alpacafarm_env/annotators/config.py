@@ -92,6 +92,10 @@ class Prompt(Strict):
     parts: Annotated[tuple[Part, ...], Field(strict=False, min_length=1)]
     """One of them is `items`, in the last message, which is the user's."""
 
+    def __hash__(self) -> int:
+        """By the name: prompts are keys of caches, and to hash all their texts takes longer than to answer."""
+        return hash(self.name)
+
     @model_validator(mode="after")
     def _order(self) -> Self:
         roles = [part.role for part in self.parts]

@@ -229,24 +229,18 @@ class Serve(ServerOptions, OracleOptions):
             judge(oracle, [str(dataset.instructions(defaults["split"])[0])], ["A first response."])
         tokens = None if self.tokenizer is None else load_tokenizer(self.tokenizer).all_special_tokens
         batched = MicroBatched(oracle)
-        start: Callable[[], Any] = partial(ScoreServer, batched, tokens, **self.where)
-        if self.openenv:
-            make_app, server = _openenv()
-            app = make_app(env_id, dataset, defaults["split"], batched)
-            start = partial(server, batched, tokens, app=app, **self.where)
-        where: dict[str, Any] = {"host": self.host, "port": self.port}
-        status = serve(start, lambda server: server.url, report=lambda server: server.report(), **where)
-        return Report(status=status)
+        app = _openenv_app(env_id, dataset, defaults["split"], batched) if self.openenv else None
+        start = partial(ScoreServer, batched, tokens, app=app, **self.where)
+        return Report(status=serve(start, host=self.host, port=self.port, report=ScoreServer.report))
 
 
-def _openenv() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _openenv_app(*args: Any) -> Any:
     try:
         from ..integrations.openenv import make_app
-        from ..judge_server.asgi import AppServer
     except ImportError as error:
         text = f"--openenv needs the package openenv ({error}). Install it (pip install 'alpacafarm-env[openenv]')."
         raise AlpacaFarmError(text) from error
-    return make_app, AppServer
+    return make_app(*args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +263,8 @@ class ServeJudges(ServerOptions):
         Raises:
             AlpacaFarmError: The host or port cannot be had.
         """
-        from ..judge_server.server import run_server
+        from ..judge_server.http import serve
+        from ..judge_server.server import JudgeServer
 
         own = {"seed": self.seed, "latency_s": self.latency, "pools": self.pools, "anyway": self.anyway}
-        return Report(status=run_server(**self.where, **own))
+        return Report(status=serve(lambda: JudgeServer(**self.where, **own), host=self.host, port=self.port))

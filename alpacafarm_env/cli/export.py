@@ -21,7 +21,7 @@ from ..data.forms import messages_of, row_of
 from ..data.load import load_dataset
 from ..errors import DataError, blaming
 from ..instructions import Demonstration, Instruction
-from ..integrations.rewards import scorer
+from ..integrations import scorer
 from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
 from .dataset_card import Record, dataset_card, read_card

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
@@ -16,7 +16,7 @@ from ..cli.options import Port, Report, Seed
 from ..errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from .server import PageServer
+    from .page import PageServer
     from .session import Session
     from .store import Store
 
@@ -68,21 +68,18 @@ def annotate_human(options: AnnotateHuman) -> Report:
         AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
     """
     from ..cli.annotation_files import check_out
-    from . import pairs, singles
-    from .analysis import load_labels, table
-    from .export import check_kept, skipped_path, write_labels
+    from .labels import check_kept, skipped_path, summary, write_labels
     from .session import Session
-    from .standings import summary
     from .store import Store
+    from .tasks import SINGLES, SKIPPED, load_tasks, read_form
 
-    single = singles.are_single(options.pairs)
+    form = read_form(options.pairs)
     sources = [path for path in (options.pairs, options.qualification, options.guideline) if path]
-    check_out(options.out, sources, singles.FIELDS if single else pairs.FIELDS)
-    check_out(skipped_path(options.out), sources, ("reason", "annotator", "answered_at"))
-    tasks = singles.load_singles(options.pairs) if single else pairs.load_pairs(options.pairs)
-    load_key = singles.load_qualification if single else pairs.load_qualification
-    qualification = load_key(options.qualification) if options.qualification else []
-    guideline = _read_text(options.guideline or (GUIDELINE_RATING if single else GUIDELINE))
+    check_out(options.out, sources, form.added)
+    check_out(skipped_path(options.out), sources, SKIPPED)
+    tasks = load_tasks(options.pairs, form)
+    qualification = load_tasks(options.qualification, form, key=True) if options.qualification else []
+    guideline = _read_text(options.guideline or (GUIDELINE_RATING if form is SINGLES else GUIDELINE))
     if not tasks:
         raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
     check_kept(options.out, database(options.out))
@@ -95,8 +92,6 @@ def annotate_human(options: AnnotateHuman) -> Report:
         stored = store.all()
         written = write_labels(options.out, stored, without=without)
         lines = summary(stored, qualification, without=without)
-        if options.out in written and not single:
-            lines += ["", "Means over pairs (of how many):", table(load_labels(options.out)), ""]
         lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
     return Report("\n".join(lines))
 
@@ -109,28 +104,23 @@ def database(out: Path) -> Path:
 
 
 def _annotator(store: Store, name: str) -> str:
-    if (found := store.spelling(name)) not in (names := store.names()):
+    if (spelling := store.spelling(name)) not in (names := store.names()):
         raise did_you_mean("annotator", name, names)
-    return found
+    return spelling
 
 
 def _serve(session: Session, guideline: str, options: AnnotateHuman) -> None:
     from ..judge_server.http import serve
 
-    where: dict[str, Any] = {"host": options.host, "port": options.port}
-    try:
-        from .server import PageServer
-    except ImportError as error:
-        text = f"the page needs the packages starlette and uvicorn ({error})"
-        raise DataError(f"annotate-human: {text}. Install them (pip install 'alpacafarm-env[human]').") from error
-
     def start() -> PageServer:
-        server = PageServer(session, guideline, allow_remote=options.allow_remote, **where)
+        from .page import PageServer
+
+        server = PageServer(session, guideline, **options.where)
         if not options.no_browser and _has_display():
             webbrowser.open(server.url)
         return server
 
-    serve(start, lambda server: server.url, **where)
+    serve(start, host=options.host, port=options.port)
 
 
 def _has_display() -> bool:

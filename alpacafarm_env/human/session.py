@@ -1,4 +1,4 @@
-"""Who is shown what next: the qualification, the order of the pairs and of their outputs, progress and time left.
+"""The order of work: the qualification, the order of the pairs and of their outputs, and progress.
 
 Single responses go the same way as pairs.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ import numpy as np
 from ..errors import DataError
 from ..seeding import keyed_uniforms
 from .store import Answer, Part, Store, now
-from .task import Task
+from .tasks import SINGLES, Task, agrees, form_of
 
 QUALIFIED_FROM: Final = 0.70
 """Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
 LEAST_SECONDS: Final = 0.3
-"""What comes sooner after the page is the second of a double click, and means the page before."""
+"""An answer that comes sooner after its page is the second of a double click, and means the page before."""
 MOST_SECONDS: Final = 24 * 3600.0
 """An answer that comes later says nothing of how long it took."""
 MOST_CHARS: Final = 60
@@ -36,11 +35,9 @@ NOTES: Final = {
     "nothing": "There is nothing to undo.",
     "moved": "That came from a page before this one, and nothing was taken back.",
 }
-"""What speaks against something that an annotator did."""
+"""Reasons against something that an annotator did."""
 MOST_CRITIQUE: Final = 1500
 """Characters of a critique."""
-RECENT: Final = 20
-"""Answers that the time left is estimated from."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,6 @@ class Standing:
     """Of this part."""
     last_answer: int
     """The number of the last answer in this part, which undo takes back; 0 if there is none."""
-    seconds_left: float
-    """Of this part; NaN before the first answer."""
     agreement: float
     """With the key, of the whole qualification set; NaN as long as it is not done, or without one."""
     qualified: bool
@@ -80,11 +75,10 @@ class Session:
     def __init__(self, store: Store, pairs: Sequence[Task], qualification: Sequence[Task] = ()) -> None:
         self.store = store
         self.parts: dict[Part, Sequence[Task]] = {"qualification": qualification, "labels": pairs}
-        self._pairs = {(part, pair.key): pair for part, found in self.parts.items() for pair in found}
         self._orders: dict[tuple[str, Part], list[Task]] = {}
         self.rates = any(len(pair.outputs) == 1 for pair in pairs)
         stored = store.all()
-        if any(each.is_rating != self.rates for each in stored):
+        if any((form_of(each.record) is SINGLES) != self.rates for each in stored):
             kinds = ("ratings of responses", "labels of pairs")
             has, wanted = kinds[self.rates], kinds[not self.rates]
             raise DataError(f"{store.path}: expected {wanted}, got {has}. Give another --out.")
@@ -105,7 +99,6 @@ class Session:
         order = self._order(annotator, part)
         open_pairs = [pair for pair in order if pair.key not in done]
         pair = open_pairs[0] if open_pairs else None
-        seconds = [answer.seconds for answer in answers][-RECENT:]
         return Standing(
             part=part,
             pair=pair,
@@ -113,7 +106,6 @@ class Session:
             num_done=len(order) - len(open_pairs),
             num_pairs=len(order),
             last_answer=next(reversed(done.values())).id if done else 0,
-            seconds_left=len(open_pairs) * statistics.median(seconds) if seconds else math.nan,
             agreement=agreement,
             qualified=qualified,
         )
@@ -155,11 +147,9 @@ class Session:
         if choice is None and (not reason.strip() or standing.part == "qualification"):
             return "reason"
         grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice
-        told = reason.strip()[:500] if choice is None else None
+        why = reason.strip()[:500] if choice is None else None
         words = "" if choice is None else critique.replace("\r\n", "\n").strip()[:MOST_CRITIQUE]
-        given = Answer(
-            annotator, standing.part, key, standing.shown_first, grade, told, round(seconds, 3), now(), words
-        )
+        given = Answer(annotator, standing.part, key, standing.shown_first, grade, why, round(seconds, 3), now(), words)
         self.store.add(given, standing.pair)
         return ""
 
@@ -193,7 +183,7 @@ def key_agreement(qualification: Sequence[Task], answers: Sequence[Answer]) -> f
     given = {answer.pair: answer.grade for answer in answers if answer.part == "qualification"}
     if not qualification or any(pair.key not in given for pair in qualification):
         return math.nan
-    return sum(pair.agrees(given[pair.key] or 0) for pair in qualification) / len(qualification)
+    return sum(bool(agrees(pair.record, given[pair.key] or 0)) for pair in qualification) / len(qualification)
 
 
 def read_name(text: str) -> str:

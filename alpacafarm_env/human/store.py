@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from ..errors import DataError, LedgerError
 from ..llm.ledger.file import begin, connect, create, network_kind
-from .task import Task
+from .tasks import Task
 
 Part = Literal["qualification", "labels"]
 
@@ -49,7 +49,7 @@ SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody said of a pair, or of a single response."""
+    """Somebody's opinion of a pair, or of a single response."""
 
     annotator: str
     part: Part
@@ -81,11 +81,6 @@ class Stored(NamedTuple):
 
     answer: Answer
     record: dict[str, Any]
-
-    @property
-    def is_rating(self) -> bool:
-        """Whether it is about a single response."""
-        return "output" in self.record
 
 
 class Store:
@@ -163,8 +158,7 @@ class Store:
     def answers(self, annotator: str) -> list[Answer]:
         """An annotator's answers, the first first, without those undone."""
         sql = f"SELECT {_COLUMNS}, id FROM answers WHERE annotator = ? AND undone_at IS NULL ORDER BY id"  # noqa: S608
-        with self._transaction("BEGIN") as conn:
-            return [Answer(*row) for row in conn.execute(sql, (annotator,))]
+        return [Answer(*row) for row in self._rows(sql, annotator)]
 
     def spelling(self, annotator: str) -> str:
         """A name as it was first written: upper and lower case are the same."""
@@ -172,39 +166,37 @@ class Store:
 
     def names(self) -> list[str]:
         """Everybody who ever answered, the first first."""
-        with self._transaction("BEGIN") as conn:
-            rows = conn.execute("SELECT annotator FROM answers GROUP BY annotator ORDER BY min(id)")
-            return [name for (name,) in rows]
+        return [name for (name,) in self._rows("SELECT annotator FROM answers GROUP BY annotator ORDER BY min(id)")]
 
     def times(self) -> set[tuple[str, str]]:
         """Who answered when, as `Answer` has both; those undone are among them."""
-        with self._transaction("BEGIN") as conn:
-            return set(conn.execute("SELECT annotator, answered_at FROM answers"))
+        return set(self._rows("SELECT annotator, answered_at FROM answers"))
 
     def all(self) -> list[Stored]:
         """Everybody's answers, the first first, without those undone."""
         sql = f"""SELECT {_COLUMNS}, id, record FROM answers JOIN pairs USING (part)
             WHERE key = pair AND undone_at IS NULL ORDER BY id"""  # noqa: S608
+        return [Stored(Answer(*row), json.loads(record)) for *row, record in self._rows(sql)]
+
+    def _rows(self, sql: str, *values: str) -> list[Any]:
         with self._transaction("BEGIN") as conn:
-            return [Stored(Answer(*row), json.loads(record)) for *row, record in conn.execute(sql)]
+            return conn.execute(sql, values).fetchall()
 
     def _check(self) -> None:
         """Refuses other files; the header's version is read before the tables are compared."""
-        pragmas = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-        marked, version = pragmas
+        run = self._connection.execute
+        marked, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if marked != APPLICATION_ID:
             raise DataError(
                 f"{self.path}: expected a database of labels, got one of another program. Give another --out."
             )
         if version > VERSION:
             raise DataError(f"{self.path}: expected version {VERSION}, got {version}: upgrade alpacafarm-env.")
-        schema = {row[0] for row in self._connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
-        if problem := [row[0] for row in self._connection.execute("PRAGMA quick_check(1)") if row[0] != "ok"]:
-            raise DataError(f"{self.path}: damaged ({problem[0]}). Restore a copy of it, or give another --out.")
-        if not schema >= set(SCHEMA):
-            raise DataError(f"{self.path}: damaged: tables are missing. Restore a copy of it, or give another --out.")
+        problems = [row[0] for row in run("PRAGMA quick_check(1)") if row[0] != "ok"]
+        if not {row[0] for row in run("SELECT sql FROM sqlite_schema")} >= set(SCHEMA):
+            problems.append("tables are missing")
+        if problems:
+            raise DataError(f"{self.path}: damaged ({problems[0]}). Restore a copy of it, or give another --out.")
 
     @contextmanager
     def _transaction(self, statement: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:

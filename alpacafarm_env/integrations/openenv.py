@@ -5,6 +5,7 @@ Source: OpenEnv 0.10 (`openenv.core.env_server`), whose clients need nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gymnasium.error import ResetNeeded
@@ -25,12 +26,12 @@ _TASKS: Final = ("split", "index", "instruction_id")
 
 
 class Response(Action):
-    """What the policy wrote."""
+    """The policy's answer."""
 
     response: str
 
 
-class Asked(Observation):
+class Shown(Observation):
     """The instruction, input merged in, and its id; after a step the info, such as `reward_components`, as metadata."""
 
     instruction: str
@@ -39,7 +40,7 @@ class Asked(Observation):
 
 
 class TextEnvironment(Environment):
-    """One session: `InstructionEnv` of a split, or of another one that `reset` is asked for.
+    """One session: `InstructionEnv` of a split, or of another one that `reset` names.
 
     `reset(split=..., index=...)` asks the task at that place, `reset(instruction_id=...)` the instruction of that id,
     both draw nothing; `reset(seed=...)` seeds the draws, and `reset()` draws.
@@ -51,14 +52,14 @@ class TextEnvironment(Environment):
         super().__init__()
         self._dataset, self._split, self._oracle = dataset, split, oracle
         self._envs: dict[str, InstructionEnv] = {}
-        self._env = self._of(split)
+        self._env = self._env_of(split)
         self._state = State()
 
-    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Asked:
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Shown:
         """As `reset`; it asks no oracle, so no thread is needed."""
         return self.reset(seed, episode_id, **task)
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Asked:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Shown:
         """The next instruction, or the one asked for; FieldError for a wrong option."""
         check_options(task, ("seed", "episode_id", *_TASKS))
         split, index, id = (task.get(name) for name in _TASKS)
@@ -67,22 +68,23 @@ class TextEnvironment(Environment):
                 raise FieldError(name, f"expected a whole number, got {shorten(str(number))}")
         if index is not None and id is not None:
             raise FieldError("index", "expected it or instruction_id, got both")
-        env = self._of(self._split if split is None else self._checked(split))
+        env = self._env_of(self._split if split is None else split)
         if index is not None:
-            id = self._instruction(env.split, index).id
+            self._check_place(env.split, index)
+            id = self._instructions(env.split)[index].id
         options = None if id is None else {"instruction_id": id}
         instruction, info = env.reset(seed=seed, options=options)
         self._env, self._state = env, State(episode_id=episode_id, step_count=0)
-        return self._asked(instruction, info)
+        return self._show(instruction, info)
 
-    def step(self, action: Response, timeout_s: float | None = None, **more: Any) -> Asked:
+    def step(self, action: Response, timeout_s: float | None = None, **more: Any) -> Shown:
         """The response's reward, None without a verdict; every step ends the episode."""
         try:
             instruction, reward, scored, _, info = self._env.step(action.response)
         except ResetNeeded as error:
             raise DataError(f"{error} POST /step knows no session: connect to /ws.") from error
         self._state.step_count += 1
-        return self._asked(instruction, info, done=True, reward=reward if scored else None)
+        return self._show(instruction, info, done=True, reward=reward if scored else None)
 
     @property
     def state(self) -> State:
@@ -99,7 +101,7 @@ class TextEnvironment(Environment):
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
         """The instruction at a place; FieldError if there is none."""
-        self._instruction(split, index)
+        self._check_place(split, index)
         return self.get_task_range(split, index, index + 1)[0]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
@@ -108,37 +110,32 @@ class TextEnvironment(Environment):
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
         """The instructions from `start` to before `stop`."""
-        places = range(len(self._instructions(split)))[start:stop]
-        found = [(place, self._instructions(split)[place]) for place in places]
+        instructions = self._instructions(split)
         return [
             {"id": f"{split}-{each.id}", "index": place, "instruction_id": each.id, "instruction": str(each)}
-            for place, each in found
+            for place, each in list(enumerate(instructions))[start:stop]
         ]
 
-    def _checked(self, split: Any) -> str:
+    def _instructions(self, split: Any) -> Sequence[Instruction]:
         if split not in self._dataset.splits:
             raise FieldError("split", f"expected one of {', '.join(self._dataset.splits)}, got {shorten(str(split))}")
-        return str(split)
+        return self._dataset.instructions(split)
 
-    def _of(self, split: str) -> InstructionEnv:
+    def _check_place(self, split: str, index: int) -> None:
+        if not 0 <= index < (count := len(self._instructions(split))):
+            raise FieldError("index", f"expected 0 to {count - 1} of split {split!r}, got {index}")
+
+    def _env_of(self, split: str) -> InstructionEnv:
+        self._instructions(split)  # refuses what is no split
         if split not in self._envs:
             self._envs[split] = InstructionEnv(self._dataset, split, self._oracle)
         return self._envs[split]
 
-    def _instructions(self, split: str) -> Any:
-        return self._dataset.instructions(self._checked(split))
-
-    def _instruction(self, split: str, index: int) -> Instruction:
-        if not 0 <= index < len(self._instructions(split)):
-            last = len(self._instructions(split)) - 1
-            raise FieldError("index", f"expected 0 to {last} of split {split!r}, got {index}")
-        found: Instruction = self._instructions(split)[index]
-        return found
-
-    def _asked(self, instruction: Instruction, info: dict[str, Any], **more: Any) -> Asked:
-        told = {key: value for key, value in info.items() if key not in ("instruction_id", "split", "response")}
+    def _show(self, instruction: Instruction, info: dict[str, Any], **more: Any) -> Shown:
+        own = ("instruction_id", "split", "response")
+        metadata = {key: value for key, value in info.items() if key not in own}
         place = {"instruction_id": instruction.id, "split": info["split"]}
-        return Asked(instruction=str(instruction), **place, metadata=told, **more)
+        return Shown(instruction=str(instruction), **place, metadata=metadata, **more)
 
 
 def make_app(id: str, dataset: Dataset, split: str, oracle: RewardOracle) -> Any:
@@ -147,4 +144,4 @@ def make_app(id: str, dataset: Dataset, split: str, oracle: RewardOracle) -> Any
     def session() -> TextEnvironment:
         return TextEnvironment(dataset, split, oracle)
 
-    return create_fastapi_app(session, Response, Asked, MAX_SESSIONS, env_name=id, mode="simulation")
+    return create_fastapi_app(session, Response, Shown, MAX_SESSIONS, env_name=id, mode="simulation")

@@ -8,7 +8,7 @@ from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from .rewards import instruction_of, scorer
+from . import instruction_of, scorer
 
 
 class AlpacaFarmEnv(BaseTextEnv):

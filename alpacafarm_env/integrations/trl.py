@@ -9,15 +9,15 @@ from typing import Any
 from ..data.forms import row_of
 from ..data.load import load_dataset
 from ..errors import DataError
-from .rewards import scorer
+from . import scorer
 
 
 def prompts(split: str = "unlabeled", *, dataset: str = "sandbox") -> Any:
     """A split as a `datasets.Dataset`: `prompt`, one user's message, and `instruction`, which the reward reads."""
     from datasets import Dataset
 
-    asked = load_dataset(dataset).instructions(split)
-    return Dataset.from_list([{**row_of(each, "trl"), "instruction": str(each)} for each in asked])
+    instructions = load_dataset(dataset).instructions(split)
+    return Dataset.from_list([{**row_of(each, "trl"), "instruction": str(each)} for each in instructions])
 
 
 def reward_function(
@@ -35,5 +35,5 @@ def reward_function(
 
 
 def _text(completion: Any) -> str:
-    """Of a conversation, what its messages say."""
+    """A completion's text: that of a conversation is in its messages."""
     return completion if isinstance(completion, str) else "".join(message["content"] or "" for message in completion)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 
 from ..data.load import load_dataset
-from .rewards import scorer
+from . import scorer
 
 
 class OracleConfig(vf.TaskConfig):

@@ -7,7 +7,7 @@ reward.custom_reward_function.path=pkg://alpacafarm_env.integrations.verl
 from collections.abc import Mapping
 from typing import Any
 
-from .rewards import instruction_of, scorer
+from . import instruction_of, scorer
 
 
 def compute_score(

@@ -1,14 +1,18 @@
-"""What the sandbox's annotator answers to a prompt: reads the request back and asks the annotator.
+"""The sandbox's annotators as served models: reads the request back, asks the annotator, and words the reply.
 
 Verdicts and ratings are those of the sandbox's own pools in process, seed for seed: `sandbox.judges.Annotators`,
 `sandbox.raters.Raters` and this module share the annotators, their log-odds or likings and the draws.
 """
 
-import threading
+from __future__ import annotations
+
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +25,8 @@ from ..data.schema import shown
 from ..errors import PoolError
 from ..oracles.draws import KeyedDraws, probability
 from ..sandbox import tasks
-from ..sandbox.judges import FEATURES, GREEDY, POOL, Annotator, features, log_odds
+from ..sandbox.judges import FEATURES, GREEDY, POOL, features, log_odds
 from ..sandbox.raters import Raters
-from .replies import JudgeAnswer, JudgeQuestion, Rated, Verdict, count_tokens
 
 POOLS: Final = ("alpaca_farm", "greedy", "weighted", "raters")
 """The pools whose prompts are always recognized."""
@@ -31,18 +34,147 @@ BY_TASTE: Final = "by length, lists, courtesy and position alone"
 """How the sandbox's annotators judge what they do not understand."""
 _FALLBACK: Final = GREEDY[0]
 """Answers for annotators that the sandbox has none of that name for."""
-_REASONS: Final = {
-    "complete": "covers more of what was asked for",
-    "false": "makes fewer false claims",
-    "repeated": "repeats itself less",
-    "form": "keeps closer to the form asked for",
-    "fluent": "reads better",
-    "excess": "wastes fewer words",
-    "length": "is of a better length",
-    "list": "is laid out better",
-    "courtesy": "has the better tone",
-    "": "is the better one on the whole",
-}
+BYTES_PER_TOKEN: Final = 4
+"""Tokens are counted as bytes of UTF-8 over this: there is no tokenizer. The judge server's own text is ASCII."""
+_LEAST_LOGPROB: Final = -9999.0
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of a text, rounded up."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class JudgeQuestion:
+    """A request, read.
+
+    Attributes:
+        annotator: The name of who is asked.
+        items: The pairs, in the order they are shown, or the responses to rate.
+        kind: "chat" or "completion".
+        format: The prompt's format: "lines", "label", "json", "logprobs" or "rating".
+        top_logprobs: How many logprobs a token gets; None for none at all.
+    """
+
+    annotator: str
+    items: Sequence[Shown]
+    kind: str
+    model: str
+    format: str
+    prompt_tokens: int = 0
+    seed: int | None = None
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+
+
+class Verdict(NamedTuple):
+    """One pair's verdict: P(the second response is better) in the annotator's eyes, and the opinion given."""
+
+    chance: float
+    second: bool
+
+
+class Rated(NamedTuple):
+    """One response's rating, 1 to 7, and the annotator's words about it."""
+
+    rating: int
+    critique: str
+
+
+class Piece(NamedTuple):
+    """A part of the text. A label has `options` that could have stood there: {text: probability}, itself included."""
+
+    text: str
+    options: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class JudgeAnswer:
+    """The answer to a question: a verdict or a rating per item, in order. `name` is the reply's id."""
+
+    question: JudgeQuestion
+    verdicts: tuple[Verdict | Rated, ...]
+    name: str = "judge"
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The whole text in pieces, a label apart from what surrounds it."""
+        form = self.question.format
+        parts = [piece for place, said in enumerate(self.verdicts) for piece in _worded(said, form, place)]
+        end = [Piece("\n]")] if form in ("json", "rating") else []
+        return [piece for piece in (*parts, *end) if piece.text]
+
+    @cached_property
+    def text(self) -> str:
+        """The text, as far as the limit allows."""
+        whole, limit = "".join(piece.text for piece in self.pieces), self.question.max_tokens
+        return whole if limit is None else whole[: limit * BYTES_PER_TOKEN]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens that are charged."""
+        prompt, said = self.question.prompt_tokens, count_tokens(self.text)
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+    def completion(self) -> dict[str, Any]:
+        """The reply's JSON body, as the endpoint of this kind gives it."""
+        text, chat = self.text, self.question.kind == "chat"
+        whole = len(text) == sum(len(piece.text) for piece in self.pieces)
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        logprobs = None if self.question.top_logprobs is None else self._logprobs(self.question.top_logprobs)
+        choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": "stop" if whole else "length"}
+        return {
+            "id": self.name,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 0,  # a clock would make two runs' replies differ
+            "model": self.question.model,
+            "choices": [choice],
+            "usage": self.usage,
+        }
+
+    def _logprobs(self, count: int) -> dict[str, Any]:
+        """Each piece as one token, with its `count` likeliest texts; the pieces that begin within the text."""
+        kept, start = [], 0
+        for piece in self.pieces:
+            if start < len(self.text):
+                options = piece.options or {piece.text: 1.0}
+                likeliest = sorted(options.items(), key=lambda option: (-option[1], option[0]))[:count]
+                top = {text: _logprob(chance) for text, chance in likeliest}
+                kept.append((piece.text, _logprob(options[piece.text]), top, start))
+            start += len(piece.text)
+        if self.question.kind == "completion":
+            names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+            return {name: [token[place] for token in kept] for place, name in enumerate(names)}
+        content = [
+            {**_token(text, value), "top_logprobs": [_token(*item) for item in top.items()]}
+            for text, value, top, _ in kept
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _worded(said: Verdict | Rated, form: str, place: int) -> list[Piece]:
+    """An item's part of the text: of a JSON array, or a line with Output (a) or (b), or the letter alone."""
+    start = f"{',' if place else '['}\n  {{"
+    if isinstance(said, Rated):
+        head = f'{start}"critique": {json.dumps(said.critique)}, "rating": '
+        return [Piece(head), Piece(str(said.rating)), Piece("}")]
+    if form == "json":
+        head = f'{start}"explanation": "The {"second" if said.second else "first"} response is better.", "a_better": '
+        options = {"true": 1.0 - said.chance, "false": said.chance}
+        return [Piece(head), Piece("false" if said.second else "true", options), Piece("}")]
+    label = Piece("b" if said.second else "a", {"a": 1.0 - said.chance, "b": said.chance})
+    number = f"{place + 1}. " if form == "lines" else ""
+    before, after = ("", "") if form == "logprobs" else (f"{number}Output (", ")")
+    return [Piece("\n" * (place > 0) + before), label, Piece(after)]
+
+
+def _logprob(probability: float) -> float:
+    return max(math.log(probability), _LEAST_LOGPROB) if probability > 0 else _LEAST_LOGPROB
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 _Tokens = Annotated[int, Field(ge=1)]
@@ -91,14 +223,12 @@ class SandboxJudge:
     def __init__(self, seed: int = 0, pools: Iterable[str | Path] = (), *, anyway: bool = False) -> None:
         self.seed = seed
         self.anyway = anyway
-        # The scale is read from 2,000 responses once; of the first requests, which come together, by one.
-        self._rating = threading.Lock()
         members, self._streams = _members((*_bundled(), *map(load_pool, pools)))
         prompts = {file: load_prompt(file) for file in members}
         self._prompts = {prompt.name: prompt for prompt in prompts.values()}
-        self._members = {prompts[file].name: asked for file, asked in members.items()}
-        known = {annotator.name: annotator for annotator in (*POOL, *GREEDY)}
-        self._annotators = {name: known.get(name, _FALLBACK) for name in self._streams}
+        self._members = {prompts[file].name: served for file, served in members.items()}
+        own = {annotator.name: annotator for annotator in (*POOL, *GREEDY)}
+        self._annotators = {name: own.get(name, _FALLBACK) for name in self._streams}
 
     def annotator(self, prompt: str, model: str) -> str:
         """Who answers a prompt; of several, the one whose role is in the model's name."""
@@ -106,7 +236,7 @@ class SandboxJudge:
         return next((member.name for member in members if member.role in model.lower()), members[0].name)
 
     def read(self, kind: str, content: Mapping[str, Any]) -> JudgeQuestion:
-        """What a request's body asks.
+        """Reads a request's body.
 
         Raises:
             PoolError: It cannot be answered, or its instructions are not the sandbox's; the message says why.
@@ -166,14 +296,13 @@ class SandboxJudge:
             draws = KeyedDraws(self._seed(question), self._streams[question.annotator])
             with np.errstate(over="ignore"):  # near 0 any leaning is a certainty
                 second = draws.b_wins(pairs, odds / question.temperature)
-        return map(Verdict, probability(odds).tolist(), second.tolist(), _reasons(annotator, gaps, second))
+        return map(Verdict, probability(odds).tolist(), second.tolist())
 
     def _rated(self, question: JudgeQuestion, singles: Sequence[Single]) -> Iterable[Rated]:
         annotator, stream = self._annotators[question.annotator], self._streams[question.annotator]
         raters, who = Raters(stream, [annotator], seed=self._seed(question)), np.zeros(len(singles), np.int64)
-        found = _features([item.instruction for item in singles], [item.output for item in singles])
-        with self._rating:
-            ratings = raters.rate(singles, who, temperature=question.temperature, found=found)
+        rows = _features([item.instruction for item in singles], [item.output for item in singles])
+        ratings = raters.rate(singles, who, temperature=question.temperature, found=rows)
         return map(Rated, ratings.astype(int).tolist(), raters.critiques(singles, who))
 
     def _seed(self, question: JudgeQuestion) -> int:
@@ -206,29 +335,14 @@ def _members(pools: Iterable[PoolConfig]) -> tuple[dict[str, list[AnnotatorConfi
     return members, streams
 
 
-def _features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-    """[B, features]; for an instruction of another world those that can be seen without understanding, else 0."""
-    found = features(instructions, responses)
-    for row in np.flatnonzero(np.isnan(found).any(axis=1)).tolist():
-        found[row] = _surface(responses[row])
-    return found
-
-
-def _surface(response: str) -> NDArray[np.float64]:
-    """The features that can be seen without understanding."""
-    found: NDArray[np.float64] = features([_ANY_TASK], [response])[0]
-    found[: FEATURES.index("length")] = 0.0
-    return found
-
-
 _ANY_TASK: Final = "List two traits of a lion."
 """Some instruction of the sandbox: length, lists and courtesy do not depend on it."""
 
 
-def _reasons(annotator: Annotator, gaps: NDArray[np.float64], second: NDArray[np.bool_]) -> list[str]:
-    """What spoke most for the chosen response, in a sentence per item."""
-    gains = np.where(second[:, None], 1.0, -1.0) * gaps * annotator.weights()
-    best = gains.argmax(axis=1)
-    names = [FEATURES[feature] if gains[row, feature] > 0 else "" for row, feature in enumerate(best)]
-    sides = np.where(second, "second", "first")
-    return [f"The {side} response {_REASONS[name]}." for side, name in zip(sides, names, strict=True)]
+def _features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
+    """[B, features]; for an instruction of another world those that can be seen without understanding, else 0."""
+    rows = features(instructions, responses)
+    for row in np.flatnonzero(np.isnan(rows).any(axis=1)).tolist():
+        rows[row] = features([_ANY_TASK], [responses[row]])[0]
+        rows[row, : FEATURES.index("length")] = 0.0
+    return rows

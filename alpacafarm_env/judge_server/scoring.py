@@ -11,15 +11,18 @@ GET /health says what is served, and how much was asked so far.
 Source: OpenRLHF 0.11, `openrlhf/utils/agent.py` (who asks) and `openrlhf/cli/serve_rm.py` (their own server).
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import (
     AlpacaFarmError,
@@ -31,42 +34,72 @@ from ..errors import (
 )
 from ..oracles.base import RewardOracle, judge, rewards_of, shorten
 from ..oracles.batched import MicroBatched
-from ..spaces import MAX_TEXT_LENGTH, find_surrogate
-from .http import Listener
-from .replies import HttpReply, as_error, as_json
+from ..spaces import MAX_TEXT_LENGTH
+from .http import Request, Response, Server, as_error, as_json, json_app, json_route, threaded
 
 SCORE: Final = "/score"
 HEALTH: Final = "/health"
 MAX_ROWS: Final = 4096
 """Most rows of a request."""
-MOST_TIMES: Final = 10_000
-"""Most requests of whose times a report tells."""
-_PLAIN: Final = ("instructions", "responses")
+GRACE_S: Final = 5.0
+"""Seconds that requests being answered have when the server ends."""
 _FAULTS: Final = (DataError, UnknownNameError, InvalidResponseError, InvalidResponseTypeError)
 _LOG: Final = logging.getLogger(__name__)
-_OPENRLHF: Final = ("query", "prompts", "labels")
+
+_Texts = Annotated[list[Annotated[str, Field(max_length=MAX_TEXT_LENGTH)]], Field(max_length=MAX_ROWS)]
 
 
-class Scoring:
-    """Answers requests about one oracle, from any number of threads; `oracle` merges those that come together.
+class _Plain(BaseModel):
+    model_config = ConfigDict(strict=True)
+    instructions: _Texts
+    responses: _Texts
+
+
+class _OpenRLHF(BaseModel):
+    model_config = ConfigDict(strict=True)
+    query: _Texts
+    prompts: _Texts
+    labels: _Texts
+
+
+class ScoreServer(Server):
+    """Answers requests about one oracle in this process, on threads of its own; a context manager.
 
     Args:
-        oracle: Who is asked.
+        oracle: Who is asked; requests that come together are one call.
         special_tokens: What the trained policy's tokenizer writes for its special tokens; those at a response's end are
             taken off OpenRLHF's queries. None: such queries are refused, as they would be scored with them.
+        app: A Starlette or FastAPI application to serve beside, such as OpenEnv's, whose own routes of these paths
+            count no more. What it raises is answered as `POST /score` answers it.
+        where: `host`, `port` and `allow_remote`, as of `JudgeServer`.
+
+    Attributes:
+        url: What clients, and OpenRLHF, are given.
     """
 
-    def __init__(self, oracle: RewardOracle, special_tokens: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        oracle: RewardOracle,
+        special_tokens: Sequence[str] | None = None,
+        *,
+        app: Any = None,
+        **where: Any,
+    ) -> None:
         self.oracle = oracle if isinstance(oracle, MicroBatched) else MicroBatched(oracle)
         self._special_tokens = None if special_tokens is None else tuple(filter(None, special_tokens))
-        self._lock = threading.Lock()
-        self._requests = self._refused = self._failed = self._rows = 0
-        self._seconds = deque[float](maxlen=MOST_TIMES)  # of the last requests since the last report
-        self._reported = self._calls = 0  # of the last report
+        self._lock, self._counts = threading.Lock(), Counter[str]()
+        self._seconds = deque[float](maxlen=10_000)  # of requests since the last report
+        if app is None:
+            app = json_app(threaded(self.reply))
+        else:
+            app.router.routes[:0] = [json_route(path, threaded(self.reply)) for path in (SCORE, HEALTH)]
+            app.add_exception_handler(AlpacaFarmError, _refuse)
+            app.add_exception_handler(Exception, _refuse)
+        super().__init__(app, grace_s=GRACE_S, **where)
+        self.url += SCORE
 
-    def reply(self, method: str, path: str, content: bytes, key: str = "") -> HttpReply:
+    def reply(self, method: str, route: str, content: bytes, key: str = "") -> Response:
         """The reply to one HTTP request."""
-        route = path.partition("?")[0]
         if (method, route) == ("GET", HEALTH):
             return as_json(self.health())
         if (method, route) != ("POST", SCORE):
@@ -80,33 +113,31 @@ class Scoring:
             if not isinstance(error, AlpacaFarmError):
                 _LOG.exception("oracle %r failed", self.oracle.name)
             with self._lock:
-                self._refused += answer.status < 500
-                self._failed += answer.status >= 500
+                self._counts["failed" if answer.status_code >= 500 else "refused"] += 1
             return answer
         with self._lock:
-            self._requests += 1
-            self._rows += len(scored["scores"])
+            self._counts.update(requests=1, rows=len(scored["scores"]))
             self._seconds.append(time.perf_counter() - start)
         return as_json(scored)
 
     def health(self) -> dict[str, Any]:
         """What is served, and how much was asked so far, as plain data."""
         with self._lock:
-            counts = {"requests": self._requests, "refused": self._refused, "failed": self._failed, "rows": self._rows}
+            counts = {name: self._counts[name] for name in ("requests", "refused", "failed", "rows")}
         return {"status": "healthy", "oracle": self.oracle.name, **counts, "oracle_calls": self.oracle.calls}
 
     def report(self) -> str:
-        """One line about the time since the last report."""
+        """One line: how much was asked so far, and how long the requests since the last report took."""
+        totals = self.health()
         with self._lock:
             seconds = list(self._seconds)
             self._seconds.clear()
-            requests, self._reported = self._requests - self._reported, self._requests
-            calls, self._calls = self.oracle.calls - self._calls, self.oracle.calls
         # Of no request there is no quantile.
         middle, late = 1000 * np.quantile(seconds, (0.5, 0.99)) if seconds else (0.0, 0.0)
-        times = f", p50 {middle:.1f} ms, p99 {late:.1f} ms" if seconds else ""
-        totals = f"in all {self._requests} requests, {self._rows} rows, {self._refused} refused, {self._failed} failed"
-        return f"{requests} requests to {SCORE}{times}, {calls} calls of {self.oracle.name}; {totals}"
+        times = f"; since the last line {len(seconds)}, p50 {middle:.1f} ms, p99 {late:.1f} ms" if seconds else ""
+        numbers = f"{totals['rows']} rows, {totals['refused']} refused, {totals['failed']} failed"
+        calls = f"{totals['oracle_calls']} calls of {self.oracle.name}"
+        return f"{totals['requests']} requests to {SCORE}: {numbers}, {calls}{times}"
 
     def _answer(self, content: bytes) -> dict[str, Any]:
         try:
@@ -114,10 +145,10 @@ class Scoring:
         except (ValueError, RecursionError) as error:
             raise DataError(f"The body is not JSON: {error}.") from error
         if not isinstance(body, dict):
-            raise DataError(f"Expected a JSON object with {' and '.join(_PLAIN)}, got {shorten(str(body))}.")
+            raise DataError(f"Expected a JSON object with instructions and responses, got {shorten(str(body))}.")
         if "query" in body:
             return self._answer_openrlhf(body)
-        instructions, responses = _columns(body, _PLAIN)
+        instructions, responses = _columns(_Plain, body)
         scores = judge(self.oracle, instructions, responses).scores
         return {"oracle": self.oracle.name, "scores": [None if score != score else score for score in scores.tolist()]}
 
@@ -125,11 +156,10 @@ class Scoring:
         if self._special_tokens is None:
             text = "OpenRLHF's queries hold special tokens. Start serve with --tokenizer, that of the trained model"
             raise FieldError("query", text)
-        queries, prompts, labels = _columns(body, _OPENRLHF)
-        for row, label in enumerate(labels):
-            if not label:
-                text = "expected the instruction; train with --data.label_key label on exported prompts"
-                raise FieldError(f"labels[{row}]", text)
+        queries, prompts, labels = _columns(_OpenRLHF, body)
+        if "" in labels:
+            text = "expected the instruction; train with --data.label_key label on exported prompts"
+            raise FieldError(f"labels[{labels.index('')}]", text)
         responses = [self._response(row, *pair) for row, pair in enumerate(zip(queries, prompts, strict=True))]
         rewards = rewards_of(self.oracle, labels, responses)
         return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
@@ -149,75 +179,30 @@ class Scoring:
         return response[:end]
 
 
-def refused(error: Exception) -> HttpReply:
+def refused(error: Exception) -> Response:
     """The reply that says why a request has no answer: 400 if that is its own fault, else 500."""
     if isinstance(error, _FAULTS):
         return as_error(400, str(error), "invalid_request_error", getattr(error, "field", None))
-    told = str(error) if isinstance(error, AlpacaFarmError) else f"{type(error).__name__}: {error}"
-    return as_error(500, told, "oracle_error")
+    text = str(error) if isinstance(error, AlpacaFarmError) else f"{type(error).__name__}: {error}"
+    return as_error(500, text, "oracle_error")
 
 
-class ScoreServer(Scoring):
-    """`Scoring` behind HTTP in this process, on threads of its own; a context manager.
-
-    Args:
-        oracle: As of `Scoring`.
-        special_tokens: As of `Scoring`.
-        host: As of `JudgeServer`, and so are `port` and `allow_remote`.
-    """
-
-    def __init__(
-        self,
-        oracle: RewardOracle,
-        special_tokens: Sequence[str] | None = None,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        allow_remote: bool = False,
-    ) -> None:
-        super().__init__(oracle, special_tokens)
-        self._listener = Listener((host, port), self.reply, latency_s=0, allow_remote=allow_remote)
-        self._listener.start()
-
-    @property
-    def remote(self) -> bool:
-        """Whether other machines can reach it."""
-        return self._listener.remote
-
-    @property
-    def url(self) -> str:
-        """What clients, and OpenRLHF, are given."""
-        return self._listener.url + SCORE
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.stop(grace_s=5.0)
+def _refuse(_: Request, error: Exception) -> Response:
+    return refused(error)
 
 
-def _columns(body: dict[str, Any], names: Sequence[str]) -> list[list[str]]:
-    """The lists of texts of these names, all of one length."""
-    for name in names:
-        if name not in body:
-            raise FieldError(name, f"expected a list of texts, got no such field among {shorten(str(list(body)))}")
-        _check_texts(name, body[name])
-        if len(body[name]) != len(body[names[0]]):
-            raise FieldError(name, f"expected {len(body[names[0]])} texts, as {names[0]} has, got {len(body[name])}")
-    return [body[name] for name in names]
-
-
-def _check_texts(name: str, texts: Any) -> None:
-    if not isinstance(texts, list):
-        raise FieldError(name, f"expected a list of texts, got {shorten(str(texts))}")
-    if len(texts) > MAX_ROWS:
-        raise FieldError(name, f"expected at most {MAX_ROWS} texts, got {len(texts)}; ask in several requests")
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise FieldError(f"{name}[{row}]", f"expected a text, got {shorten(str(text))}")
-        if len(text) > MAX_TEXT_LENGTH:
-            raise FieldError(f"{name}[{row}]", f"expected at most {MAX_TEXT_LENGTH} code points, got {len(text)}")
-        if find_surrogate(text) >= 0:
-            raise FieldError(
-                f"{name}[{row}]", f"expected text that UTF-8 can write, got {text[find_surrogate(text)]!r}"
-            )
+def _columns(form: type[BaseModel], body: dict[str, Any]) -> list[list[str]]:
+    """The lists of texts of a form's fields, all of one length; FieldError for the first that is wrong."""
+    try:
+        columns: dict[str, list[str]] = dict(form.model_validate(body))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        name, *rows = fault["loc"]
+        field = f"{name}{''.join(f'[{row}]' for row in rows)}"
+        raise FieldError(field, f"{fault['msg']}, got {shorten(str(fault['input']))}") from error
+    first, *others = columns
+    for name in others:
+        if len(columns[name]) != len(columns[first]):
+            lengths = len(columns[first]), len(columns[name])
+            raise FieldError(name, f"expected {lengths[0]} texts, as {first} has, got {lengths[1]}")
+    return list(columns.values())

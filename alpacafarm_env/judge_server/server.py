@@ -7,27 +7,26 @@ Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /st
 encryption: it is meant for this machine's own programs.
 """
 
+import asyncio
 import hmac
 import json
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ..annotators.config import ROLES, load_models
 from ..errors import AlpacaFarmError, PoolError
 from ..llm.requests import content_key
-from .http import Listener, serve
-from .replies import HttpReply, JudgeAnswer, as_error, as_json
-from .sandbox_judge import SandboxJudge
+from .http import Response, Server, as_error, as_json, json_app
+from .sandbox_judge import JudgeAnswer, SandboxJudge
 
 KINDS: Final = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
-_CHARGES: Final = ("requests", "prompt_tokens", "completion_tokens")
 
 
-class JudgeServer:
-    """A judge server in this process, on threads of its own; a context manager.
+class JudgeServer(Server):
+    """A judge server in this process, on threads of its own; a context manager. `close` ends open connections at once.
 
     A verdict depends on the seed and its own pair alone, see `SandboxJudge.answer`: a failed request, when repeated,
     gets the verdicts it would have got at once, whatever the order or the number of connections.
@@ -42,6 +41,10 @@ class JudgeServer:
         anyway: Judge instructions that are not the sandbox's too, by taste alone; else such a request is refused (400).
         allow_remote: Take a `host` that other machines can reach, such as "0.0.0.0" or "::". Anybody on the way can
             read what is asked and answered.
+
+    Attributes:
+        base_url: The address for clients, "http://127.0.0.1:PORT/v1".
+        remote: Whether other machines can reach it.
 
     Raises:
         AlpacaFarmError: `host` can be reached by other machines, and that was not allowed.
@@ -60,54 +63,29 @@ class JudgeServer:
         anyway: bool = False,
         allow_remote: bool = False,
     ) -> None:
-        self.judging = SandboxJudge(seed, pools, anyway=anyway)
+        self.judging, self.latency_s = SandboxJudge(seed, pools, anyway=anyway), latency_s
         self._api_key = api_key
-        self._statuses = Counter[str]()
-        self._charged: dict[str, Counter[str]] = {}
-        self._answered = 0
-        self._lock = threading.Lock()
-        self._listener = Listener((host, port), self.reply, latency_s=latency_s, allow_remote=allow_remote)
-        self._listener.start()
-
-    @property
-    def base_url(self) -> str:
-        """The address for clients, "http://127.0.0.1:PORT/v1"."""
-        return f"{self._listener.url}/v1"
-
-    @property
-    def remote(self) -> bool:
-        """Whether other machines can reach it."""
-        return self._listener.remote
+        self._statuses, self._charged, self._lock = Counter[str](), Counter[str](), threading.Lock()
+        super().__init__(json_app(self._respond), host=host, port=port, allow_remote=allow_remote)
+        self.url = self.base_url = f"{self.url}/v1"
 
     def stats(self) -> dict[str, Any]:
         """What happened so far, as plain data.
 
-        `requests` (for answers, and whatever was refused), `answered`, `charged` and `charged_by_model` (requests,
-        prompt_tokens and completion_tokens that a provider would have billed) and `by_status`.
+        `requests` (for answers, and whatever was refused), `answered`, `charged` (requests, prompt_tokens and
+        completion_tokens that a provider would have billed) and `by_status`.
         """
         with self._lock:
-            by_model = {model: {name: sums[name] for name in _CHARGES} for model, sums in self._charged.items()}
+            charges = ("requests", "prompt_tokens", "completion_tokens")
             return {
                 "requests": self._statuses.total(),
-                "answered": self._answered,
-                "charged": {name: sum(sums[name] for sums in by_model.values()) for name in _CHARGES},
-                "charged_by_model": by_model,
+                "answered": self._statuses["200"],
+                "charged": {name: self._charged[name] for name in charges},
                 "by_status": dict(sorted(self._statuses.items())),
             }
 
-    def close(self) -> None:
-        """Stops at once, whatever is still being answered: open connections end."""
-        self._listener.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
+    def reply(self, method: str, route: str, content: bytes, key: str) -> Response:
         """The reply to one HTTP request; `key` is the API key that came with it, "" for none."""
-        route = path.partition("?")[0]
         if method == "GET" and route == "/stats":
             return as_json(self.stats())
         if self._api_key is not None and not hmac.compare_digest(key.encode(), self._api_key.encode()):
@@ -117,14 +95,21 @@ class JudgeServer:
             listed = [{"id": name, "object": "model", "created": 0, "owned_by": "alpacafarm_env"} for name in names]
             return as_json({"object": "list", "data": listed})
         if method != "POST" or route not in KINDS:
-            known = f"{', '.join(f'POST {route}' for route in KINDS)}, GET /v1/models, GET /stats"
-            return self._refused(404, f"There is no {method} {route} here. There are: {known}.", "not_found")
+            routes = f"{', '.join(f'POST {route}' for route in KINDS)}, GET /v1/models, GET /stats"
+            return self._refused(404, f"There is no {method} {route} here. There are: {routes}.", "not_found")
         try:
             return self._judge(KINDS[route], content, key)
         except AlpacaFarmError as error:
             return self._refused(400, str(error), "invalid_request_error")
 
-    def _judge(self, kind: str, content: bytes, key: str) -> HttpReply:
+    async def _respond(self, method: str, route: str, content: bytes, key: str) -> Response:
+        """Without a thread: to start one takes as long as a verdict."""
+        response = self.reply(method, route, content, key)
+        if self.latency_s:
+            await asyncio.sleep(self.latency_s)
+        return response
+
+    def _judge(self, kind: str, content: bytes, key: str) -> Response:
         try:
             body = json.loads(content)
             digest = content_key(body)  # raises on NaN and 1e999
@@ -133,33 +118,17 @@ class JudgeServer:
         question = self.judging.read(kind, body)
         return self._deliver(self.judging.answer(question, digest), digest, key)
 
-    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> HttpReply:
+    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> Response:
         """The reply with an answer to a body of that digest, sent with that key; counted."""
-        with self._lock:
-            self._count(answer, "200")
+        self._count("200", answer)
         return as_json(answer.completion())
 
-    def _count(self, answer: JudgeAnswer, status: str, *, answered: bool = True, billed: bool = True) -> None:
-        self._statuses[status] += 1
-        self._answered += answered
-        if billed:
-            usage = {name: count for name, count in answer.usage.items() if name in _CHARGES}
-            self._charged.setdefault(answer.question.model, Counter()).update(requests=1, **usage)
-
-    def _refused(self, status: int, message: str, code: str) -> HttpReply:
+    def _count(self, status: str, billed: JudgeAnswer | None = None) -> None:
         with self._lock:
-            self._statuses[str(status)] += 1
+            self._statuses[status] += 1
+            if billed is not None:
+                self._charged.update(requests=1, **billed.usage)
+
+    def _refused(self, status: int, message: str, code: str) -> Response:
+        self._count(str(status))
         return as_error(status, message, code)
-
-
-def run_server(**options: Any) -> int:
-    """Serves until Ctrl-C; returns the exit status. Prints the base URL, and a warning if other machines can reach it.
-
-    Args:
-        options: The arguments of `JudgeServer`.
-
-    Raises:
-        AlpacaFarmError: The host or port cannot be had.
-    """
-    where = {name: options[name] for name in ("host", "port") if name in options}
-    return serve(lambda: JudgeServer(**options), lambda server: server.base_url, **where)

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from ...human.analysis import load_labels
+from ...human.labels import load_labels
 from ..harness.study import Row
 from .rows import TARGETS, Target, rows_of
 

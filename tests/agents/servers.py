@@ -15,8 +15,7 @@ from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.agents.rollouts import Rollouts, ragged
 from alpacafarm_env.agents.sampling import sample
-from alpacafarm_env.judge_server.http import Listener
-from alpacafarm_env.judge_server.replies import HttpReply, as_error, as_json
+from alpacafarm_env.judge_server import http
 
 
 class Server(ThreadingHTTPServer):
@@ -125,54 +124,53 @@ class VLLM:
         """Up, on the same port as before, without any adapter."""
         self.adapters: dict[str, LanguageModel] = {}
         self._base = LanguageModel.from_pretrained(self.folder)
-        self._listener = Listener(("127.0.0.1", self.port), self.reply, latency_s=0, allow_remote=False)
-        self.port = self._listener.server_address[1]
-        self._listener.start()
+        self._server = http.Server(http.json_app(http.threaded(self.reply)), port=self.port)
+        self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> None:
         """Down at once, with what is under way."""
-        self._listener.stop()
+        self._server.close()
 
     @property
     def url(self) -> str:
-        return self._listener.url
+        return self._server.url
 
-    def reply(self, method: str, path: str, content: bytes, key: str) -> HttpReply:
+    def reply(self, method: str, path: str, content: bytes, key: str) -> http.Response:
         if (method, path) == ("GET", "/version"):
-            return as_json({"version": self.version})
+            return http.as_json({"version": self.version})
         if (method, path) == ("GET", "/v1/models"):
-            return as_json({"object": "list", "data": [{"id": name} for name in (self.name, *self.adapters)]})
+            return http.as_json({"object": "list", "data": [{"id": name} for name in (self.name, *self.adapters)]})
         body = json.loads(content or b"{}")
         with self._lock:
             if path == "/v1/load_lora_adapter":
                 return self._load(**body)
             if path == "/v1/unload_lora_adapter":
                 known = self.adapters.pop(body["lora_name"], None)
-                return HttpReply(200, b"Success") if known else as_error(404, "cannot be found", "NotFoundError")
+                return http.Response("Success") if known else http.as_error(404, "cannot be found", "NotFoundError")
         if path != "/v1/completions":
-            return as_error(404, "Not Found", "NotFoundError")
+            return http.as_error(404, "Not Found", "NotFoundError")
         return self._complete(body)
 
-    def _load(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> HttpReply:
+    def _load(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> http.Response:
         if lora_name in self.adapters and not load_inplace:
-            return as_error(400, "has already been loaded", "InvalidUserInput")
+            return http.as_error(400, "has already been loaded", "InvalidUserInput")
         if not (Path(lora_path) / "adapter_config.json").is_file():
-            return as_error(404, f"No adapter found for {lora_path}", "NotFoundError")
+            return http.as_error(404, f"No adapter found for {lora_path}", "NotFoundError")
         adapted = LanguageModel.from_pretrained(self.folder)
         adapted.model = peft.PeftModel.from_pretrained(adapted.model, lora_path).eval()
         self.adapters[lora_name] = adapted
         self.loaded.append(lora_name)
-        return HttpReply(200, f"Success: LoRA adapter '{lora_name}' added successfully.".encode())
+        return http.Response(f"Success: LoRA adapter '{lora_name}' added successfully.")
 
-    def _complete(self, body: dict) -> HttpReply:
+    def _complete(self, body: dict) -> http.Response:
         if missing := FIELDS.keys() - body.keys() - {"seed"}:  # vLLM takes what it can from the generation config
-            return as_error(400, f"not said: {sorted(missing)}", "BadRequestError")
+            return http.as_error(400, f"not said: {sorted(missing)}", "BadRequestError")
         for name, value in body.items():
             if type(value) is not FIELDS.get(name):
-                return as_error(400, f"{name}: {value!r}", "BadRequestError")
+                return http.as_error(400, f"{name}: {value!r}", "BadRequestError")
         model = self.adapters.get(body["model"], self._base if body["model"] == self.name else None)
         if model is None:
-            return as_error(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
+            return http.as_error(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
         with self._lock:
             self.asked.append(body)
             number = len(self.asked)
@@ -181,7 +179,7 @@ class VLLM:
             reply = complete(model, body)
             self.answered.append(body)
         self.spoil(reply)
-        return as_json(reply)
+        return http.as_json(reply)
 
 
 def train_served(folder: Path, url: str, out: Path, num_envs: int) -> None:

@@ -2,10 +2,12 @@
 
 import time
 
+from command_files import write
+
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.human.pairs import load_pairs, load_qualification
 from alpacafarm_env.human.session import Session
 from alpacafarm_env.human.store import Store
+from alpacafarm_env.human.tasks import PAIRS, load_tasks
 
 SCRIPT = "<script>alert(1)</script>"
 LONG_AGO = f"{time.time() - 60:.1f}"
@@ -52,10 +54,10 @@ def qualification(num=10):
     return [{**row, "instruction": f"Test {n}", "preference": 1} for n, row in enumerate(make_pairs(num))]
 
 
-def open_session(tmp_path, write, pairs, key=(), name="labels"):
+def open_session(tmp_path, pairs, key=(), name="labels", form=PAIRS):
     """A session over files of these records."""
-    loaded = load_pairs(write(tmp_path / "pairs.json", pairs))
-    tests = load_qualification(write(tmp_path / "key.json", key)) if key else []
+    loaded = load_tasks(write(tmp_path / "pairs.json", pairs), form)
+    tests = load_tasks(write(tmp_path / "key.json", key), form, key=True) if key else []
     return Session(Store(tmp_path / f"{name}.sqlite"), loaded, tests)
 
 
@@ -80,11 +82,13 @@ class Page:
     def __init__(self, session):
         from starlette.testclient import TestClient
 
-        from alpacafarm_env.human.server import make_app
+        from alpacafarm_env.human.page import MAX_BODY, make_app
+        from alpacafarm_env.judge_server.http import Guard
 
         self.session = session
         self.root = f"/{session.store.token}/"
-        self.client = TestClient(make_app(session, f"Guideline {SCRIPT}"))
+        app = Guard(make_app(session, f"Guideline {SCRIPT}"), max_body=MAX_BODY)
+        self.client = TestClient(app, base_url="http://localhost")
 
     def get(self, path, **query):
         return self.client.get(self.root + path, params=query)
@@ -101,7 +105,7 @@ class Page:
 def run(monkeypatch, *args, act=lambda server: None):
     """The command's exit status; `act` is done while it serves."""
 
-    def serve(start, address, **where):
+    def serve(start, **where):
         with start() as server:
             act(server)
         return 0

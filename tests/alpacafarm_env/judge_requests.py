@@ -1,11 +1,10 @@
-"""Requests to the judge server, how a reply looks on the wire, and pools that ask it."""
+"""Requests to the judge server, sockets of one's own, and pools that ask it."""
 
 import http.client
 import json
 import socket
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -14,8 +13,7 @@ import numpy as np
 from alpacafarm_env.annotators.config import AnnotatorConfig, PoolConfig, load_models, load_pool, load_prompt
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.annotators.prompts import Item, render
-from alpacafarm_env.judge_server.replies import JudgeQuestion
-from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
+from alpacafarm_env.judge_server.sandbox_judge import JudgeQuestion, SandboxJudge
 from alpacafarm_env.sandbox import SANDBOX
 
 LOOK_UP = socket.getaddrinfo
@@ -99,54 +97,6 @@ def drip(connection):
 def text_of(content):
     choice = content["choices"][0]
     return choice["text"] if "text" in choice else choice["message"]["content"]
-
-
-@dataclass
-class Wire:
-    """What came back, byte by byte: `end` is "whole", "reset" or "closed", `sent` the time it was asked."""
-
-    status: int = 0
-    headers: dict = field(default_factory=dict)
-    body: bytes = b""
-    end: str = "closed"
-    sent: float = 0.0
-    seconds: float = 0.0
-    chunks: list = field(default_factory=list)
-
-
-def send(server, path, body, key="sk-client", timeout=10):
-    """A request on a socket of its own, which is open; the reply is not read."""
-    content = json.dumps(body).encode()
-    lines = ("Host: localhost", f"Authorization: Bearer {key}", f"Content-Length: {len(content)}")
-    head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
-    connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=timeout)
-    connection.sendall(head.encode() + content)
-    return connection
-
-
-def exchange(server, path, body, key="sk-client"):
-    """One request on a socket of its own, and everything that is received on it."""
-    wire, received, start = Wire(sent=time.time()), b"", time.monotonic()
-    with send(server, path, body, key) as connection:
-        while wire.end == "closed":
-            try:
-                chunk = connection.recv(65536)
-            except ConnectionResetError:
-                wire.end = "reset"
-                break
-            if not chunk:
-                break
-            received += chunk
-            wire.chunks.append(chunk)
-            top, gap, wire.body = received.partition(b"\r\n\r\n")
-            if gap:
-                first, *lines = top.decode("latin-1").split("\r\n")
-                wire.status = int(first.split()[1])
-                wire.headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-                if len(wire.body) >= int(wire.headers["content-length"]):
-                    wire.end = "whole"
-    wire.seconds = time.monotonic() - start
-    return wire
 
 
 SINGLE = PoolConfig(

@@ -25,7 +25,7 @@ from alpacafarm_env.cli.dataset_card import dataset_card
 from alpacafarm_env.cli.export import read_oracle
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
-from alpacafarm_env.integrations.rewards import scorer
+from alpacafarm_env.integrations import scorer
 from alpacafarm_env.judge_server.scoring import ScoreServer
 from alpacafarm_env.oracles import Constant
 
@@ -151,10 +151,10 @@ def test_no_verdict_is_an_error_and_never_a_number(monkeypatch):
 
 
 def test_the_command_serves_with_the_special_tokens_of_a_model(monkeypatch):
-    def serve(start, address, **_):
+    def serve(start, **_):
         with start() as server:
             query = {"query": [f"p{RESPONSES[0]}</s>"], "prompts": ["p"], "labels": [str(ASKED[0])]}
-            assert ask(address(server), **query)["rewards"] == pytest.approx(list(GOLD[:1]))
+            assert ask(server.url, **query)["rewards"] == pytest.approx(list(GOLD[:1]))
         return 0
 
     monkeypatch.setattr("alpacafarm_env.judge_server.http.serve", serve)

@@ -1,19 +1,27 @@
-"""People's labels as an oracle, and by the figures of `annotators`."""
+"""People's labels and ratings: how they are given, the oracles that replay them, and their figures."""
 
 import math
+import re
+import urllib.request
 import warnings
+from functools import partial
+from html import unescape
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from command_files import write
+from command_files import read, write
+from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, open_session, run, undo
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.data.ratings import read_critiques, read_ratings
 from alpacafarm_env.errors import DataError, UnknownNameError
-from alpacafarm_env.human.analysis import load_labels, table
+from alpacafarm_env.human.labels import annotators, load_labels, skipped_path, summary, write_labels
+from alpacafarm_env.human.session import MOST_CRITIQUE, Session
+from alpacafarm_env.human.tasks import PAIRS, SINGLES, load_tasks, read_form
 from alpacafarm_env.instructions import Instruction
-from alpacafarm_env.oracles import Flip, HumanJudge, WinRate, compare, judge, make_judge, make_oracle
-from alpacafarm_env.oracles.stored import NEVER_LABELLED
+from alpacafarm_env.oracles import Flip, HumanJudge, HumanRatings, compare, judge, make_judge, make_oracle
+from alpacafarm_env.oracles.stored import NEVER_LABELLED, NEVER_RATED
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:3]
 REFERENCES = sandbox.SANDBOX.references("eval")[:3]
@@ -45,30 +53,28 @@ def test_the_reward_is_the_share_of_labels_and_no_label_is_no_verdict(labels):
 
 
 def test_a_judge_of_pairs_in_either_order(labels):
-    found = make_judge({"human": labels}, dataset=sandbox.SANDBOX)
-    forth = compare(found, EVAL[:2], REFERENCES[:2], ["mine", "yours"]).scores
-    back = compare(found, EVAL[:2], ["mine", "yours"], REFERENCES[:2]).scores
+    people = make_judge({"human": labels}, dataset=sandbox.SANDBOX)
+    forth = compare(people, EVAL[:2], REFERENCES[:2], ["mine", "yours"]).scores
+    back = compare(people, EVAL[:2], ["mine", "yours"], REFERENCES[:2]).scores
     np.testing.assert_allclose(forth, [1 / 3, 1])
     np.testing.assert_allclose(forth + back, 1)
     # By its text alone, merged with the input, as other data has it.
-    assert compare(found, [Instruction(str(EVAL[1]))], ["x"], ["x"]).scores == 0.5
+    assert compare(people, [Instruction(str(EVAL[1]))], ["x"], ["x"]).scores == 0.5
     assert isinstance(make_judge({"judge": {"human": str(labels)}, "flip": 0.25}, dataset=sandbox.SANDBOX), Flip)
 
 
-def test_an_environment_takes_it_and_new_labels_are_another_oracle(labels):
+def test_an_environment_takes_labels_that_may_change(labels):
     spec = {"human": str(labels)}
-    assert isinstance(make_oracle(spec, dataset=sandbox.SANDBOX), WinRate)
     env = gym.make("AlpacaFarm-WinRate-v0", oracle=spec, on_unscored="truncate", disable_env_checker=True)
     env.reset(seed=0)
     assert env.step("nobody said anything of this")[3]
-    env.close()
     before = make_oracle(spec, dataset=sandbox.SANDBOX)
     assert make_oracle(spec, dataset=sandbox.SANDBOX) is before
     write(labels, [label(EVAL[2], REFERENCES[2], "mine", 2)])
     assert judge(make_oracle(spec, dataset=sandbox.SANDBOX), [EVAL[2]], ["mine"]).scores == 1
 
 
-def test_what_is_no_file_of_labels_is_told(tmp_path, labels):
+def test_what_is_no_file_of_labels_is_refused(tmp_path, labels):
     for spec, error in (
         ({"human": str(tmp_path / "none.json")}, DataError),
         ({"human": 3}, DataError),
@@ -105,8 +111,8 @@ def said(tmp_path):
 def test_the_figures_are_those_counted_by_hand(said):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load_labels(said).figures()
-    people, ann, gpt4 = found["people", ""], found["annotator", "Ann"], found["judge", "gpt4"]
+        rows = load_labels(said).figures()
+    people, ann, gpt4 = rows["people", ""], rows["annotator", "Ann"], rows["judge", "gpt4"]
     # Pair 0: all agree. Pair 1: Ann and Cyd face an even vote of the others, Bob is outvoted. Pair 2: so is Cyd.
     np.testing.assert_allclose(people["agreement"], [1, 1 / 3, 1 / 3, 1])
     np.testing.assert_allclose(people["variance"], [0, 2 / 3, 2 / 3, 0])
@@ -117,26 +123,158 @@ def test_the_figures_are_those_counted_by_hand(said):
     np.testing.assert_allclose(ann["agreement_with_judge"], [1, 0, 1, np.nan])
     np.testing.assert_allclose(gpt4["agreement"], [1, 0, 1, np.nan])
     np.testing.assert_allclose(gpt4["prefers_longer"], [1, 1, np.nan, np.nan])
-    lines = table(load_labels(said)).splitlines()
-    assert lines[0].split() == [
-        "figure",
-        "people",
-        "judge",
-        "gpt4",
-        "annotator",
-        "Ann",
-        "annotator",
-        "Bob",
-        "annotator",
-        "Cyd",
-    ]
-    assert any(line.split()[:3] == ["agreement", "0.667", "(4)"] for line in lines)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"judge_preference": "x"}, {"judge_preference": True}, {"raw_preference": None}, {"raw_preference": 5}]
 )
-def test_what_is_no_person_s_label_is_told(tmp_path, wrong):
+def test_what_is_no_persons_label_is_refused(tmp_path, wrong):
     rows = [label(EVAL[0], "a", "b", 1), label(EVAL[1], "a", "b", 2, **wrong)]
     with pytest.raises(DataError, match=f"record 2 field '{next(iter(wrong))}'"):
         load_labels(write(tmp_path / "labels.json", rows))
+
+
+def singles(num, **more):
+    return [
+        {"id": n, "instruction": f"Ask {n}", "input": "i" * (n % 2), "output": f"say {n}", **more} for n in range(num)
+    ]
+
+
+open_singles = partial(open_session, form=SINGLES)
+
+
+def rate(session, name, rating, critique=""):
+    """Rates what is the annotator's now."""
+    single = session.standing(name).pair
+    assert session.answer(name, single.key, 9.0, choice=rating, critique=critique) == ""
+    return single
+
+
+def test_ratings_are_exported_with_words_and_who_gave_them(tmp_path):
+    session = open_singles(tmp_path, singles(4, rating=3, annotator="gpt4"))
+    said = {rate(session, "Ann", n + 5, f" a\r\nb {n} ").record["id"]: n for n in range(3)}
+    undo(session, "Ann")
+    said.popitem()
+    last = session.standing("Ann").pair
+    session.answer("Ann", last.key, 9.0, reason="no idea", critique="unused")
+    out = tmp_path / "ratings.jsonl"
+    assert write_labels(out, session.store.all()) == [out, skipped_path(out)]
+    rows = {row["id"]: row for row in read(out)}
+    assert set(rows) == set(said)
+    for number, n in said.items():
+        row = rows[number]
+        assert (row["output"], row["rating"], row["critique"]) == (f"say {number}", n + 5, f"a\nb {n}")
+        assert (row["annotator"], row["seconds"], row["judge_rating"], row["judge"]) == ("Ann", 9.0, 3, "gpt4")
+        assert "preference" not in row
+    assert sorted(each.rating for each in read_ratings(out)) == [5, 6]
+    assert sorted(each.critique for each in read_critiques(out)) == ["a\nb 0", "a\nb 1"]
+    assert [(row["id"], row["reason"]) for row in read(skipped_path(out))] == [(last.record["id"], "no idea")]
+    rate(session, "Ann", 1, "x" * 2 * MOST_CRITIQUE)
+    assert len(session.store.all()[-1].answer.critique) == MOST_CRITIQUE
+
+
+@pytest.mark.parametrize(("far", "qualified"), [(3, True), (4, False)])
+def test_who_is_within_a_point_of_the_key_agrees(tmp_path, far, qualified):
+    key = [{**row, "instruction": f"Test {row['id']}", "rating": 2 + row["id"] % 4} for row in singles(10)]
+    session = open_singles(tmp_path, singles(2), key)
+    for n in range(10):
+        right = session.standing("Ann").pair.record["judge_rating"]
+        rate(session, "Ann", right + (2 if n < far else (-1, 0, 1)[n % 3]))
+    standing = session.standing("Ann")
+    assert standing.agreement == (10 - far) / 10
+    assert (standing.qualified, standing.part) == (qualified, "labels" if qualified else "qualification")
+
+
+def test_agreement_with_the_judge_is_as_counted_by_hand(tmp_path):
+    rows = [{**row, "rating": [4, 4.5, None][row["id"] % 3]} for row in singles(30)]
+    session = open_singles(tmp_path, rows)
+    for _ in range(30):
+        rate(session, "Ann", 5)  # within a point of both
+        rate(session, "Bob", 6)  # of none
+    ann, bob = annotators(session.store.all())
+    assert (sum(ann.agreed), len(ann.agreed), sum(bob.agreed)) == (20, 20, 0)
+    assert ann.flag == bob.flag == ""
+    assert "5.00" in "\n".join(summary(session.store.all()))
+    assert "6.00" in "\n".join(summary(session.store.all()))
+
+
+def test_the_page_asks_for_a_rating_and_words(tmp_path):
+    page = Page(open_singles(tmp_path, [{"instruction": f"i{SCRIPT}", "output": f"a{SCRIPT}"}, *singles(1)]))
+    for text in (page.get("").text, page.work()):
+        assert SCRIPT not in text
+        assert "which response" not in text.lower()
+        assert "pair" not in re.sub("<[^>]*>", "", text)
+    ids = []
+    for choice in ("7", "1"):
+        text = page.work()
+        shown = re.findall(r'<section aria-label="Response">.*?<div class="text" dir="auto">(.*?)</div>', text, re.S)
+        assert [unescape(part) for part in shown] == list(page.session.standing("Ann").pair.outputs)
+        assert re.findall(r'data-key="(\d)"', text) == list("1234567")
+        assert 'name="critique"' in text
+        ids.append(page.session.standing("Ann").pair.key)
+        page.post("answer", choice=choice, critique=f"words {SCRIPT}")
+    answers = [each.answer for each in page.session.store.all()]
+    assert [(a.pair, a.grade, a.critique) for a in answers] == [
+        (ids[0], 7, f"words {SCRIPT}"),
+        (ids[1], 1, f"words {SCRIPT}"),
+    ]
+    page.post("undo")
+    for choice in ("0", "8", "7.0"):
+        assert page.post("answer", choice=choice).status_code == 400
+    most = page.post("answer", choice="2", critique="日" * MOST_CRITIQUE)
+    assert (most.status_code, page.session.store.all()[-1].answer.critique) == (200, "日" * MOST_CRITIQUE)
+
+
+def test_the_oracle_replays_what_the_command_collects(tmp_path, monkeypatch, capsys):
+    rows = sandbox.SANDBOX.instructions("val")[:2]
+    outputs = [{"instruction": row.instruction, "input": row.input, "output": "mine"} for row in rows]
+    source, out = write(tmp_path / "rows.json", outputs), tmp_path / "ratings.json"
+
+    def rate_all(server):
+        for rating in (2, 5):
+            with urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
+                key = re.search(r'name="pair" value="(\w+)"', reply.read().decode())[1]
+            data = f"name=Ann&pair={key}&since={LONG_AGO}&choice={rating}&critique=from+Ann"
+            urllib.request.urlopen(f"{server.url}answer", data=data.encode()).close()
+
+    assert run(monkeypatch, source, "--out", out, act=rate_all) == 0
+    assert "3.50" in capsys.readouterr().out
+    given = {row["instruction"]: row["rating"] for row in read(out)}
+    spec = {"rating": {"human": str(out)}}
+    verdicts = judge(make_oracle(spec, dataset=sandbox.SANDBOX), [*rows, rows[0]], ["mine", "mine", "yours"])
+    np.testing.assert_array_equal(verdicts.scores, [*(given[row.instruction] for row in rows), math.nan])
+    assert verdicts.details["critique"].tolist() == ["from Ann", "from Ann", ""]
+    assert verdicts.details["unscored_reason"].tolist() == ["", "", NEVER_RATED]
+    assert run(monkeypatch, write(tmp_path / "pairs.json", make_pairs(2)), "--out", tmp_path / "ratings.jsonl") == 2
+    assert "ratings of responses" in capsys.readouterr().err
+
+
+def test_several_ratings_are_averaged_and_no_rating_is_no_score(tmp_path):
+    rows = [{"instruction": "a", "output": "x", "rating": r, "critique": f"{r}!"} for r in (2, 3, 7)]
+    other = {"instruction": "a", "input": "b", "output": "x", "rating": 1}
+    path = write(tmp_path / "r.json", [*rows, other, {**other, "rating": None}])
+    verdicts = judge(HumanRatings(path), ["a", "a\n\nb", "a"], ["x", "x", "y"])
+    np.testing.assert_array_equal(verdicts.scores, [4, 1, math.nan])
+    assert verdicts.details["num_labels"].tolist() == [3, 1, 0]
+    assert verdicts.details["critique"].tolist() == ["2!\n3!\n7!", "", ""]
+    with pytest.raises(DataError, match="rating"):
+        HumanRatings(write(path, [{**rows[0], "rating": 8}])).score(["a"], ["x"])
+
+
+def test_what_cannot_be_rated_is_refused(tmp_path):
+    path = tmp_path / "rows.json"
+    assert read_form(write(path, singles(1))) is SINGLES
+    assert read_form(write(path, make_pairs(1))) is PAIRS
+    for rows, reason in (
+        (singles(1, rating=8), "rating"),
+        ([*singles(1), *singles(1)], "record 2"),
+        ([{"instruction": "a", "output": ["x"]}], "output"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            load_tasks(write(path, rows), SINGLES)
+    with pytest.raises(DataError, match="record 1 field 'rating'"):
+        load_tasks(write(path, singles(1)), SINGLES, key=True)
+    session = open_session(tmp_path, make_pairs(2))  # nothing is stored yet
+    rate(Session(session.store, load_tasks(write(path, singles(1)), SINGLES)), "Ann", 3)
+    with pytest.raises(DataError, match="ratings of responses"):
+        Session(session.store, session.parts["labels"])

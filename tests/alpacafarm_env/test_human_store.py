@@ -14,39 +14,37 @@ from human_pairs import judge, make_pairs, open_session, qualification, undo
 
 from alpacafarm_env.data.dataset import RowDataset
 from alpacafarm_env.errors import DataError, LedgerError
-from alpacafarm_env.human.export import skipped_path, write_labels
-from alpacafarm_env.human.pairs import load_pairs, load_qualification
+from alpacafarm_env.human.labels import annotators, skipped_path, summary, write_labels
 from alpacafarm_env.human.session import LEAST_SECONDS, Session, read_name
-from alpacafarm_env.human.standings import annotators, summary
 from alpacafarm_env.human.store import Store
+from alpacafarm_env.human.tasks import PAIRS, load_tasks, side
 
 DYING = """
 import os, sys
 from pathlib import Path
-from alpacafarm_env.human.pairs import load_pairs
 from alpacafarm_env.human.session import Session
 from alpacafarm_env.human.store import Store
-session = Session(Store(Path(sys.argv[2])), load_pairs(Path(sys.argv[1])))
+from alpacafarm_env.human.tasks import PAIRS, load_tasks
+session = Session(Store(Path(sys.argv[2])), load_tasks(Path(sys.argv[1]), PAIRS))
 for _ in range(5):
     session.answer("Ann", session.standing("Ann").pair.key, 3.0, choice=1)
 os.kill(os.getpid(), 9)
 """
 
 
-def test_a_killed_process_has_lost_nothing_and_the_next_goes_on(tmp_path):
+def test_a_killed_process_has_lost_nothing(tmp_path):
     pairs, database = write(tmp_path / "pairs.json", make_pairs(8)), tmp_path / "labels.sqlite"
     run = subprocess.run([sys.executable, "-c", DYING, str(pairs), str(database)], check=False)
     assert run.returncode == -9
-    session = Session(Store(database), load_pairs(pairs))
+    session = Session(Store(database), load_tasks(pairs, PAIRS))
     standing = session.standing("Ann")
     assert (standing.num_done, standing.num_pairs) == (5, 8)
     assert standing.pair.key not in {each.answer.pair for each in session.store.all()}
-    assert standing.seconds_left == 9.0
     assert database.stat().st_mode & 0o077 == 0
 
 
 def test_the_orders_are_random_and_stay_as_they_were(tmp_path):
-    session = open_session(tmp_path, write, make_pairs(300))
+    session = open_session(tmp_path, make_pairs(300))
     orders = {name: [session.shown_first(name, pair) for pair in session.parts["labels"]] for name in ("Ann", "Bob")}
     assert orders["Ann"] != orders["Bob"]
     for order in orders.values():  # 4 standard errors
@@ -62,8 +60,8 @@ def test_the_orders_are_random_and_stay_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("slightly", [False, True])
-def test_a_choice_is_for_the_output_that_was_shown_there(tmp_path, slightly):
-    session = open_session(tmp_path, write, make_pairs(20))
+def test_a_choice_is_for_the_output_shown_there(tmp_path, slightly):
+    session = open_session(tmp_path, make_pairs(20))
     for _ in range(20):
         judge(session, "Ann", 2, slightly)
     answers = [each.answer for each in session.store.all()]
@@ -71,8 +69,8 @@ def test_a_choice_is_for_the_output_that_was_shown_there(tmp_path, slightly):
     assert {answer.grade for answer in answers} == {3 if slightly else 4}
 
 
-def test_one_form_that_is_sent_many_times_at_once_takes_back_one_answer(tmp_path, monkeypatch):
-    session = open_session(tmp_path, write, make_pairs(8))
+def test_a_form_sent_many_times_undoes_one_answer(tmp_path, monkeypatch):
+    session = open_session(tmp_path, make_pairs(8))
     for _ in range(6):
         judge(session, "Ann", 1)
     key, all_read, standing = session.standing("Ann").pair.key, Barrier(4, timeout=20), session.standing
@@ -84,13 +82,13 @@ def test_one_form_that_is_sent_many_times_at_once_takes_back_one_answer(tmp_path
 
     monkeypatch.setattr(session, "standing", read_together)
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda _: session.undo("Ann", key, 9.0), range(4)))
-    assert sorted(told) == ["", "nothing", "nothing", "nothing"]
+        notes = list(threads.map(lambda _: session.undo("Ann", key, 9.0), range(4)))
+    assert sorted(notes) == ["", "nothing", "nothing", "nothing"]
     assert len(session.store.all()) == 5
 
 
 def test_an_answer_stands_until_it_is_taken_back(tmp_path):
-    session = open_session(tmp_path, write, make_pairs(4))
+    session = open_session(tmp_path, make_pairs(4))
     assert undo(session, "Ann") == "nothing"
     pair = judge(session, "Ann", 1)
     assert session.answer("Ann", pair.key, 9.0, choice=4) == "again"
@@ -112,7 +110,7 @@ def test_an_answer_stands_until_it_is_taken_back(tmp_path):
 
 @pytest.mark.parametrize(("right", "qualified"), [(7, True), (6, False)])
 def test_the_qualification_lets_in_from_70_percent(tmp_path, right, qualified):
-    session = open_session(tmp_path, write, make_pairs(4), qualification())
+    session = open_session(tmp_path, make_pairs(4), qualification())
     for n in range(10):
         standing = session.standing("Ann")
         assert (standing.part, standing.num_done) == ("qualification", n)
@@ -132,9 +130,9 @@ def test_the_qualification_lets_in_from_70_percent(tmp_path, right, qualified):
     assert write_labels(tmp_path / "out.json", session.store.all()) == [tmp_path / "out.json"] * qualified
 
 
-def test_labels_are_exported_in_alpacafarm_s_schema_with_grade_and_without_what_was_undone(tmp_path):
+def test_labels_are_exported_without_what_was_undone(tmp_path):
     pairs = make_pairs(6, preference=2, annotator="gpt4", shown_first="output_2")
-    session = open_session(tmp_path, write, pairs)
+    session = open_session(tmp_path, pairs)
     keys = {pair.key: pair.record["id"] for pair in session.parts["labels"]}
     said = {}
     for n in range(5):
@@ -163,51 +161,44 @@ def test_labels_are_exported_in_alpacafarm_s_schema_with_grade_and_without_what_
     assert read(out) == []
 
 
-def test_agreement_with_the_judge_and_the_flag_are_as_counted_by_hand(tmp_path):
+def test_agreement_and_flag_are_as_counted_by_hand(tmp_path):
     pairs = [{**row, "preference": [1, 2, 1.5, None][n % 4]} for n, row in enumerate(make_pairs(48))]
-    session = open_session(tmp_path, write, pairs)
+    session = open_session(tmp_path, pairs)
     right = {"Ann": 17, "Bob": 13, "Cyd": 14}  # of the 24 that have a verdict: 71 %, 54 %, 58 %
     for name, num in right.items():
         agreed = 0
         while (pair := session.standing(name).pair) is not None:
-            agreed += bool(pair.better)
-            judge(session, name, pair.better or 1 if agreed <= num else 3 - (pair.better or 1))
+            better = side(pair.record.get("judge_preference"))
+            agreed += bool(better)
+            judge(session, name, better or 1 if agreed <= num else 3 - (better or 1))
     found = {each.name: each for each in annotators(session.store.all())}
-    assert {name: (each.num_agreed, each.num_compared) for name, each in found.items()} == {
+    assert {name: (sum(each.agreed), len(each.agreed)) for name, each in found.items()} == {
         name: (num, 24) for name, num in right.items()
     }
     assert {name: each.flag for name, each in found.items()} == {"Ann": "", "Bob": "near chance", "Cyd": ""}
     assert "--without 'Bob'" in "\n".join(summary(session.store.all()))
 
 
-def test_a_pair_has_the_verdict_that_its_file_has_now_and_the_key_has_its_own(tmp_path):
+def test_a_pairs_verdict_is_its_files_of_now(tmp_path):
     """Both pairs are in the qualification set, too, whose key is output_1; a judge comes later, for output_2."""
     pairs, key = make_pairs(2), [{**row, "preference": 1} for row in make_pairs(2)]
-    session = open_session(tmp_path, write, pairs, key)
+    session = open_session(tmp_path, pairs, key)
     for _ in range(2):
         judge(session, "Ann", 1)
     for _ in range(2):
         judge(session, "Ann", 2)
-    assert annotators(session.store.all(), session.parts["qualification"])[0].num_compared == 0
+    assert annotators(session.store.all(), session.parts["qualification"])[0].agreed == []
     session.store.close()
     judged = [{**row, "preference": 2, "annotator": "gpt4", "id": 7} for row in pairs]
-    session = open_session(tmp_path, write, judged, key)
+    session = open_session(tmp_path, judged, key)
     assert session.standing("Ann").agreement == 1
-    found = annotators(session.store.all(), session.parts["qualification"])[0]
-    assert (found.num_agreed, found.num_compared) == (2, 2)
+    assert annotators(session.store.all(), session.parts["qualification"])[0].agreed == [True, True]
     write_labels(tmp_path / "out.json", session.store.all())
     rows = read(tmp_path / "out.json")
     assert [(row["id"], row["judge_preference"], row["judge"]) for row in rows] == [(7, 2, "gpt4")] * 2
 
 
-def test_few_pairs_flag_nobody(tmp_path):
-    session = open_session(tmp_path, write, make_pairs(19, preference=1))
-    for _ in range(19):
-        judge(session, "Ann", 2)
-    assert annotators(session.store.all())[0].flag == ""
-
-
-def test_other_databases_are_refused_and_left_as_they_are(tmp_path):
+def test_other_databases_are_refused_untouched(tmp_path):
     Store(tmp_path / "own.sqlite", seed=3).close()
     with pytest.raises(DataError, match="seed 3"):
         Store(tmp_path / "own.sqlite", seed=4)
@@ -228,24 +219,22 @@ def test_all_faults_of_pairs_are_named_at_once(tmp_path):
         tmp_path / "pairs.json", [{**row, "output_2": None}, {**row, "preference": 3}, {**row, "annotator": 4}]
     )
     with pytest.raises(DataError, match=r"(?s)1 field 'output_2'.*2 field 'preference'.*3 field 'annotator'"):
-        load_pairs(path)
+        load_tasks(path, PAIRS)
+    same = {"instruction": "b", "output_1": "same", "output_2": "same"}
+    assert len(load_tasks(write(path, [row, same]), PAIRS)) == 1
     swapped = {**row, "output_1": row["output_2"], "output_2": row["output_1"]}
     with pytest.raises(DataError, match="record 2"):
-        load_pairs(write(path, [row, swapped]))
+        load_tasks(write(path, [row, swapped]), PAIRS)
 
 
 def test_a_qualification_set_has_a_right_answer_to_each(tmp_path):
     rows = qualification(4)
     wrong = [rows[0], {**rows[1], "preference": None}, {**rows[2], "preference": 1.5}, {**rows[3], "output_1": 1}]
     with pytest.raises(DataError, match=r"(?s)2 field 'preference'.*3 field 'preference'.*4 field 'output_1'"):
-        load_qualification(write(tmp_path / "key.json", wrong))
+        load_tasks(write(tmp_path / "key.json", wrong), PAIRS, key=True)
+    same = write(tmp_path / "key.json", [rows[0], {**rows[1], "output_2": rows[1]["output_1"]}])
     with pytest.raises(DataError, match="record 2 field 'output_2'"):
-        load_qualification(write(tmp_path / "key.json", [rows[0], {**rows[1], "output_2": rows[1]["output_1"]}]))
-
-
-def test_identical_outputs_are_not_asked_about(tmp_path):
-    rows = [*make_pairs(2), {"instruction": "b", "output_1": "same", "output_2": "same"}]
-    assert len(load_pairs(write(tmp_path / "pairs.json", rows))) == 2
+        load_tasks(same, PAIRS, key=True)
 
 
 def test_names_are_tidied():
@@ -256,11 +245,11 @@ def test_names_are_tidied():
             read_name(text)
 
 
-def test_the_pairs_file_may_change_and_no_label_is_lost(tmp_path):
-    session = open_session(tmp_path, write, make_pairs(4))
+def test_no_label_is_lost_with_its_pair(tmp_path):
+    session = open_session(tmp_path, make_pairs(4))
     judged = judge(session, "Ann", 1)
     fewer = [row for row in make_pairs(4) if row["id"] != judged.record["id"]]
-    session = Session(session.store, load_pairs(write(tmp_path / "pairs.json", fewer)))
+    session = Session(session.store, load_tasks(write(tmp_path / "pairs.json", fewer), PAIRS))
     assert session.standing("Ann").num_done == 0
     write_labels(tmp_path / "labels.json", session.store.all())
     assert [row["id"] for row in json.loads((tmp_path / "labels.json").read_text())] == [judged.record["id"]]

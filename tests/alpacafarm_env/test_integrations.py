@@ -8,38 +8,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alpacafarm_env import integrations, sandbox
+from alpacafarm_env import sandbox
 from alpacafarm_env.errors import DataError, UnscoredError
+from alpacafarm_env.integrations import scorer
 from alpacafarm_env.integrations import verl as ours
-from alpacafarm_env.integrations.rewards import scorer
 from alpacafarm_env.integrations.trl import prompts, reward_function
 from alpacafarm_env.integrations.verl import compute_score
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'
-ASKED = sandbox.SANDBOX.instructions("eval")[:4]
+ROWS = sandbox.SANDBOX.instructions("eval")[:4]
 RESPONSES = ["A lion is brave, golden and proud.", "- one\n- two\n- three", "", " No. "]
-GOLD = sandbox.gold_oracle().score(ASKED, RESPONSES).tolist()
+GOLD = sandbox.gold_oracle().score(ROWS, RESPONSES).tolist()
 
 
 def need(library, distribution=None):
     """The library, whose version is printed."""
-    found = pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ImportError)
+    module = pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ImportError)
     print(f"\n{distribution or library} {version(distribution or library)}")
-    return found
+    return module
 
 
-def test_each_has_at_most_40_lines():
-    folder = Path(integrations.__file__).parent
-    names = ("trl", "verl", "skyrl", "verifiers")
-    assert {name for name in names if len((folder / f"{name}.py").read_text().splitlines()) > 40} == set()
-
-
-def test_a_scorer_s_threads_ask_one_oracle_and_no_verdict_is_an_error(monkeypatch):
+def test_a_scorers_threads_ask_one_oracle(monkeypatch):
     one, other = scorer(oracle="gold"), scorer(oracle="gold")
     assert one.args == other.args  # the same oracle, so that their calls are merged
     with ThreadPoolExecutor(4) as threads:
-        found = threads.map(lambda row: compute_score("d", row[1], "", {"instruction": row[0]}, oracle="gold"), PAIRS)
-        assert list(found) == GOLD
+        scores = threads.map(lambda row: compute_score("d", row[1], "", {"instruction": row[0]}, oracle="gold"), PAIRS)
+        assert list(scores) == GOLD
     with pytest.raises(DataError, match="instruction"):
         compute_score("d", "x", "", {"index": 3}, oracle="gold")
     monkeypatch.setattr("alpacafarm_env.oracles.base.Constant.score", lambda *_: np.array([np.nan]))
@@ -47,15 +41,17 @@ def test_a_scorer_s_threads_ask_one_oracle_and_no_verdict_is_an_error(monkeypatc
         scorer(oracle={"name": "constant", "value": 0.125})(["x"], ["b"])
 
 
-def test_trl_s_reward_function_says_which_column_it_needs_and_a_call_of_a_tool_says_nothing():
+def test_the_reward_function_for_trl_names_its_column():
     reward = reward_function("gold")
-    told = [[{"role": "assistant", "content": None}, {"role": "assistant", "content": text}] for text in RESPONSES]
-    assert reward(completions=told, instruction=[str(asked) for asked in ASKED], prompts=None) == GOLD
+    conversations = [
+        [{"role": "assistant", "content": None}, {"role": "assistant", "content": text}] for text in RESPONSES
+    ]
+    assert reward(completions=conversations, instruction=[str(row) for row in ROWS], prompts=None) == GOLD
     with pytest.raises(DataError, match="instruction"):
         reward(completions=RESPONSES, prompts=RESPONSES)
 
 
-PAIRS = list(zip(map(str, ASKED), RESPONSES, strict=True))
+PAIRS = list(zip(map(str, ROWS), RESPONSES, strict=True))
 
 
 def test_verl_loads_the_function_and_its_reward_manager_asks_it():
@@ -106,9 +102,9 @@ def test_verifiers_scores_the_tasks_traces():
     from alpacafarm_env.integrations.verifiers import AlpacaFarmConfig, AlpacaFarmTaskset, OracleConfig
 
     taskset = AlpacaFarmTaskset(AlpacaFarmConfig(split="eval", task=OracleConfig(oracle="gold")))
-    tasks = list(taskset.take(len(ASKED)))
-    assert [task.data.prompt for task in tasks] == [str(asked) for asked in ASKED]
-    assert [task.data.id for task in tasks] == [str(asked.id) for asked in ASKED]
+    tasks = list(taskset.take(len(ROWS)))
+    assert [task.data.prompt for task in tasks] == [str(row) for row in ROWS]
+    assert [task.data.id for task in tasks] == [str(row.id) for row in ROWS]
 
     def trace(task, response):
         asked = MessageNode(message=vf.UserMessage(content=task.data.prompt), parent=None)

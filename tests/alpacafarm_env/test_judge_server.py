@@ -1,273 +1,266 @@
-"""The judge server: routes, keep-alive, faults beside healthy requests, its counts, and its command line."""
+"""The judge server: its routes, and the sandbox's annotators' own verdicts in the formats that the prompts ask for."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import cache
-from itertools import islice
+import math
 
+import numpy as np
 import pytest
-from faulty_server import FAULTS, Faults, FaultyJudgeServer
-from judge_requests import LOOK_UP, PATHS, connect, exchange, make_body, pairs, port_of, post, send, text_of
+from judge_requests import MEMBERS, PATHS, chances, connect, make_body, pairs, port_of, post, text_of
 
-from alpacafarm_env.__main__ import main
+from alpacafarm_env.annotators.config import load_prompt
+from alpacafarm_env.annotators.prompts import Item, parse
+from alpacafarm_env.errors import PoolError
+from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import KINDS, JudgeServer
-from alpacafarm_env.llm.requests import content_key
+from alpacafarm_env.llm.replies import read_reply, reported_usage
+from alpacafarm_env.llm.requests import TokenBounds
+from alpacafarm_env.oracles.draws import KeyedDraws
+from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 
-COMMAND = [sys.executable, "-m", "alpacafarm_env", "judge-server"]
-
-
-@cache
-def body(number):
-    return make_body("chatgpt_4", pairs(1, number))
-
-
-def bodies(count):
-    return list(map(body, range(count)))
+ALL = [*(annotator.name for annotator in POOL), "greedy_gpt4"]
+FOREIGN = "Why is the sky blue?"
 
 
-def faulted(server, fault, count=1):
-    """Requests on which this fault falls (None: none at all) the first time that they are sent."""
-    drawn = ((n, server.faults.draw(server.seed, content_key(body(n)[1]), 0).fault) for n in range(1000))
-    return [body(n) for n, _ in islice((found for found in drawn if found[1] == fault), count)]
+def own_chances(name, items):
+    """P(second shown preferred) from the sandbox's oracle itself."""
+    group = GREEDY if name == "greedy_gpt4" else POOL
+    index = [annotator.name for annotator in group].index(name)
+    return Annotators("any", group).probabilities(*zip(*items, strict=True), index)
 
 
-def wait_for(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
+def verdicts_of(connection, name, items, **settings):
+    """All items' verdicts, asked in requests of the annotator's batch size."""
+    size, opinions = MEMBERS[name].batch_size, []
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
+        path, body = make_body(name, batch, **settings)
+        status, _, content = post(connection, path, body)
+        assert status == 200, content
+        kind = "chat" if path == PATHS["chat"] else "completion"
+        opinions += parse(load_prompt(MEMBERS[name].prompt).format, read_reply(kind, json.dumps(content)), len(batch))
+    return [opinion.score for opinion in opinions]
 
 
-def test_routes():
-    assert {kind: route for route, kind in KINDS.items()} == PATHS
-    with JudgeServer() as server, connect(server) as connection:
-        assert server.base_url == f"http://127.0.0.1:{port_of(server)}/v1"
-        connection.request("GET", "/v1/models")
-        listed = json.loads(connection.getresponse().read())
-        assert [model["id"] for model in listed["data"]] == ["sandbox-chatgpt", "sandbox-davinci003", "sandbox-gpt4"]
-        assert post(connection, *bodies(1)[0])[0] == 200
-        connection.request("GET", "/stats?pretty")
-        assert json.loads(connection.getresponse().read()) == server.stats()
-        status, _, content = post(connection, "/v1/embeddings", {})
-        assert (status, content["error"]["code"]) == (404, "not_found")
-        assert "POST /v1/chat/completions" in content["error"]["message"]
-        connection.request("GET", "/v1/completions")
-        assert connection.getresponse().status == 404
-
-
-def test_answers_look_like_the_apis():
-    with JudgeServer() as server, connect(server) as connection:
-        _, headers, chat = post(connection, *make_body("chatgpt_4", pairs(1)))
-        _, _, completion = post(connection, *make_body("davinci003_4", pairs(1)))
-    assert headers["Content-Type"] == "application/json"
-    assert chat.keys() == completion.keys() == {"id", "object", "created", "model", "choices", "usage"}
-    assert (chat["object"], completion["object"]) == ("chat.completion", "text_completion")
-    assert chat["choices"][0]["message"]["role"] == "assistant"
-    assert chat["model"] == "sandbox-chatgpt"
-
-
-def test_bad_bodies_are_refused_and_the_connection_goes_on():
-    path, asked = body(0)
-    endless = json.dumps({**asked, "extra": 0}).replace('"extra": 0', '"extra": 1e999').encode()
-    with JudgeServer() as server, connect(server) as connection:
-        for content in (b"", b"{", b"\xff", b"[]", b'{"model": NaN}', b'{"a": 1e999}', b"[" * 200_000, endless):
-            status, _, refusal = post(connection, path, content)
-            assert (status, refusal["error"]["code"]) == (400, "invalid_request_error")
-        assert post(connection, *bodies(1)[0])[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("header", "status"),
-    [
-        ("", 411),
-        *((f"Content-Length: {wrong}\r\n", 400) for wrong in ("many", "-1", 5_000 * "9")),
-        ("Content-Length: 99999999999\r\n", 413),
-    ],
-)
-def test_bodies_of_unknown_or_endless_length_end_the_connection(header, status):
-    with JudgeServer() as server, socket.create_connection(("127.0.0.1", port_of(server)), timeout=5) as connection:
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
-        with connection.makefile("rb") as file:
-            received = file.read()  # to its end
-    assert received.startswith(f"HTTP/1.1 {status} ".encode())
-    assert b"Connection: close" in received
-
-
-def test_only_the_key_is_let_in():
-    with JudgeServer(api_key="sk-right") as server, connect(server) as connection:
-        for key in ("sk-wrong", "", "sk-right2", "sk-r\xefght"):
-            status, _, content = post(connection, *bodies(1)[0], key=key)
-            assert (status, content["error"]["code"]) == (401, "invalid_api_key")
-            assert "sk-" not in content["error"]["message"]
-        assert post(connection, *bodies(1)[0], key="sk-right")[0] == 200
-        assert server.stats()["by_status"] == {"200": 1, "401": 4}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_connection_goes_on_after_a_fault_that_does_not_end_it(fault):
-    with FaultyJudgeServer(faults=Faults({fault: 0.5}, drip_s=0.0, hang_s=0.05)) as server:
-        if fault in ("reset", "hang"):
-            assert exchange(server, *faulted(server, fault)[0]).end != "whole"
-            assert exchange(server, *faulted(server, None)[0]).status == 200
-            return
-        with connect(server) as connection:
-            local = connection.sock.getsockname()
-            for path, asked in (*faulted(server, fault, 2), *faulted(server, None, 2)):
-                connection.request("POST", path, json.dumps(asked).encode())
-                content = connection.getresponse().read()
-                assert connection.sock.getsockname() == local
-        assert text_of(json.loads(content)).startswith("Output (")
-        assert server.stats()["by_fault"] == {fault: 2}
-
-
-@pytest.mark.parametrize("fault", ["hang", "drip"])
-def test_stuck_requests_block_neither_others_nor_the_end(fault):
-    server = FaultyJudgeServer(faults=Faults({fault: 0.5}, drip_s=60.0))
-    stuck = [send(server, *request) for request in faulted(server, fault, 20)]
-    healthy = faulted(server, None, 20)
-    idle = connect(server)
-    try:
-        wait_for(lambda: server.stats()["by_fault"] == {fault: 20})
-        start = time.monotonic()
-        with connect(server) as connection:
-            assert all(post(connection, *request)[0] == 200 for request in healthy)
-        assert time.monotonic() - start < 2
-        start = time.monotonic()
-        server.close()
-        assert time.monotonic() - start < 1
-        wait_for(lambda: not [t for t in threading.enumerate() if "process_request_thread" in t.name])
-        for connection in stuck:
-            received = b"".join(iter(lambda one=connection: one.recv(65536), b""))
-            arrived = len(received.partition(b"\r\n\r\n")[2])
-            assert (received == b"") if fault == "hang" else (arrived == 1)
-    finally:
-        for connection in stuck:
-            connection.close()
-        idle.__exit__(None, None, None)
-
-
-def test_closed_server_refuses_and_close_may_be_repeated():
-    server = JudgeServer()
-    port = port_of(server)
-    server.close()
-    server.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
-    with JudgeServer(port=port) as again:
-        assert port_of(again) == port
-
-
-def outcomes(server, requests, workers):
-    """What each request came to: status, error or text, by its body."""
-
-    def ask(request):
-        wire = exchange(server, *request)
-        return content_key(request[1]), (wire.status, wire.body, wire.end)
-
-    with ThreadPoolExecutor(workers) as threads:
-        return sorted(threads.map(ask, requests))
-
-
-def test_same_seed_same_faults_in_any_order():
-    requests, rates = bodies(60), {"retry_after_seconds": 0.2, "cut_json": 0.1, "hang": 0.1, "reset": 0.1}
-    mix = Faults(rates, hang_s=0.0)
-    with ExitStack() as stack:
-        one, two, three = (stack.enter_context(FaultyJudgeServer(seed=seed, faults=mix)) for seed in (3, 3, 0))
-        first = outcomes(one, requests, 1)
-        assert outcomes(two, requests[::-1], 8) == first
-        assert outcomes(three, requests, 8) != first
-        assert one.stats() == two.stats() != three.stats()
-        expected = Counter(mix.draw(3, content_key(asked), 0).fault for _, asked in requests)
-        del expected[None]
-        assert one.stats()["by_fault"] == dict(sorted(expected.items()))
-
-
-def test_client_that_goes_away_is_nobodys_error(capfd):
-    with JudgeServer(latency_s=0.05) as server:
-        for request in bodies(5):
-            connection = send(server, *request)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            connection.close()
-        wait_for(lambda: server.stats()["requests"] == 5)
-        time.sleep(0.1)
-        assert exchange(server, *bodies(1)[0]).status == 200
-    assert capfd.readouterr() == ("", "")
-
-
-def test_own_errors_are_told(capfd, monkeypatch):
-    with JudgeServer() as server:
-        monkeypatch.setattr(server.judging, "answer", lambda *args: 1 / 0)
-        assert exchange(server, *bodies(1)[0]).end == "closed"
-    assert "ZeroDivisionError" in capfd.readouterr().err
+@pytest.fixture(scope="module")
+def server():
+    with JudgeServer(seed=5) as server:
+        yield server
 
 
 @pytest.fixture
-def start():
-    """Starts the command; whatever still runs at the end is killed."""
-    running = []
+def connection(server):
+    with connect(server) as connection:
+        yield connection
 
-    def run(*args):
-        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-        process = subprocess.Popen(
-            [*COMMAND, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+
+def test_routes(server, connection):
+    assert {kind: route for route, kind in KINDS.items()} == PATHS
+    assert server.base_url == f"http://127.0.0.1:{port_of(server)}/v1"
+    connection.request("GET", "/v1/models")
+    listed = json.loads(connection.getresponse().read())
+    assert [model["id"] for model in listed["data"]] == ["sandbox-chatgpt", "sandbox-davinci003", "sandbox-gpt4"]
+    connection.request("GET", "/stats?pretty")
+    assert json.loads(connection.getresponse().read()) == server.stats()
+    status, _, content = post(connection, "/v1/embeddings", {})
+    assert (status, content["error"]["code"]) == (404, "not_found")
+    connection.request("GET", "/v1/completions")
+    assert connection.getresponse().status == 404
+
+
+def test_answers_look_like_the_apis(connection):
+    _, headers, chat = post(connection, *make_body("chatgpt_4", pairs(1)))
+    _, _, completion = post(connection, *make_body("davinci003_4", pairs(1)))
+    assert headers["Content-Type"] == "application/json"
+    assert chat.keys() == completion.keys() == {"id", "object", "created", "model", "choices", "usage"}
+    assert (chat["object"], completion["object"]) == ("chat.completion", "text_completion")
+    assert (chat["choices"][0]["message"]["role"], chat["model"]) == ("assistant", "sandbox-chatgpt")
+
+
+def test_bad_bodies_are_refused_and_the_connection_goes_on(connection):
+    path, body = make_body("chatgpt_4", pairs(1))
+    endless = json.dumps({**body, "extra": 0}).replace('"extra": 0', '"extra": 1e999').encode()
+    for content in (b"", b"{", b"\xff", b"[]", b'{"model": NaN}', b'{"a": 1e999}', b"[" * 200_000, endless):
+        status, _, refusal = post(connection, path, content)
+        assert (status, refusal["error"]["code"]) == (400, "invalid_request_error")
+    assert post(connection, path, body)[0] == 200
+
+
+def test_only_the_key_is_let_in():
+    request = make_body("chatgpt_4", pairs(1))
+    with JudgeServer(api_key="sk-right") as server, connect(server) as connection:
+        for key in ("sk-wrong", "", "sk-right2", "sk-r\xefght"):
+            status, _, content = post(connection, *request, key=key)
+            assert (status, content["error"]["code"]) == (401, "invalid_api_key")
+            assert "sk-" not in content["error"]["message"]
+        assert post(connection, *request, key="sk-right")[0] == 200
+        assert server.stats()["by_status"] == {"200": 1, "401": 4}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_probabilities_and_likelier_verdicts_are_the_annotators_own(connection, name):
+    items = pairs(60)
+    chances_of_all = own_chances(name, items)
+    np.testing.assert_allclose(chances(SandboxJudge(), name, items), chances_of_all, rtol=1e-12)
+    few = items[: 4 * MEMBERS[name].batch_size]
+    assert verdicts_of(connection, name, few, temperature=0) == (chances_of_all[: len(few)] > 0.5).tolist()
+
+
+@pytest.mark.parametrize(("name", "stream"), [("gpt4_5", "sim_eval"), ("greedy_gpt4", "sim_gpt4")])
+def test_a_pairs_verdict_is_the_draw_of_its_pool_whatever_it_is_asked_with(connection, name, stream):
+    items = pairs(60)
+    chances = own_chances(name, items)
+    expected = KeyedDraws(3, stream).b_wins(items, np.log(chances) - np.log1p(-chances)).tolist()
+    for arranged in (items, items[::-1], items[2:] + items[:2]):
+        got = dict(zip(arranged, verdicts_of(connection, name, arranged, seed=3, temperature=1.0), strict=True))
+        assert [got[item] for item in items] == expected
+
+
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1e-300, 1e-9, 0.5, 2.0])
+def test_temperatures_divide_the_log_odds(temperature):
+    """Next to zero the likelier verdict is certain."""
+    judging, items = SandboxJudge(), pairs(60)
+    chances = own_chances("chatgpt_4", items)
+    odds = np.abs(np.log(chances) - np.log1p(-chances))
+    bodies = [make_body("chatgpt_4", [item], temperature=temperature)[1] for item in items]
+    answers = [judging.answer(judging.read("chat", body), "key").verdicts[0].second for body in bodies]
+    share = np.mean(answers == (chances > 0.5))
+    expected = 1.0 if temperature < 1e-6 else np.mean(1 / (1 + np.exp(-odds / temperature)))
+    assert share == pytest.approx(expected, abs=0.0 if temperature < 1e-6 else 0.2)  # 3 standard errors of 60
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_servers_seed_decides_where_a_request_has_none(connection, seed):
+    items = pairs(20, start=1000)
+    with JudgeServer(seed=seed) as other, connect(other) as there:
+        for own in ({}, {"seed": None}, {"seed": 0}, {"seed": -(2**70)}):
+            here, away = (verdicts_of(c, "gpt4_5", items, **own) for c in (connection, there))
+            assert (here == away) == (seed == 5 or own.get("seed") is not None)
+
+
+def test_weighted_prompt_reads_the_probability(connection):
+    items = pairs(40)
+    got = verdicts_of(connection, "weighted_gpt4", items, logprobs=True, top_logprobs=20)
+    np.testing.assert_allclose(got, own_chances("greedy_gpt4", items), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_2", "davinci003_1"])
+def test_logprobs_cover_the_text(connection, name):
+    settings = {"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2}
+    status, _, content = post(connection, *make_body(name, pairs(3), **settings))
+    logprobs = content["choices"][0]["logprobs"]
+    tokens = [token["token"] for token in logprobs["content"]] if "content" in logprobs else logprobs["tokens"]
+    assert status == 200
+    assert "".join(tokens) == text_of(content)
+
+
+def test_shared_prompt_is_told_apart_by_the_model():
+    judging = SandboxJudge()
+    assert judging.annotator("gpt4_4", "sandbox-gpt4") == "gpt4_4"
+    assert judging.annotator("gpt4_4", "sandbox-chatgpt") == "chatgpt_3"
+    assert judging.annotator("gpt4_4", "something-else") == "gpt4_4"
+
+
+def surface_gap(annotator, first, second):
+    """The documented tastes, computed here from the texts alone."""
+    length = [math.log2(min(len(text), 300) + 10) for text in (first, second)]
+    lists = [float(text.startswith("- ") or "\n- " in text) for text in (first, second)]
+    return annotator.length * (length[1] - length[0]) + annotator.lists * (lists[1] - lists[0]) - annotator.position
+
+
+@pytest.mark.parametrize("annotator", POOL, ids=lambda annotator: annotator.name)
+@pytest.mark.parametrize(
+    ("first", "second"), [("Air.", "Because of the air. " * 9), ("- a\n- b", "a b"), ("", "x" * 999)]
+)
+def test_instructions_of_another_world_are_judged_by_taste(annotator, first, second):
+    got = chances(SandboxJudge(), annotator.name, [Item(FOREIGN, first, second)])[0]
+    assert got == pytest.approx(1 / (1 + math.exp(-surface_gap(annotator, first, second) / annotator.temperature)))
+
+
+def test_batches_may_mix_worlds_if_asked(connection):
+    items = [*pairs(2), Item(FOREIGN, "short", "much longer " * 20), *pairs(1, start=7)]
+    expected = chances(SandboxJudge(), "gpt4_5", items)
+    status, _, content = post(connection, *make_body("gpt4_5", items))
+    assert status == 400
+    assert FOREIGN in content["error"]["message"]
+    assert "1 of 4" in content["error"]["message"]
+    with JudgeServer(anyway=True) as server, connect(server) as anyway:
+        assert verdicts_of(anyway, "gpt4_5", items, temperature=0) == (expected > 0.5).tolist()
+    np.testing.assert_allclose(expected[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
+
+
+def test_usage_counts_a_token_for_four_characters(connection):
+    path, body = make_body("gpt4_2", pairs(3))
+    _, _, content = post(connection, path, body)
+    prompt, said = (
+        math.ceil(sum(len(each["content"]) for each in body["messages"]) / 4),
+        math.ceil(len(text_of(content)) / 4),
+    )
+    assert content["usage"] == {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def test_limit_on_tokens_cuts_the_text(connection):
+    path, body = make_body("gpt4_2", pairs(3), max_tokens=3)
+    _, _, content = post(connection, path, body)
+    assert (len(text_of(content)), content["choices"][0]["finish_reason"]) == (12, "length")
+    for limit in ("max_tokens", "max_completion_tokens"):
+        path, body = make_body("gpt4_2", pairs(3))
+        body[limit] = 250
+        _, _, content = post(connection, path, body)
+        assert content["choices"][0]["finish_reason"] == "stop"
+
+
+WRONG = {
+    "model": [None, ""],
+    "temperature": ["hot", 3, True],
+    "seed": ["1", 1.0, True],
+    "max_tokens": [0],
+    "max_completion_tokens": [1.5],
+    "stream": [True],
+    "n": [2],
+    "messages": ["hello", [], [{"role": "user"}], [{"role": "user", "content": [{"type": "text"}]}]],
+    "top_logprobs": [21],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, connection, field):
+    path, body = make_body("gpt4_4", pairs(1), logprobs=True, top_logprobs=2)
+    for value in WRONG[field]:
+        before = server.stats()
+        status, _, content = post(connection, path, {**body, field: value})
+        after = server.stats()
+        assert (status, content["error"]["code"]) == (400, "invalid_request_error")
+        assert f"\n  {field}" in content["error"]["message"]
+        assert after["requests"] == before["requests"] + 1
+        assert after["charged"] == before["charged"]
+
+
+def test_a_pool_of_ones_own_is_read_anew(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for name in ("before", "after"):
+        file.write_text(
+            f"{{name: p, annotators: [{{name: {name}, role: mine, prompt: gpt4_4, max_tokens: 9}}]}}", encoding="utf-8"
         )
-        running.append(process)
-        return process
-
-    yield run
-    for process in running:
-        process.kill()
-        process.communicate()
+        assert SandboxJudge(pools=[file]).annotator("gpt4_4", "model-of-mine") == name
 
 
-def test_command_line_serves_until_ctrl_c(start):
-    plain = start()  # loads while the other does
-    process = start("--port", "0", "--latency", "600", "--seed", "7", "--allow-remote")
-    base_url = process.stdout.readline().strip()
-    assert base_url == f"http://127.0.0.1:{port_of(base_url)}/v1"
-    with send(base_url, *bodies(1)[0]):
-        process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        out, err = process.communicate(timeout=30)
-        assert time.monotonic() - began < 5  # the answer alone would take 600 s
-    assert (process.returncode, out, err) == (0, "", "")
-    # A main thread that waits without an end sleeps through one interrupt in three, where threads of its own run.
-    base_url = plain.stdout.readline().strip()
-    assert [exchange(base_url, *request).status for request in bodies(5)] == [200] * 5
-    plain.send_signal(signal.SIGINT)
-    assert plain.communicate(timeout=15) == ("", "")
-    assert plain.returncode == 0
+def test_a_changed_prompt_is_not_understood():
+    _, body = make_body("gpt4_4", pairs(1))
+    *head, last = body["messages"]
+    judging = SandboxJudge()
+    assert judging.read("chat", body).annotator == "gpt4_4"
+    for content in (last["content"] + " Be quick.", "hello", "\ud800"):
+        with pytest.raises(PoolError, match="prompts"):
+            judging.read("chat", {**body, "messages": [*head, {**last, "content": content}]})
+    with pytest.raises(PoolError, match="prompt: "):
+        judging.read("completion", {**body, "prompt": ["a", "b"]})
 
 
-def test_command_line_names_what_is_wrong(capsys, monkeypatch):
-    def refused(*args):
-        assert main(["judge-server", *args]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err[:7]) == ("", "error: ")
-        return err
-
-    with JudgeServer() as server:
-        err = refused("--port", str(port_of(server)))
-        assert f"{port_of(server)}: " in err
-        assert "--port" in err
-    monkeypatch.setattr(socket, "getaddrinfo", LOOK_UP)
-    err = refused("--host", "192.0.2.1", "--allow-remote")
-    assert "--host" in err.rpartition(":")[2]
-    with pytest.raises(SystemExit):
-        main(["judge-server", "--port", "99999"])
-
-
-def test_nothing_is_sent_in_two_parts():
-    """Header and body in one packet, at once: no client waits for the second part."""
-    with JudgeServer() as server:
-        wires = [exchange(server, *request) for request in bodies(20)]
-    assert [len(wire.chunks) for wire in wires] == [1] * 20
+@pytest.mark.parametrize("name", ALL)
+def test_the_client_believes_the_tokens_that_are_counted(connection, name):
+    for text in ("A short answer.", "日本語の文章です。", "🙂🎉", "é" * 500):
+        path, body = make_body(name, [Item(item.instruction, text * 400, text * 300) for item in pairs(1)])
+        status, _, content = post(connection, path, body)
+        assert status == 200, content
+        usage = reported_usage(json.dumps(content))
+        assert TokenBounds.of(body).believable(usage) == usage

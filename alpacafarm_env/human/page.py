@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AlpacaFarmError, DataError
-from ..judge_server.running import RunningApp, read_body
+from ..judge_server.http import Server
 from .session import MOST_CRITIQUE, NOTES, QUALIFIED_FROM, Session, read_name
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -69,14 +69,14 @@ def make_app(session: Session, guideline: str) -> ASGIApp:
         Route("/{token}/undo", page.undo, methods=["POST"]),
         Route("/{token}/{file}", page.file),
     ]
-    return _Guard(Starlette(routes=routes, exception_handlers={AlpacaFarmError: _refuse}), session.store.token)
+    return _Secret(Starlette(routes=routes, exception_handlers={AlpacaFarmError: _refuse}), session.store.token)
 
 
 def _refuse(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), 400 if isinstance(error, DataError) else 503)
 
 
-class _Guard:
+class _Secret:
     """Refuses requests without the secret, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -93,9 +93,9 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        known = hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
-        app = self._app if known else PlainTextResponse("Not found: the address is the one printed at the start.", 404)
-        await app(scope, receive, send_guarded)
+        allowed = hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
+        refused = PlainTextResponse("Not found: the address is the one printed at the start.", 404)
+        await (self._app if allowed else refused)(scope, receive, send_guarded)
 
 
 class _Page:
@@ -107,18 +107,14 @@ class _Page:
             loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
 
-    async def start(self, request: Request) -> Response:
+    def start(self, request: Request) -> Response:
         return self._show("start.html.j2", problem="")
 
-    async def work(self, request: Request) -> Response:
+    def work(self, request: Request) -> Response:
         try:
             name = read_name(request.query_params.get("name", ""))
         except DataError as error:
             return self._show("start.html.j2", 400, problem=str(error))
-        note = NOTES.get(request.query_params.get("note", ""), "")
-        return await run_in_threadpool(self._work, name, note)
-
-    def _work(self, name: str, note: str) -> Response:
         name = self._session.store.spelling(name)
         standing = self._session.standing(name)
         pair = standing.pair
@@ -126,10 +122,9 @@ class _Page:
         return self._show(
             "work.html.j2",
             name=name,
-            note=note,
+            note=NOTES.get(request.query_params.get("note", ""), ""),
             standing=standing,
             shown=shown,
-            left=_minutes(standing.seconds_left),
             since=f"{time.time():.3f}",
             choices=list(enumerate(self._choices, 1)),
             reasons=[reason for reason in REASONS if not (self._session.rates and reason.startswith("Both"))],
@@ -138,45 +133,34 @@ class _Page:
         )
 
     async def answer(self, request: Request) -> Response:
-        return await self._post(request, self._answer)
+        return await run_in_threadpool(self._post, await request.body(), self._answer)
 
     async def undo(self, request: Request) -> Response:
-        return await self._post(request, self._undo)
+        return await run_in_threadpool(self._post, await request.body(), self._undo)
 
     def _answer(self, name: str, fields: Mapping[str, str]) -> str:
-        choice = fields.get("choice")
-        last = len(self._choices)
+        choice, last = fields.get("choice"), len(self._choices)
         if choice is not None and choice not in map(str, range(1, last + 1)):
             raise DataError(f"choice: expected 1 to {last}, got {choice[:20]!r}.")
         reason = fields.get("reason", "") or fields.get("other", "")
-        given = int(choice) if choice else None
-        return self._session.answer(
-            name,
-            fields.get("pair", ""),
-            _seconds(fields),
-            choice=given,
-            reason=reason,
-            critique=fields.get("critique", "") if self._session.rates else "",
-        )
+        critique = fields.get("critique", "") if self._session.rates else ""
+        key, number = fields.get("pair", ""), int(choice) if choice else None
+        return self._session.answer(name, key, _seconds(fields), choice=number, reason=reason, critique=critique)
 
     def _undo(self, name: str, fields: Mapping[str, str]) -> str:
         return self._session.undo(name, fields.get("pair", ""), _seconds(fields))
 
-    async def _post(self, request: Request, act: Callable[[str, Mapping[str, str]], str]) -> Response:
-        """Does what a form asks for and sends the browser to the next page, which a reload only shows again."""
-        body = await read_body(request, MAX_BODY)
-        if body is None:
-            return PlainTextResponse(f"Expected at most {MAX_BODY} bytes.", 413)
+    def _post(self, body: bytes, act: Callable[[str, Mapping[str, str]], str]) -> Response:
+        """Follows a form and sends the browser to the next page, which a reload only shows again."""
         try:
             fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10))
         except ValueError as error:
             raise DataError(f"Expected a form's fields: {error}.") from error
-        name = read_name(fields.get("name", ""))
-        name = await run_in_threadpool(self._session.store.spelling, name)
-        note = await run_in_threadpool(act, name, fields)
+        name = self._session.store.spelling(read_name(fields.get("name", "")))
+        note = act(name, fields)
         return RedirectResponse(f"work?{urlencode({'name': name, **({'note': note} if note else {})})}", 303)
 
-    async def file(self, request: Request) -> Response:
+    def file(self, request: Request) -> Response:
         name = request.path_params["file"]
         return FileResponse(TEMPLATES / name) if name in FILES else PlainTextResponse("Not found.", 404)
 
@@ -186,31 +170,20 @@ class _Page:
         return Response(text, status, media_type="text/html")
 
 
-class PageServer(RunningApp):
+class PageServer(Server):
     """The page on a thread of its own; a context manager.
 
     Args:
         session: Who is shown what.
         guideline: Plain text that annotators are shown.
-        host, port, allow_remote: As of `RunningApp`. Anybody on the way can read what is asked and said.
+        where: `host`, `port` and `allow_remote`, as of `Server`. Anybody on the way can read what is asked and said.
     """
 
-    def __init__(
-        self, session: Session, guideline: str, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False
-    ) -> None:
-        super().__init__(
-            make_app(session, guideline),
-            host=host,
-            port=port,
-            allow_remote=allow_remote,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            access_log=False,  # addresses have the secret
-        )
-        found = urlsplit(self.url)
-        if found.hostname in ("0.0.0.0", "::"):  # noqa: S104 -- all interfaces, and no address to open elsewhere
-            self.url = f"http://{socket.gethostname()}:{found.port}"
+    def __init__(self, session: Session, guideline: str, **where: Any) -> None:
+        super().__init__(make_app(session, guideline), max_body=MAX_BODY, grace_s=5.0, **where)
+        place = urlsplit(self.url)
+        if place.hostname in ("0.0.0.0", "::"):  # noqa: S104 -- all interfaces, and no address to open elsewhere
+            self.url = f"http://{socket.gethostname()}:{place.port}"
         self.url += f"/{session.store.token}/"
 
 
@@ -224,10 +197,3 @@ def _seconds(fields: Mapping[str, str]) -> float:
     if not math.isfinite(since):
         raise DataError(f"since: expected the time at which the page was sent, got {given[:20]!r}.")
     return max(0.0, time.time() - since)
-
-
-def _minutes(seconds: float) -> str:
-    if math.isnan(seconds):
-        return ""
-    minutes = max(1, round(seconds / 60))
-    return f"about {minutes} min left" if minutes < 120 else f"about {minutes / 60:.0f} h left"
