@@ -15,7 +15,7 @@ from alpacafarm_env.annotators.config import PoolConfig, load_pool
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import PermanentAPIError, PoolError, UnknownNameError, UnscoredError
 from alpacafarm_env.llm.client import ClientConfig
-from alpacafarm_env.oracles import compare, make_oracle, rated
+from alpacafarm_env.oracles import compare, rated
 from alpacafarm_env.oracles.base import judge
 from alpacafarm_env.sandbox.judges import POOL
 from alpacafarm_env.sandbox.raters import Raters
@@ -292,15 +292,3 @@ def test_a_rating_of_a_pool_is_a_reward(tmp_path):
     assert info["annotator"] in MEMBERS
     assert info["critique"]
     assert info["reward_components"] == {"raters_rating": reward}
-
-
-def test_a_rater_is_shared_until_its_file_changes(tmp_path):
-    path = tmp_path / "own.yaml"
-    path.write_text("name: own\nannotators:\n  - {name: a, role: gpt4, prompt: rating_2, max_tokens: 90}\n")
-    pool = {"pool": str(path), "models": "sandbox", "base_url": "http://localhost:1/v1"}
-    spec = {"rating": {**pool, "ledger": str(tmp_path / "l.sqlite")}}
-    data = load_dataset("sandbox")
-    first = make_oracle(spec, dataset=data)
-    assert make_oracle(spec, dataset=data) is first
-    path.write_text(path.read_text().replace("90", "91"))
-    assert make_oracle(spec, dataset=data) is not first
