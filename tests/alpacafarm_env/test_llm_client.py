@@ -245,11 +245,3 @@ def test_a_server_that_comes_back_in_time_loses_nothing(monkeypatch):
     with WireServer(lambda seen, number: [None] if time.monotonic() < start + 0.25 else ok()) as server:
         answers, _ = ask(server, 60)
     assert {answer.reply.text for answer in answers} == {"Yes."}
-
-
-@pytest.mark.parametrize(("status", "limit"), [(429, 16), (503, 16), (500, 32), (408, 32)])
-def test_a_crowded_server_alone_gets_fewer_at_once(status, limit):
-    pace = Pace(32.0)
-    with WireServer(lambda seen, number: failed(status) if number == 1 else ok()) as server:
-        ask(server, config={"max_concurrency": 32}, pace=pace)
-    assert pace.limit == pytest.approx(limit, abs=0.1)

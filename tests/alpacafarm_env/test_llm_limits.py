@@ -138,29 +138,6 @@ def test_refusals_reach_all_each_with_its_own_error(clock):
     clock.run_until_complete(main())
 
 
-def test_what_was_learned_outlives_the_event_loop(clock, monkeypatch):
-    limiter, started = limiter_of(16, requests_per_minute=600), []
-    for limit in (8, 4, 2):  # halved in each of the calls
-        loop = Clock()
-        loop.now = clock.now
-        use(loop, monkeypatch)
-        limiter = Limiter(limiter.config, limiter.pace)
-        started.append(loop.run_until_complete(limiter.acquire()))
-        left = loop.create_task(limiter.acquire())  # left behind, as when a call ends by an error
-        loop.settle()
-        limiter.failed(started[-1], crowded=True, retry_after_s=0.3)
-        left.cancel()
-        loop.settle()
-        loop.close()
-        clock.now = loop.now
-        assert limiter.pace.limit == limit
-    use(clock, monkeypatch)
-    started += [
-        clock.run_until_complete(Limiter(limiter.config, limiter.pace).acquire()) for _ in range(2)
-    ]  # the rate a minute too
-    assert started == pytest.approx([1000.0, 1000.3, 1000.6, 1000.9, 1001.0], abs=0.01)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
